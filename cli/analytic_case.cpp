@@ -70,6 +70,11 @@ Prediction prediction_of(const analytic::Estimate& e) {
   p.exposed_comm_s = e.part(TimePart::kTensorParallel) + e.part(TimePart::kContextParallel) + e.part(TimePart::kExpertParallel) +
                      e.part(TimePart::kDataParallel) + e.sends_s;
   p.bubble_fraction = e.step_s > 0 ? e.bubble_s() / e.step_s : 0;
+  p.parts.compute_s = e.part(TimePart::kForward) + e.part(TimePart::kBackward);
+  p.parts.recompute_s = e.part(TimePart::kRecompute), p.parts.update_s = e.part(TimePart::kUpdate);
+  p.parts.tensor_s = e.part(TimePart::kTensorParallel), p.parts.context_s = e.part(TimePart::kContextParallel);
+  p.parts.expert_s = e.part(TimePart::kExpertParallel), p.parts.data_s = e.part(TimePart::kDataParallel);
+  p.parts.pipeline_s = e.sends_s, p.parts.bubble_s = e.bubble_s(), p.parts.launch_s = e.part(TimePart::kLaunch);
   p.peak_bytes = e.memory.live();
   p.arena_bytes = e.memory.reserved();
   p.wire_bytes = std::llround(e.wire_total());

@@ -15,6 +15,7 @@
 namespace shardlab::cli {
 
 struct PlacedRun;
+class Seats;
 
 /// Asks a case process what its ranks are at. It writes that to `CaseFiles::picture`, and ends.
 inline constexpr int kAskForPicture = SIGUSR1;
@@ -34,15 +35,17 @@ class ProcessCaseRunner final : public CaseRunner {
  public:
   /// `program` is this executable. `interrupted` ends a running child early. `replay` is a run directory whose logs of arrivals are
   /// repeated by the cases that have any; empty: gradients are applied as they come. `resolution` has a plan.
-  /// `traces` says which cases leave their traces.
+  /// `traces` says which cases leave their traces. `seats`: the other processes of a job, which take their parts of the cases whose
+  /// ranks are shared out; none: all processes of a case are started here.
   ProcessCaseRunner(std::string directory, std::string program, const std::atomic<bool>& interrupted, std::string replay = {},
-                    Resolution resolution = Resolution::kTimeline, Traces traces = Traces::kMeasured, ProcessShare share = {})
+                    Resolution resolution = Resolution::kTimeline, Traces traces = Traces::kMeasured, ProcessShare share = {}, Seats* seats = nullptr)
       : directory_(std::move(directory)),
         program_(std::move(program)),
         replay_(std::move(replay)),
         resolution_(resolution),
         traces_(traces),
         share_(share),
+        seats_(seats),
         interrupted_(interrupted) {}
 
   /// The outcome's case is the decided one: recompute by budget as the list that was chosen.
@@ -58,6 +61,7 @@ class ProcessCaseRunner final : public CaseRunner {
   Resolution resolution_;
   Traces traces_;
   ProcessShare share_;
+  Seats* seats_;
   bool machine_written_ = false;  ///< measured cases run one at a time
   const std::atomic<bool>& interrupted_;
 };

@@ -299,7 +299,7 @@ Result<ExitCode> compare(const CompareFlags& flags) {
     print(table_of(rows, *format == TableFormat::kMarkdown), *format);
   } else {
     print_sides(*a, *b);
-    fmt::print("{} cases compared", pairing.pairs.size());
+    fmt::print("{} case{} compared", pairing.pairs.size(), pairing.pairs.size() == 1 ? "" : "s");
     if (!pairing.only_a.empty()) fmt::print(", {} only in A", pairing.only_a.size());
     if (!pairing.only_b.empty()) fmt::print(", {} only in B", pairing.only_b.size());
     fmt::print("\n");

@@ -7,6 +7,7 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/namespaces.h"
+#include "cli/placement.h"
 #include "cli/verbs.h"
 #include "kernels/cuda/cudnn_api.h"
 #include "kernels/kernels.h"
@@ -94,7 +95,16 @@ Check calibration() {
           ""};
 }
 
-Result<ExitCode> doctor(const std::string& format_name) {
+/// Where `launch` would take this process to stand.
+Check place_in_job(const PlacementFlags& flags) {
+  const auto placement = find_placement(flags, process_environment());
+  if (!placement.ok()) return {"place in a job", placement.error().message, placement.error().hint};
+  if (!*placement)
+    return {"place in a job", "none: started by hand", "torchrun, srun or mpirun give one; `shardlab launch -n N` needs none"};
+  return {"place in a job", to_string(**placement), ""};
+}
+
+Result<ExitCode> doctor(const std::string& format_name, const PlacementFlags& placement) {
   const auto format = parse_format(format_name);
   if (!format.ok()) return format.error();
   EnergyMeter energy;
@@ -106,6 +116,7 @@ Result<ExitCode> doctor(const std::string& format_name) {
       {"kernels", variants(), ""},
       {"matrix library", description(kernels::kernels_for_this_processor()), ""},
       calibration(),
+      place_in_job(placement),
       {"energy counters", readable ? "readable" : "not readable", energy.why_not()},
   };
   for (Check& c : cuda_checks()) checks.push_back(std::move(c));
@@ -120,8 +131,10 @@ Result<ExitCode> doctor(const std::string& format_name) {
 void add_doctor(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("doctor", "what of this machine the program can use");
   auto format = std::make_shared<std::string>();
+  auto placement = std::make_shared<PlacementFlags>();
   add_format(*verb, *format);
-  verb->callback([&action, format] { action = [format] { return doctor(*format); }; });
+  add_placement_flags(*verb, *placement);
+  verb->callback([&action, format, placement] { action = [format, placement] { return doctor(*format, *placement); }; });
 }
 
 }  // namespace shardlab::cli

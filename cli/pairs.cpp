@@ -65,6 +65,11 @@ void stream_parameters(Case& c, OffloadTo where) {
 constexpr std::array kChoices{
     Choice{"dp: 2", [](Case& c) { c.layout.dp = std::max(c.layout.dp, 2); }},
     Choice{"tp: 2", [](Case& c) { c.layout.tp = 2; }},
+    Choice{"sequence_parallel",
+           [](Case& c) {
+             c.layout.tp = std::max(c.layout.tp, 2);
+             c.layout.sequence_parallel = true;
+           }},
     Choice{"pp: 2, afab", [](Case& c) { stages(c, Schedule::kAfab); }},
     Choice{"pp: 2, 1f1b", [](Case& c) { stages(c, Schedule::k1F1B); }},
     Choice{"pp: 2, interleaved", [](Case& c) { stages(c, Schedule::kInterleaved); }},

@@ -364,7 +364,10 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
     unplanned.push_back(b.unplanned_s / period);
     const IdleBreakdown idle = idle_by_cause(*placed.plan, placed.programs, trace, longest, step);
     add(m.idle, idle_of_step(*placed.plan, idle), 1.0 / trace.steps);
+    const StepParts parts = parts_of_step(*placed.plan, placed.programs, trace, longest, step);
+    for (const StepPartField& part : kStepParts) m.parts.*part.seconds += parts.*part.seconds;
   }
+  if (const double sum = m.parts.total(); sum > 0) m.parts = scaled(m.parts, m.step_s / sum);
   m.compute_s = median(compute);
   m.exposed_comm_s = median(exposed);
   m.exposed_copy_s = median(copies);
@@ -672,7 +675,7 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
     if (phase != Phase::kNone) kind += phase == Phase::kF ? ".F" : phase == Phase::kI ? ".I" : ".W";
     std::string label = i.segment->name + " " + i.op->label;
     OpComparison& c = by_label[{joined.role, label, kind}];
-    const WorkAmount work = work_of(*i.segment, *i.op, plan.mesh);
+    const WorkAmount work = work_of(*i.segment, *i.op, plan.mesh, plan.token_order);
     c.stage = joined.role;
     c.label = std::move(label);
     c.kind = std::move(kind);

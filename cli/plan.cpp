@@ -50,7 +50,7 @@ Table ops_of(const Plan& plan) {
     for (const Step& step : plan.segments[s].steps) {
       const auto* op = std::get_if<Op>(&step);
       if (op == nullptr) continue;
-      const WorkAmount work = work_of(plan.segments[s], *op, plan.mesh);
+      const WorkAmount work = work_of(plan.segments[s], *op, plan.mesh, plan.token_order);
       table.rows.push_back({plan.segments[s].name, op->label, std::string(kind_of(op->work)), plan.streams[op->stream.index()],
                             op->strategy, runs[s], work.flops.value, work.memory.value, work.payload.value});
     }

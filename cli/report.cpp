@@ -3,15 +3,21 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <set>
 
 #include "cli/case_rows.h"
 #include "cli/claims.h"
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/namespaces.h"
+#include "cli/next_steps.h"
+#include "cli/page_cases.h"
 #include "cli/pipeline.h"
 #include "cli/recorded_case.h"
 #include "cli/run_directory.h"
+#include "cli/search_page.h"
+#include "cli/search_space.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/pending_file.h"
@@ -22,6 +28,7 @@
 #include "reports/selection.h"
 #include "reports/store.h"
 #include "reports/summary.h"
+#include "sweeps/machines.h"
 
 namespace shardlab::cli {
 namespace {
@@ -30,42 +37,24 @@ struct ReportFlags {
   std::string directory, html, csv, markdown, title, format;
 };
 
-/// A report holds at most this many timelines, each of at most so many intervals: a page stays below a few megabytes.
-constexpr int kTimelines = 24;
-constexpr int64_t kIntervals = 8000;
-/// And of more cases the fastest.
-constexpr size_t kPageCases = 2000;
-
-struct CaseTimeline {
-  Timeline timeline;
-  int64_t dropped_events = 0;  ///< by the recorder, while the case was measured
-};
+/// Cases of a page; of more, the fastest.
+constexpr size_t kPageCases = 25'000;
 
 std::string case_folder(const std::string& directory, const CaseOutcome& outcome) { return directory + "/" + outcome.case_id; }
-
-/// The timeline of a case from the plan and the traces it left; nothing when it left none.
-std::optional<CaseTimeline> timeline_of(const RecordedCase& recorded, const CaseOutcome& outcome) {
-  if (!recorded.plan) return std::nullopt;
-  TimelineOptions options;
-  options.max_intervals = kIntervals;
-  Timeline timeline = make_timeline(*recorded.plan, recorded.programs, recorded.predicted ? &*recorded.predicted : nullptr,
-                                    recorded.measured ? &*recorded.measured : nullptr, options);
-  timeline.case_id = outcome.case_id;
-  timeline.label = outcome.config.name;
-  return CaseTimeline{std::move(timeline), recorded.measured ? recorded.measured->dropped : 0};
-}
 
 /// What of the files of cases could not be read or joined with the plan that ran. One sentence where one reason holds for many
 /// cases.
 class Problems {
  public:
   void add(const CaseOutcome& outcome, const std::vector<std::string>& problems) {
+    if (!problems.empty()) cases_.insert(outcome.case_id);
     for (const std::string& problem : problems) {
       const auto found = std::ranges::find(reasons_, problem, &Reason::text);
       Reason& reason = found != reasons_.end() ? *found : reasons_.emplace_back(Reason{problem, case_title(outcome.config), 0});
       ++reason.cases;
     }
   }
+  const std::set<std::string>& cases() const { return cases_; }
   std::vector<Statement> statements() const {
     std::vector<Statement> all;
     for (const Reason& r : reasons_)
@@ -81,12 +70,19 @@ class Problems {
     int cases = 0;
   };
   std::vector<Reason> reasons_;
+  std::set<std::string> cases_;  ///< their ids
 };
 
-/// What a page says of the timelines that it does not show.
-void say_of_timelines(size_t cases, size_t shown, const std::string& kept, std::vector<Statement>& notes) {
-  if (cases == 0 || shown == cases) return;
+/// What a page says of the timelines that it does not show, and of those that the run did not leave.
+void say_of_timelines(size_t cases, const std::vector<Timeline>& timelines, const std::string& kept,
+                      std::vector<Statement>& notes) {
+  const size_t shown = timelines.size(), anew = static_cast<size_t>(std::ranges::count(timelines, true, &Timeline::made_anew));
   const std::string how = "keep them with `shardlab run --traces all`";
+  if (anew > 0)
+    notes.push_back({Statement::Mood::kNote,
+                     fmt::format("Timelines of {} of {} cases, simulated again for this page: the run kept no traces of them; {}.",
+                                 anew, cases, how)});
+  if (cases == 0 || shown == cases || (anew > 0 && shown == anew)) return;
   if (shown == 0)
     notes.push_back({Statement::Mood::kNote, kept == "none" ? fmt::format("No timelines: this run kept no traces; {}.", how)
                                                             : fmt::format("No timelines: no case has traces; {}.", how)});
@@ -101,6 +97,18 @@ std::string size_text(const std::string& path) {
   std::error_code failure;
   const auto bytes = std::filesystem::file_size(path, failure);
   return failure ? std::string("not a file") : bytes_text(static_cast<int64_t>(bytes));
+}
+
+/// The price of a device-hour, where all cases are of one machine and its file lists one.
+void add_price(Report& report) {
+  if (report.cases.empty()) return;
+  const std::string& machine = report.cases.front().config.machine.id;
+  if (report.cases.front().config.machine.local) return;
+  if (!std::ranges::all_of(report.cases, [&](const CaseOutcome& o) { return o.config.machine.id == machine; })) return;
+  const auto price = sweeps::load_price(machine);
+  if (!price.ok() || price->usd_per_hour <= 0) return;
+  report.price_usd = price->usd_per_hour;
+  report.price_note = price_note(0, *price);
 }
 
 Result<Report> build_report(const ReportFlags& flags, bool timelines) {
@@ -131,18 +139,28 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
     }
     const RecordedCase recorded = read_recorded(files, outcome, kept);
     problems.add(outcome, recorded.problems);
-    if (auto found = timeline_of(recorded, outcome)) {
-      report.timelines.push_back(std::move(found->timeline));
-      report.metadata.dropped_events += found->dropped_events;
-    }
+    if (add_recorded(recorded, outcome, report) && recorded.measured) report.metadata.dropped_events += recorded.measured->dropped;
     if (outcome.measured) report.metadata.recorder_overhead_s = outcome.measured->recorder_overhead_s;
   }
   report.notes = problems.statements();
+  if (const std::string found = flags.directory + "/search.json"; is_there(found)) {
+    std::ifstream file(found, std::ios::binary);
+    SHARDLAB_TRY(add_search(nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false), report));
+    timelines = false;  // layouts of a search have no plan
+    add_price(report);
+  }
   if (!complete)
     report.notes.push_back(
         {Statement::Mood::kNote,
          fmt::format("Shown are the {} fastest of {} cases and the smallest; results.csv has all.", kPageCases, selection.total)});
-  if (timelines) say_of_timelines(ran, report.timelines.size(), kept, report.notes);
+  if (timelines) {
+    add_simulated(report, problems.cases());
+    add_yaml(report);
+    add_price(report);
+    if (const int best = summarise(report.cases, report.left_out).fastest; best >= 0)
+      report.next = next_steps(report.cases[static_cast<size_t>(best)], report.cases);
+  }
+  if (timelines) say_of_timelines(ran, report.timelines, kept, report.notes);
   return report;
 }
 

@@ -21,10 +21,13 @@
 #include "cli/interrupt.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
+#include "cli/placement.h"
 #include "cli/progress.h"
+#include "cli/seats.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/utf8.h"
+#include "plan/base/values.h"
 #include "plan/base/world_error.h"
 #include "reports/columns.h"
 #include "reports/format.h"
@@ -41,7 +44,8 @@ namespace {
 
 struct RunFlags {
   ProcessShare share;
-  std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay, traces;
+  PlacementFlags placement;
+  std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay, traces, shard;
   std::vector<std::string> set;
   bool dry_run = false, resume = false;
   int jobs = 1;
@@ -281,8 +285,8 @@ void print_results(Digest& digest, const std::vector<Claim>& claims) {
 
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
                                  const Invocation& invocation, const RunFlags& flags, Resolution resolution, Traces traces,
-                                 const DriveOptions& options) {
-  ProcessCaseRunner runner(out, invocation.program, interrupt::asked(), flags.replay, resolution, traces, flags.share);
+                                 const DriveOptions& options, Seats* seats) {
+  ProcessCaseRunner runner(out, invocation.program, interrupt::asked(), flags.replay, resolution, traces, flags.share, seats);
   DirectorySink sink(directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
@@ -391,6 +395,40 @@ Result<Points> points_of(const Sweep& sweep, Resolution resolution, Needed neede
   return points;
 }
 
+/// One of `of` parts of a sweep's points, which take them in turn; from 1.
+struct Shard {
+  int number = 1, of = 1;
+};
+
+Result<Shard> shard_for(const RunFlags& flags, Resolution resolution) {
+  constexpr int64_t kMost = 1 << 20;
+  if (flags.shard.empty()) return Shard();
+  const size_t slash = flags.shard.find('/');
+  const auto number = parse_count(flags.shard.substr(0, slash));
+  const auto of = slash == std::string::npos ? std::nullopt : parse_count(flags.shard.substr(slash + 1));
+  if (!number || !of || *of < 1 || *of > kMost || *number < 1 || *number > *of)
+    return refusal(fmt::format("--shard {} is no part of a sweep", flags.shard),
+                   "use 1/4 for the first of four parts, 4/4 for the last");
+  if (resolution == Resolution::kAnalytic)
+    return refusal("--shard at the analytic resolution, at which one process has all points soon", "leave it out");
+  return Shard{static_cast<int>(*number), static_cast<int>(*of)};
+}
+
+/// Leaves the points of the shard.
+void keep_shard(Points& points, const Shard& shard) {
+  if (shard.of == 1) return;
+  std::vector<Point> kept;
+  points.refusals = {};
+  points.counts.refused = 0;
+  for (size_t i = static_cast<size_t>(shard.number - 1); i < points.kept.points.size(); i += static_cast<size_t>(shard.of)) {
+    Point& point = points.kept.points[i];
+    if (point.refusal) points.refusals.add(point.refusal->message, point.name), ++points.counts.refused;
+    kept.push_back(std::move(point));
+  }
+  points.counts.points = static_cast<int64_t>(kept.size());
+  points.kept.points = std::move(kept);
+}
+
 /// Counts, reasons and the expected time; nothing runs.
 ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableFormat format) {
   const Expansion& expansion = points.kept;
@@ -426,7 +464,7 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
   return counts.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
 }
 
-Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
+Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats* seats) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   if (flags.mode != "simulate") SHARDLAB_TRY(check_backend(flags.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu));
@@ -444,10 +482,13 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   // points for the rows that it prints and for the time that measuring takes; else it counts.
   const bool rows = *format != TableFormat::kTable;
   // Expressions that cannot be evaluated at some point end the sweep before it begins.
-  const bool keep = flags.dry_run ? rows || mode != Mode::kSimulate : !analytic;
+  const auto shard = shard_for(flags, *resolution);
+  if (!shard.ok()) return shard.error();
+  const bool keep = flags.dry_run ? rows || mode != Mode::kSimulate || shard->of > 1 : !analytic;
   const bool one = analytic && !flags.dry_run && !has_rules(*sweep);
-  const auto points = points_of(*sweep, *resolution, keep ? Needed::kAll : one ? Needed::kOne : Needed::kCounts);
+  auto points = points_of(*sweep, *resolution, keep ? Needed::kAll : one ? Needed::kOne : Needed::kCounts);
   if (!points.ok()) return points.error();
+  keep_shard(*points, *shard);
   if (flags.dry_run) return dry_run(*sweep, *points, mode, *format);
   const Expansion& expansion = points->kept;
 
@@ -456,7 +497,8 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   if (flags.out.empty() && !plain)
     return Error{ExitCode::kUsage, fmt::format("the sweep's name `{}` cannot be that of a run directory", sweep->name()),
                  "call it by a word without slashes and control characters, or name the directory with --out", sweep->file()};
-  const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
+  const std::string part = shard->of == 1 ? "" : fmt::format(".shard-{}-of-{}", shard->number, shard->of);
+  const std::string out = flags.out.empty() ? "runs/" + sweep->name() + part : flags.out;
   SHARDLAB_TRY(check_backends(expansion, mode));
   SHARDLAB_TRY(check_speed_known(expansion, mode));
   SHARDLAB_TRY(check_data(expansion, mode));
@@ -487,9 +529,9 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   // What is made here is not read back.
   Digest digest(sweep->claims());
   const bool afresh = analytic && directory->size() == 0;
-  const auto summary = analytic
-                           ? drive_analytic(*sweep, points->counts, *directory, afresh ? &digest : nullptr, drive_options)
-                           : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options);
+  const auto summary =
+      analytic ? drive_analytic(*sweep, points->counts, *directory, afresh ? &digest : nullptr, drive_options)
+               : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options, seats);
   directory->finish();
   if (!summary.ok()) return summary.error();
   const auto ids = ids_beside_others(*sweep, *resolution, afresh, summary->progress.done, *directory);
@@ -512,6 +554,22 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
 
 }  // namespace
 
+namespace {
+
+/// As the first process of a job, or as one of the others (`launch` says which).
+Result<ExitCode> run_in_job(RunFlags flags, const Invocation& invocation) {
+  if (!flags.placement.any()) return run(flags, invocation, nullptr);
+  const auto placement = find_placement(flags.placement, process_environment());
+  if (!placement.ok()) return placement.error();
+  if ((*placement)->world_size == 1) return run(flags, invocation, nullptr);
+  if ((*placement)->rank > 0) return follow(**placement, invocation.program, kJoin_s);
+  Seats seats(**placement, kJoin_s);
+  flags.share.processes = seats.processes();
+  return run(flags, invocation, &seats);
+}
+
+}  // namespace
+
 void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   auto* verb = app.add_subcommand("run", "runs a sweep: predicts its cases, measures them, or both");
   auto flags = std::make_shared<RunFlags>();
@@ -521,6 +579,8 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
                    "timeline, segments (the same figures sooner, no trace) or analytic (no folders: many points, other "
                    "frameworks), instead of the file's");
   verb->add_option("--out", flags->out, "the run directory; runs/NAME by default");
+  verb->add_option("--shard", flags->shard,
+                   "I/N: every N-th point, from the I-th on, for one of N machines; `merge` puts the parts together");
   verb->add_option(
       "--traces", flags->traces,
       "which cases keep their traces, of which a report draws timelines: none, measured or all, instead of the file's; "
@@ -534,6 +594,7 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
       ->check(number_in(1, 4096));
   verb->add_option("--ranks-per-process", flags->share.ranks_per_process, "the same, by ranks of each process")
       ->check(number_in(1, 4096));
+  add_placement_flags(*verb, flags->placement, "");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->add_option("--replay", flags->replay,
                    "a run directory: parameter servers with a staleness repeat the arrivals that its cases logged");
@@ -541,7 +602,7 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_flag("--resume", flags->resume, "skip cases that the run directory already has");
   verb->add_option("--jobs", flags->jobs, "cases at once, with --mode simulate")->check(number_in(1, 1024));
   add_format(*verb, flags->format);
-  verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run(*flags, invocation); }; });
+  verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run_in_job(*flags, invocation); }; });
 }
 
 }  // namespace shardlab::cli

@@ -17,8 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kNumberText = R"(^[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?([kMGT]i?)?$)";
-constexpr const char* kDurationText = R"(^[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?(ms|s|m|h)?$)";
+constexpr const char* kNumberText = R"(^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$)";
+constexpr const char* kDurationText = R"(^[+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?(ms|s|m|h)?$)";
 
 /// The words of a list: those that YAML reads as numbers or truths are allowed as such too.
 Json words_schema(const std::vector<std::string>& words) {
@@ -50,7 +50,7 @@ Json value_schema(const CaseKey& key) {
     case Form::kBool: schema = words_schema({"true", "false"}); break;
     case Form::kWord: schema = words_schema(words_of(key)); break;
     case Form::kText: schema = Json{{"type", {"string", "number", "boolean"}}}; break;
-    case Form::kPath: schema = Json{{"type", "string"}, {"minLength", 1}}; break;
+    case Form::kPath: schema = Json{{"type", {"string", "number", "boolean"}}, {"minLength", 1}}; break;  // a file called 2
     case Form::kDuration:
       schema = Json{
           {"anyOf", {Json{{"type", "number"}, {"exclusiveMinimum", 0}}, Json{{"type", "string"}, {"pattern", kDurationText}}}}};
@@ -73,15 +73,19 @@ Json value_schema(const CaseKey& key) {
   return schema;
 }
 
-/// Names that may follow `prefix`, of canonical paths and of short forms, in the order of the table.
+/// Names that may follow `prefix`, of canonical paths and of short forms, in the order of the table: `layout`, and
+/// `layout.tp`, which stands on one line.
 std::vector<std::string> names_under(const std::string& prefix) {
   std::vector<std::string> names;
   std::set<std::string, std::less<>> seen;
   const auto add = [&](std::string_view word) {
     if (!prefix.empty() && (!word.starts_with(prefix) || word.size() <= prefix.size() || word[prefix.size()] != '.')) return;
     const std::string_view rest = prefix.empty() ? word : word.substr(prefix.size() + 1);
-    const std::string_view name = rest.substr(0, rest.find('.'));
-    if (seen.emplace(name).second) names.emplace_back(name);
+    for (size_t dot = rest.find('.');; dot = rest.find('.', dot + 1)) {
+      const std::string_view name = rest.substr(0, dot);
+      if (seen.emplace(name).second) names.emplace_back(name);
+      if (dot == std::string_view::npos) break;
+    }
   };
   for (const CaseKey& key : case_keys()) {
     add(key.path);

@@ -8,6 +8,7 @@
 #include "cli/environment.h"
 #include "cli/interrupt.h"
 #include "cli/namespaces.h"
+#include "cli/search_page.h"
 #include "cli/search_space.h"
 #include "cli/search_tables.h"
 #include "cli/verbs.h"
@@ -15,6 +16,8 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/format.h"
+#include "reports/html.h"
+#include "reports/store.h"
 #include "simulator/estimator/search/replayed.h"
 
 namespace shardlab::cli {
@@ -31,7 +34,8 @@ class Stopwatch {
 /// The files of `--out`, the best so far in them at any time.
 class Folder {
  public:
-  Folder(const SearchFlags& flags, const SearchTask& task) : flags_(flags), task_(task) {
+  Folder(const SearchFlags& flags, const SearchTask& task, std::string command)
+      : flags_(flags), task_(task), command_(std::move(command)) {
     if (flags.out.empty()) return;
     std::error_code failure;
     std::filesystem::create_directories(flags.out, failure);
@@ -51,7 +55,24 @@ class Folder {
     write_file_atomically(flags_.out + "/pareto.csv", print_csv(layout_table(task_, found.front)));
     write_file_atomically(flags_.out + "/lost.csv", print_csv(loser_table(found)));
     write_file_atomically(flags_.out + "/search.json", to_json(task_, found, seconds).dump(2) + "\n");
+    save_store(search_outcomes(task_, found));
     if (!found.best.empty()) write_file_atomically(best_sweep(), sweep_of(flags_, task_, found.best.front().point));
+  }
+
+  /// What `shardlab report` reads: the layouts as cases.
+  void save_store(const std::vector<CaseOutcome>& outcomes) const {
+    const std::string path = flags_.out + "/results.sqlite";
+    Store::remove(path);
+    auto store = Store::open(path);
+    if (!store.ok()) throw WorldError(store.error().message, store.error().hint);
+    store->begin_run(metadata());
+    store->append(outcomes);
+  }
+  RunMetadata metadata() const {
+    RunMetadata run = describe_environment(command_);
+    run.sweep = fmt::format("search: {} on {}", task_.model_name, task_.machine.id);
+    run.traces = "none";
+    return run;
   }
 
   std::string best_sweep() const { return flags_.out + "/best.yaml"; }
@@ -59,6 +80,7 @@ class Folder {
  private:
   const SearchFlags& flags_;
   const SearchTask& task_;
+  std::string command_;
 };
 
 /// Progress on stderr: a line that is rewritten on a terminal, elsewhere one every few seconds; a better layout at once.
@@ -220,13 +242,27 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
                     shell_word(flags.machine)));
 }
 
+/// The result as one self-contained page.
+Result<void> write_page(const SearchFlags& flags, const SearchTask& task, const search::Found& found, double seconds,
+                        RunMetadata metadata) {
+  Report report;
+  report.title = fmt::format("{} on {}", task.model_name, task.machine.id);
+  report.metadata = std::move(metadata);
+  report.cases = search_outcomes(task, found);
+  report.price_usd = task.price.device_hour_usd, report.price_note = task.price_note;
+  SHARDLAB_TRY(add_search(to_json(task, found, seconds), report));
+  write_output(flags.html, render_html(report));
+  fmt::print(stderr, "wrote {}\n", flags.html);
+  return {};
+}
+
 Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   const auto task = search_task(flags);
   if (!task.ok()) return task.error();
   flags.profile = task->studies.front().prepared.profile().name;  // what it is by default is said with the rest
-  Folder folder(flags, *task);
+  Folder folder(flags, *task, invocation.command());
   ProgressWatcher watcher(stderr_is_terminal(), folder);
   interrupt::ask_on_signal(invocation.command());
   const Stopwatch watch;
@@ -235,6 +271,7 @@ Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {
   const double seconds = watch.seconds();
   watcher.end();
   folder.save(found, seconds);
+  if (!flags.html.empty()) SHARDLAB_TRY(write_page(flags, *task, found, seconds, folder.metadata()));
 
   if (*format == TableFormat::kJson)
     fmt::print("{}\n", to_json(*task, found, seconds).dump(2));

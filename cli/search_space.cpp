@@ -305,7 +305,10 @@ void add_search_flags(CLI::App& verb, SearchFlags& flags) {
       ->default_val(1.5)
       ->check(number_in(1, 100));
   verb.add_option("--kg-co2-per-kwh", flags.kg_co2_per_kwh, "of the electricity")->default_val(0.4)->check(number_in(0, 100));
-  verb.add_option("--out", flags.out, "a folder for results.csv, pareto.csv, lost.csv and best.yaml, saved as the search goes");
+  verb.add_option("--html", flags.html, "write the result as one self-contained page to this file");
+  verb.add_option(
+      "--out", flags.out,
+      "a folder for results.csv, pareto.csv, lost.csv and best.yaml, saved as the search goes; `shardlab report` reads it");
   add_key_flags(verb, flags.axes, Flag::kAxis);
 }
 

@@ -15,7 +15,7 @@
 namespace shardlab::cli {
 
 struct SearchFlags {
-  std::string model, machine, machine_file, profile, assume, objective = "time", out, format;
+  std::string model, machine, machine_file, profile, assume, objective = "time", out, html, format;
   std::string devices, global_batch_tokens, seq_len, tokens, margin;
   std::vector<std::pair<std::string, std::string>> axes;  ///< key and values, in the words of the sweep file
   std::vector<std::string> set;                           ///< "model.KEY=VALUE" and "machine.KEY=VALUE"

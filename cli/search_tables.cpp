@@ -118,17 +118,19 @@ std::map<std::string, Value> row_of(const SearchTask& task, const Candidate& c) 
                                    {"machine", task.machine.id},
                                    {"world_size", c.point.world_size()},
                                    {"global_batch_tokens", c.point.tokens_per_step()}};
-  uint64_t id = hash_text(task.model_name + " " + task.machine.id);
-  for (const auto& [key, word] : words_of(c.point)) {
-    row[key] = typed(word);
-    id = hash_text(fmt::format(" {}={}", key, word), id);
-  }
-  row["case_id"] = fmt::format("{:016x}", id);
+  for (const auto& [key, word] : words_of(c.point)) row[key] = typed(word);
+  row["case_id"] = case_id_of(task, c);
   for (const Figure& f : figures_of(task, c)) row[f.name] = f.value;
   return row;
 }
 
 }  // namespace
+
+std::string case_id_of(const SearchTask& task, const Candidate& c) {
+  uint64_t id = hash_text(task.model_name + " " + task.machine.id);
+  for (const auto& [key, word] : words_of(c.point)) id = hash_text(fmt::format(" {}={}", key, word), id);
+  return fmt::format("{:016x}", id);
+}
 
 Table layout_table(const SearchTask& task, std::span<const Candidate> layouts) {
   // A layout has the keys that some need and others do not; a row of each.

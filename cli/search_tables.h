@@ -9,6 +9,9 @@
 
 namespace shardlab::cli {
 
+/// The id of a layout in results.csv: a hash of model, machine and the words of the layout.
+std::string case_id_of(const SearchTask& task, const search::Candidate& candidate);
+
 /// The ranked layouts (or the front), one a row: layout keys, then figures by the names of results.csv.
 Table layout_table(const SearchTask& task, std::span<const search::Candidate> layouts);
 

@@ -1,8 +1,12 @@
-// Causal attention core over a fused qkv activation, with grouped-query heads.
-// Source: Vaswani et al. 2017; Ainslie et al. 2023 (GQA); backward from the saved log-sum-exp as Dao et al. 2022.
+// Causal attention with grouped-query heads: over a fused qkv activation, and of a part of a sequence to a part.
+// Source: Vaswani et al. 2017; Ainslie et al. 2023 (GQA); backward from the saved log-sum-exp as Dao et al. 2022; parts of a
+// sequence as Liu et al. 2023 (ring attention).
 #pragma once
 
+#include <array>
 #include <cstdint>
+
+#include "plan/base/token_order.h"
 
 namespace shardlab::kernels {
 
@@ -11,6 +15,8 @@ namespace shardlab::kernels {
 struct AttentionShape {
   int64_t sequences = 1, tokens = 0;
   int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank; kv_heads divides heads
+  TokenOrder order{};                         ///< of the tokens; canonical: its parts divide 16
+  bool canonical = false;                     ///< the leaves of docs/canonical-order.md, else one
   [[gnu::always_inline]] constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
   [[gnu::always_inline]] constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
 };
@@ -36,8 +42,79 @@ struct AttentionInput {
   void* scratch = nullptr;  ///< attention_scratch_bytes(...) bytes, aligned to 64
 };
 
-/// Scratch in bytes: about 4 tokens (2 head_dim + 4) forward, 4 tokens (6 head_dim + 8) backward.
+/// Queries at the places [first_query, first_query + queries) of a sequence of `tokens`, keys and values at [first_key, first_key +
+/// keys). Where canonical, both are whole leaves.
+struct AttentionBlockShape {
+  int64_t sequences = 1, queries = 0, keys = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t tokens = 0, first_query = 0, first_key = 0;
+  TokenOrder order{};
+  bool canonical = false;
+  [[gnu::always_inline]] constexpr int64_t q_width() const { return int64_t{heads} * head_dim; }
+  [[gnu::always_inline]] constexpr int64_t kv_width() const { return 2 * int64_t{kv_heads} * head_dim; }
+};
+
+/// F. Shapes: q[sequences,queries,heads*head_dim], kv[sequences,keys,kv_heads*2*head_dim] (by kv head a key, a value) -> o (like q),
+/// lse[sequences,heads,queries]. With `carry` o and lse hold the result of the blocks so far, and are merged with this one.
+/// With `sums`[sequences,heads,queries,2] instead of lse: m and l of the block, and o is not divided by l. A query that sees no key has
+/// o = 0 and lse = m = -inf, l = 0. Flops: 4 head_dim for each head and pair that is seen.
+struct AttentionBlockForward {
+  AttentionBlockShape shape;
+  const float* q = nullptr;
+  const float* kv = nullptr;
+  float* o = nullptr;
+  float* lse = nullptr;
+  float* sums = nullptr;
+  bool carry = false;
+  void* scratch = nullptr;  ///< attention_scratch_bytes(...) bytes, aligned to 64
+};
+
+/// I. Shapes: dout, o (like q), lse: of all blocks together; q, kv -> dq (like q), dkv (like kv; with `by_head`
+/// [sequences,keys,heads*2*head_dim]: of each query head, canonical only). With `carry`, `carry_kv` added to what is there.
+struct AttentionBlockInput {
+  AttentionBlockShape shape;
+  const float* dout = nullptr;
+  const float* o = nullptr;
+  const float* lse = nullptr;
+  const float* q = nullptr;
+  const float* kv = nullptr;
+  float* dq = nullptr;
+  float* dkv = nullptr;
+  bool carry = false, carry_kv = false, by_head = false;
+  void* scratch = nullptr;  ///< attention_scratch_bytes(...) bytes, aligned to 64
+};
+
+/// Parts that a merge combines, at most.
+inline constexpr int kMostParts = 16;
+
+/// Partial blocks, in the order of their keys, -> o[sequences,queries,heads*head_dim], lse[sequences,heads,queries]. o may be one of
+/// the parts.
+struct AttentionMergeForward {
+  int64_t sequences = 1, queries = 0;
+  int heads = 0, head_dim = 0;
+  int parts = 0;
+  std::array<const float*, kMostParts> part_o{};
+  std::array<const float*, kMostParts> part_sums{};
+  float* o = nullptr;
+  float* lse = nullptr;
+};
+
+/// y[rows,kv_heads,width] = tree over the query heads of a group of tree over the parts of x[rows,heads,width]. y may be one of the
+/// parts where heads = kv_heads.
+struct AttentionMergeInput {
+  int64_t rows = 0;
+  int heads = 0, kv_heads = 0;
+  int64_t width = 0;
+  int parts = 0;
+  std::array<const float*, kMostParts> part{};
+  float* y = nullptr;
+};
+
+/// Scratch in bytes: about 4 tokens (2 head_dim + 4) forward, 4 tokens (6 head_dim + 8) backward; canonical: for dk and dv a sum at each
+/// level of the tree.
 int64_t attention_scratch_bytes(const AttentionForward& a);
 int64_t attention_scratch_bytes(const AttentionInput& a);
+int64_t attention_scratch_bytes(const AttentionBlockForward& a);
+int64_t attention_scratch_bytes(const AttentionBlockInput& a);
 
 }  // namespace shardlab::kernels

@@ -38,6 +38,10 @@ struct Kernels {
   void (*rope)(const Rope&);
   void (*attention_forward)(const AttentionForward&);
   void (*attention_input)(const AttentionInput&);
+  void (*attention_block_forward)(const AttentionBlockForward&);
+  void (*attention_block_input)(const AttentionBlockInput&);
+  void (*attention_merge_forward)(const AttentionMergeForward&);
+  void (*attention_merge_input)(const AttentionMergeInput&);
   void (*activation_forward)(const ActivationForward&);
   void (*activation_input)(const ActivationInput&);
   void (*residual_forward)(const ResidualForward&);

@@ -121,6 +121,36 @@ struct MixedAttentionInput {
   Stored dout, o, qkv, dqkv;
   const float* lse = nullptr;
 };
+/// Takes rows of qkv apart into q and kv, or, with `back`, puts them together.
+struct MixedSplitHeads {
+  Stored qkv, q, kv;
+  int64_t rows = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0;
+  bool back = false;
+};
+/// Running results and partial ones are f32.
+struct MixedAttentionBlockForward {
+  AttentionBlockShape shape;
+  Stored q, kv;
+  float* o = nullptr;
+  float* lse = nullptr;
+  float* sums = nullptr;
+  bool carry = false;
+};
+struct MixedAttentionBlockInput {
+  AttentionBlockShape shape;
+  Stored dout, o, q, kv, dq, dkv;
+  const float* lse = nullptr;
+  bool carry = false, carry_kv = false, by_head = false;
+};
+struct MixedAttentionMergeForward {
+  AttentionMergeForward merge;  ///< all but o
+  Stored o;
+};
+struct MixedAttentionMergeInput {
+  AttentionMergeInput merge;  ///< all but y
+  Stored y;
+};
 struct MixedActivationForward {
   Stored u, a;
   int64_t n = 0;
@@ -155,6 +185,7 @@ struct MixedEmbedWeight {
   Stored dx, dtable;
   int64_t sequences = 1, tokens = 0, width = 0, row_begin = 0, table_rows = 0;
   bool accumulate = false;
+  Part part{};
 };
 struct MixedPositionsForward {
   Stored x, table, y;
@@ -164,6 +195,7 @@ struct MixedPositionsWeight {
   Stored dx, dtable;
   int64_t sequences = 1, tokens = 0, width = 0;
   bool accumulate = false;
+  int64_t stride = 0;
 };
 struct MixedCrossEntropy {
   enum class Form : uint8_t { kFused, kLossOnly, kMax, kSum, kGrad } form = Form::kFused;
@@ -220,6 +252,11 @@ class MixedKernels {
   void rope(const MixedRope& a, Scratch& scratch) const;
   void attention_forward(const MixedAttentionForward& a, Scratch& scratch) const;
   void attention_input(const MixedAttentionInput& a, Scratch& scratch) const;
+  void split_heads(const MixedSplitHeads& a, Scratch& scratch) const;
+  void attention_block_forward(const MixedAttentionBlockForward& a, Scratch& scratch) const;
+  void attention_block_input(const MixedAttentionBlockInput& a, Scratch& scratch) const;
+  void attention_merge_forward(const MixedAttentionMergeForward& a, Scratch& scratch) const;
+  void attention_merge_input(const MixedAttentionMergeInput& a, Scratch& scratch) const;
   void activation_forward(const MixedActivationForward& a, Scratch& scratch) const;
   void activation_input(const MixedActivationInput& a, Scratch& scratch) const;
   void residual_forward(const MixedResidualForward& a, Scratch& scratch) const;

@@ -46,7 +46,7 @@ void MixedKernels::bias_weight(const MixedBiasWeight& a, Scratch& scratch) const
 
 void MixedKernels::positions_weight(const MixedPositionsWeight& a, Scratch& scratch) const {
   const int64_t width = a.tokens * a.width, block = rows_per_block(a.sequences);
-  Panel dx(s_, a.dx, width, {a.sequences, block}, scratch);
+  Panel dx(s_, a.dx, a.stride != 0 ? a.stride : width, {a.sequences, block}, scratch);
   Window dtable(s_, a.dtable, block, scratch);
   if (scratch.counting()) return;
   for_blocks(width, block, [&](int64_t first, int64_t n) {
@@ -90,7 +90,7 @@ void MixedKernels::embed_weight(const MixedEmbedWeight& a, Scratch& scratch) con
   auto* compact = scratch.take<int32_t>(tokens);
   Panel dx(s_, a.dx, width, {tokens, columns}, scratch);
   auto* sums = scratch.take<float>(tokens * columns);
-  EmbedWeight args{.ids = compact, .sequences = a.sequences, .tokens = a.tokens, .accumulate = a.accumulate};
+  EmbedWeight args{.ids = compact, .sequences = a.sequences, .tokens = a.tokens, .accumulate = a.accumulate, .part = a.part};
   args.scratch = scratch.take_bytes(embed_scratch_bytes(args));
   if (scratch.counting()) return;
   args.table_rows = compact_rows(a, rows, compact);

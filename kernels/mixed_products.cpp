@@ -95,7 +95,9 @@ void MixedKernels::linear_weight(const MixedLinearWeight& a, Scratch& scratch) c
 namespace {
 
 /// One kv head's group of query heads in one sequence: an attention of its own.
-AttentionShape group_of(const AttentionShape& s) { return {1, s.tokens, s.heads / s.kv_heads, 1, s.head_dim}; }
+AttentionShape group_of(const AttentionShape& s) {
+  return {1, s.tokens, s.heads / s.kv_heads, 1, s.head_dim, s.order, s.canonical};
+}
 
 /// First element of a group's columns.
 struct GroupAt {
@@ -152,6 +154,131 @@ void MixedKernels::attention_input(const MixedAttentionInput& a, Scratch& scratc
       k_.attention_input(args);
       dqkv.write();
     }
+}
+
+void MixedKernels::split_heads(const MixedSplitHeads& a, Scratch& scratch) const {
+  SHARDLAB_CHECK(a.kv_heads >= 1 && a.heads % a.kv_heads == 0, "attention of {} heads on {} kv heads", a.heads, a.kv_heads);
+  const int64_t queries = int64_t{a.heads / a.kv_heads} * a.head_dim, keys = 2 * int64_t{a.head_dim};
+  const auto at = [](const Stored& x, int64_t element) {
+    return Stored{static_cast<char*>(x.data) + element * bytes_per_element(x.dtype), x.dtype, {}};
+  };
+  if (scratch.counting()) return copy({a.back ? a.q : a.qkv, a.back ? a.qkv : a.q, queries}, scratch);
+  Scratch lent = scratch;
+  const auto move = [&](const Stored& whole, const Stored& part, int64_t n) {
+    scratch = lent;  // every run uses the same block
+    copy(a.back ? MixedCopy{part, whole, n} : MixedCopy{whole, part, n}, scratch);
+  };
+  for (int64_t i = 0; i < a.rows * a.kv_heads; ++i) {
+    move(at(a.qkv, i * (queries + keys)), at(a.q, i * queries), queries);
+    move(at(a.qkv, i * (queries + keys) + queries), at(a.kv, i * keys), keys);
+  }
+}
+
+namespace {
+
+/// One kv head's group in one sequence of a block, and the first elements of its columns.
+struct BlockGroup {
+  AttentionBlockShape one;
+  int64_t q, kv, by_head, rows;
+};
+BlockGroup group_of(const AttentionBlockShape& s, int64_t sequence, int group) {
+  BlockGroup g{s, 0, 0, 0, 0};
+  g.one.sequences = 1;
+  g.one.heads = s.heads / s.kv_heads;
+  g.one.kv_heads = 1;
+  g.q = sequence * s.queries * s.q_width() + group * g.one.q_width();
+  g.kv = sequence * s.keys * s.kv_width() + group * g.one.kv_width();
+  g.by_head = 2 * (sequence * s.keys * s.q_width() + group * g.one.q_width());
+  g.rows = (sequence * s.heads + group * g.one.heads) * s.queries;
+  return g;
+}
+void check(const AttentionBlockShape& s) {
+  SHARDLAB_CHECK(s.kv_heads >= 1 && s.heads % s.kv_heads == 0, "attention of {} heads on {} kv heads", s.heads, s.kv_heads);
+}
+
+}  // namespace
+
+void MixedKernels::attention_block_forward(const MixedAttentionBlockForward& a, Scratch& scratch) const {
+  check(a.shape);
+  const AttentionBlockShape one = group_of(a.shape, 0, 0).one;
+  const Panel::Size rows{one.queries, one.q_width()}, keys{one.keys, one.kv_width()};
+  Panel q(s_, a.q, a.shape.q_width(), rows, scratch), kv(s_, a.kv, a.shape.kv_width(), keys, scratch);
+  Panel o(s_, {a.o, DType::f32, {}}, a.shape.q_width(), rows, scratch);
+  AttentionBlockForward args{.shape = one, .carry = a.carry};
+  args.scratch = scratch.take_bytes(attention_scratch_bytes(args));
+  if (scratch.counting()) return;
+  for (int64_t b = 0; b < a.shape.sequences; ++b)
+    for (int group = 0; group < a.shape.kv_heads; ++group) {
+      const BlockGroup g = group_of(a.shape, b, group);
+      args.q = q.read(g.q, rows);
+      args.kv = kv.read(g.kv, keys);
+      args.o = a.carry ? o.read(g.q, rows) : o.place(g.q, rows);
+      args.lse = a.lse == nullptr ? nullptr : a.lse + g.rows;
+      args.sums = a.sums == nullptr ? nullptr : a.sums + 2 * g.rows;
+      k_.attention_block_forward(args);
+      o.write();
+    }
+}
+
+void MixedKernels::attention_block_input(const MixedAttentionBlockInput& a, Scratch& scratch) const {
+  check(a.shape);
+  const AttentionBlockShape one = group_of(a.shape, 0, 0).one;
+  const int64_t width = a.shape.q_width();
+  const Panel::Size rows{one.queries, one.q_width()}, keys{one.keys, one.kv_width()};
+  const Panel::Size gradient{one.keys, a.by_head ? 2 * one.q_width() : one.kv_width()};
+  Panel q(s_, a.q, width, rows, scratch), dq(s_, a.dq, width, rows, scratch), o(s_, a.o, width, rows, scratch);
+  Panel dout(s_, a.dout, width, rows, scratch), kv(s_, a.kv, a.shape.kv_width(), keys, scratch);
+  Panel dkv(s_, a.dkv, a.by_head ? 2 * width : a.shape.kv_width(), gradient, scratch);
+  AttentionBlockInput args{.shape = one, .carry = a.carry, .carry_kv = a.carry_kv, .by_head = a.by_head};
+  args.scratch = scratch.take_bytes(attention_scratch_bytes(args));
+  if (scratch.counting()) return;
+  for (int64_t b = 0; b < a.shape.sequences; ++b)
+    for (int group = 0; group < a.shape.kv_heads; ++group) {
+      const BlockGroup g = group_of(a.shape, b, group);
+      const int64_t at = a.by_head ? g.by_head : g.kv;
+      args.dout = dout.read(g.q, rows);
+      args.o = o.read(g.q, rows);
+      args.q = q.read(g.q, rows);
+      args.kv = kv.read(g.kv, keys);
+      args.dq = a.carry ? dq.read(g.q, rows) : dq.place(g.q, rows);
+      args.dkv = a.carry_kv ? dkv.read(at, gradient) : dkv.place(at, gradient);
+      args.lse = a.lse + g.rows;
+      k_.attention_block_input(args);
+      dq.write();
+      dkv.write();
+    }
+}
+
+void MixedKernels::attention_merge_forward(const MixedAttentionMergeForward& a, Scratch& scratch) const {
+  AttentionMergeForward args = a.merge;
+  args.sequences = 1;
+  const int64_t width = int64_t{args.heads} * args.head_dim, rows = args.queries;
+  Window o(s_, a.o, rows * width, scratch);
+  if (scratch.counting()) return;
+  for (int64_t b = 0; b < a.merge.sequences; ++b) {
+    for (size_t i = 0; i < static_cast<size_t>(args.parts); ++i) {
+      args.part_o[i] = a.merge.part_o[i] + b * rows * width;
+      args.part_sums[i] = a.merge.part_sums[i] + 2 * b * args.heads * rows;
+    }
+    args.lse = a.merge.lse + b * args.heads * rows;
+    args.o = o.place(b * rows * width, rows * width);
+    k_.attention_merge_forward(args);
+    o.write();
+  }
+}
+
+void MixedKernels::attention_merge_input(const MixedAttentionMergeInput& a, Scratch& scratch) const {
+  AttentionMergeInput args = a.merge;
+  const int64_t in = args.heads * args.width, out = args.kv_heads * args.width, block = rows_per_block(out);
+  Window y(s_, a.y, block * out, scratch);
+  if (scratch.counting()) return;
+  for_blocks(a.merge.rows, block, [&](int64_t first, int64_t n) {
+    for (size_t i = 0; i < static_cast<size_t>(args.parts); ++i) args.part[i] = a.merge.part[i] + first * in;
+    args.rows = n;
+    args.y = y.place(first * out, n * out);
+    k_.attention_merge_input(args);
+    y.write();
+  });
 }
 
 }  // namespace shardlab::kernels

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "plan/base/token_order.h"
+
 namespace shardlab::kernels {
 
 /// F, or I with `backward` (rotates back). In place. Shapes: qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim], rows
@@ -19,7 +21,9 @@ struct Rope {
   const float* table = nullptr;  ///< rope_table(...)'s [tokens, head_dim/2, 2], or null: computed as it goes (slower)
 };
 
-/// Cosine and sine of (position_begin + t) * theta^(-2i/head_dim), in fp64 and rounded -> table[tokens, head_dim/2, 2].
-void rope_table(int64_t position_begin, int64_t tokens, int head_dim, float theta, float* table);
+/// Cosine and sine of p * theta^(-2i/head_dim), in fp64 and rounded -> table[tokens, head_dim/2, 2]. p is the position of the token at
+/// the place `begin` + t of a sequence of `total` tokens.
+void rope_table(int64_t begin, int64_t tokens, int head_dim, float theta, float* table, const TokenOrder& order = {},
+                int64_t total = 0);
 
 }  // namespace shardlab::kernels

@@ -19,18 +19,31 @@ int64_t linear_scratch_bytes(const LinearForward& a) { return a.canonical ? cano
 int64_t linear_scratch_bytes(const LinearInput& a) { return a.canonical ? canonical_product_bytes(a.out) : 0; }
 int64_t linear_scratch_bytes(const LinearWeight& a) { return a.canonical ? canonical_product_bytes(a.tokens.rows()) : 0; }
 
-int64_t attention_scratch_bytes(const AttentionForward& a) {
-  const int64_t tokens = padded_to_lanes(a.shape.tokens), depth = padded_to_lanes(a.shape.head_dim);
+namespace {
+
+int64_t forward_bytes(int64_t keys, int64_t depth) {
   // Keys transposed, values, four rows of scores.
-  return floats_of_bytes(a.shape.head_dim * tokens) + floats_of_bytes(a.shape.tokens * depth) +
-         floats_of_bytes(kQueryRows * tokens);
+  return floats_of_bytes(depth * padded_to_lanes(keys)) + floats_of_bytes(keys * padded_to_lanes(depth)) +
+         floats_of_bytes(kQueryRows * padded_to_lanes(keys));
 }
 
+int64_t backward_bytes(int64_t keys, int64_t depth, bool canonical, int heads_of_group) {
+  const int64_t row = padded_to_lanes(keys), padded = padded_to_lanes(depth);
+  // Keys and values transposed; keys; four rows each of p and ds, of q and do; sums of dk and dv.
+  return 2 * floats_of_bytes(depth * row) + floats_of_bytes(keys * padded) + 2 * floats_of_bytes(kQueryRows * row) +
+         2 * floats_of_bytes(kQueryRows * padded) +
+         2 * floats_of_bytes(key_gradient_entries(canonical, heads_of_group) * keys * padded);
+}
+
+}  // namespace
+
+int64_t attention_scratch_bytes(const AttentionForward& a) { return forward_bytes(a.shape.tokens, a.shape.head_dim); }
 int64_t attention_scratch_bytes(const AttentionInput& a) {
-  const int64_t tokens = padded_to_lanes(a.shape.tokens), depth = padded_to_lanes(a.shape.head_dim);
-  // Keys and values transposed; keys, and the gradients of keys and values; four rows each of p and ds, of q and do.
-  return 2 * floats_of_bytes(a.shape.head_dim * tokens) + 3 * floats_of_bytes(a.shape.tokens * depth) +
-         2 * floats_of_bytes(kQueryRows * tokens) + 2 * floats_of_bytes(kQueryRows * depth);
+  return backward_bytes(a.shape.tokens, a.shape.head_dim, a.shape.canonical, a.shape.heads / a.shape.kv_heads);
+}
+int64_t attention_scratch_bytes(const AttentionBlockForward& a) { return forward_bytes(a.shape.keys, a.shape.head_dim); }
+int64_t attention_scratch_bytes(const AttentionBlockInput& a) {
+  return backward_bytes(a.shape.keys, a.shape.head_dim, a.shape.canonical, a.shape.heads / a.shape.kv_heads);
 }
 
 int64_t embed_scratch_bytes(const EmbedWeight& a) { return 2 * ((a.sequences * a.tokens * 8 + 63) / 64 * 64); }

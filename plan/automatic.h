@@ -1,6 +1,7 @@
 // The values that `auto` stands for: where a case leaves a choice to the program, it takes the baseline that practitioners run.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -15,7 +16,7 @@ inline constexpr int64_t kBucketBytes = int64_t{25} << 20;
 /// `bucket_bytes` of a case that leaves it out. 0 where no bucket of gradients travels: one data-parallel rank, zero 3 (units
 /// travel), diloco (parameters travel one by one), and another framework's profile, which has its own.
 inline int64_t automatic_bucket_bytes(const Case& c) {
-  const bool travels = c.layout.dp > 1 && c.layout.zero < 3 && c.layout.diloco.steps == 0;
+  const bool travels = c.layout.data_ranks() > 1 && c.layout.zero < 3 && c.layout.diloco.steps == 0;
   return travels && c.profile == "shardlab" ? kBucketBytes : 0;
 }
 
@@ -35,9 +36,17 @@ constexpr Algorithm algorithm_among(AlgorithmChoice choice, CollectiveKind kind,
     case AlgorithmChoice::kRing: return Algorithm::kRing;
     case AlgorithmChoice::kHalvingDoubling: return Algorithm::kHalvingDoubling;
     case AlgorithmChoice::kDirect: return Algorithm::kDirect;
+    case AlgorithmChoice::kTree: return Algorithm::kTree;
+    case AlgorithmChoice::kHierarchical: return Algorithm::kHierarchical;
     case AlgorithmChoice::kAuto: break;
   }
   return automatic_algorithm(kind, ranks);
+}
+
+/// Ranks of the case on one node: what the machine's nodes have, or of a local machine an equal part of the ranks (`machine.nodes`).
+inline int ranks_per_node(const Case& c) {
+  if (!c.machine.local) return std::max(1, c.machine.devices_per_node);
+  return std::max(1, c.layout.world_size() / std::max(1, c.machine.nodes));
 }
 
 /// The algorithm of a collective of the case among `ranks`. In canonical mode all are direct.

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "plan/automatic.h"
 #include "plan/base/tree.h"
 #include "plan/limits.h"
 #include "plan/pipeline_case.h"
@@ -34,6 +35,8 @@ std::string_view name_of(AlgorithmChoice v) {
     case AlgorithmChoice::kRing: return "ring";
     case AlgorithmChoice::kHalvingDoubling: return "halving-doubling";
     case AlgorithmChoice::kDirect: return "direct";
+    case AlgorithmChoice::kTree: return "tree";
+    case AlgorithmChoice::kHierarchical: return "hierarchical";
   }
   return "?";
 }
@@ -58,6 +61,11 @@ std::string_view name_of(TransportKind v) {
   return names[static_cast<int>(v)];
 }
 std::string_view name_of(AttentionBy v) { return v == AttentionBy::kAuto ? "auto" : v == AttentionBy::kOwn ? "own" : "cudnn"; }
+
+std::string_view name_of(ContextKind v) {
+  static constexpr std::array<std::string_view, 7> kNames{"none", "ring", "zigzag", "striped", "all-gather", "ulysses", "usp"};
+  return kNames[static_cast<size_t>(v)];
+}
 
 std::string_view name_of(OffloadTo v) {
   static constexpr std::array<std::string_view, 3> kNames{"none", "cpu", "nvme"};
@@ -312,15 +320,70 @@ Result<void> check_mirrored(const Case& c) {
   const auto not_with = [&](std::string what, std::string_view why) {
     return refusal(fmt::format("schedule={} with {}: {}", name_of(l.schedule), what, why), "use schedule: dualpipe-v");
   };
-  if (m < 2) return not_with(fmt::format("grad_accumulation={}", m), "one half of the micro-batches goes down the stages, the other up");
+  if (m < 2)
+    return not_with(fmt::format("grad_accumulation={}", m), "one half of the micro-batches goes down the stages, the other up");
   if (c.canonical && !std::has_single_bit(static_cast<uint64_t>(m)))
-    return not_with(fmt::format("canonical and grad_accumulation={}", m), "two halves are subtrees of the canonical sum of a power of two");
+    return not_with(fmt::format("canonical and grad_accumulation={}", m),
+                    "two halves are subtrees of the canonical sum of a power of two");
   constexpr std::string_view kEarly = "gradients would be taken before those of the two stages of a part are added up";
-  if (l.compression.kind != CompressionKind::kNone) return not_with(fmt::format("compression={}", name_of(l.compression.kind)), kEarly);
+  if (l.compression.kind != CompressionKind::kNone)
+    return not_with(fmt::format("compression={}", name_of(l.compression.kind)), kEarly);
   if (l.parameter_server.servers > 0) return not_with("parameter_server", kEarly);
   if (l.diloco.steps > 0) return not_with("diloco", kEarly);
   if (l.offload.parameters != OffloadTo::kNone)
     return not_with(fmt::format("offload.parameters={}", name_of(l.offload.parameters)), kEarly);
+  return {};
+}
+
+/// Parts of sequences, and who attends to them.
+Result<void> check_context(const Case& c) {
+  const Layout& l = c.layout;
+  const std::string what = fmt::format("cp={} with ", l.cp);
+  const auto missing = [&](std::string_view key, std::string_view neutral) {
+    return refusal(fmt::format("{}{} is not implemented in this version", what, key), fmt::format("set cp: 1, or {}", neutral));
+  };
+  if (l.cp_kind == ContextKind::kNone)
+    return refusal(what + "cp_kind=none: nobody would attend to the tokens of other ranks",
+                   "set cp_kind: zigzag, ring, striped, all-gather or ulysses, or cp: 1");
+  if (l.cp_kind == ContextKind::kUsp) return missing("cp_kind=usp", "cp_kind: zigzag or ulysses");
+  if (l.sequence_parallel && l.tp > 1) return missing("sequence_parallel", "sequence_parallel: false");
+  if (l.compression.kind != CompressionKind::kNone)
+    return missing(fmt::format("compression={}", name_of(l.compression.kind)), "compression.kind: none");
+  if (l.parameter_server.servers > 0) return missing("parameter_server", "parameter_server.servers: 0");
+  if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
+  if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "leave zero_plus_plus out");
+  if (c.train.precision == Precision::kFp8) return missing("precision=fp8", "precision: bf16");
+  const bool ring = l.cp_kind == ContextKind::kRing || l.cp_kind == ContextKind::kZigzag || l.cp_kind == ContextKind::kStriped;
+  if (ring && c.transport == TransportKind::kNccl)
+    return refusal(
+        fmt::format("cp_kind={} with transport=nccl: a hop's two halves run on two streams, and NCCL takes them as one call",
+                    name_of(l.cp_kind)),
+        "use cp_kind: all-gather or ulysses, or transport: one-gpu");
+  const bool halves = l.cp_kind == ContextKind::kZigzag || l.cp_kind == ContextKind::kAllGather;  // a rank's part is of two chunks
+  if (const int64_t parts = (halves ? 2 : 1) * int64_t{l.cp}; c.train.seq_len % parts != 0)
+    return refusal(fmt::format("cp_kind={} with cp={} and seq_len={}, which is not divisible by {}", name_of(l.cp_kind), l.cp,
+                               c.train.seq_len, parts),
+                   fmt::format("choose a multiple of {}, or another cp", parts));
+  const int64_t heads = c.model.heads / l.tp, kv_heads = c.model.kv_heads / l.tp;  // of a tensor-parallel rank
+  if (l.cp_kind == ContextKind::kUlysses) {
+    if (heads % l.cp != 0)
+      return refusal(
+          fmt::format("cp_kind=ulysses with cp={}, tp={} and {} heads: each rank takes whole heads", l.cp, l.tp, c.model.heads),
+          "lower cp or tp until cp * tp divides the heads, or use another cp_kind");
+    const int64_t copies = kv_heads >= l.cp ? 1 : l.cp / std::max<int64_t>(1, kv_heads);
+    if (kv_heads % l.cp != 0 && l.cp % std::max<int64_t>(1, kv_heads) != 0)
+      return refusal(
+          fmt::format("cp_kind=ulysses with cp={}, tp={} and {} kv heads: a rank takes whole kv heads, or several share one", l.cp,
+                      l.tp, c.model.kv_heads),
+          "choose a cp that divides the kv heads of a tensor-parallel rank, or is a multiple of them");
+    if (copies > kContractionLeaves)
+      return refusal(fmt::format("cp_kind=ulysses with cp={} and {} kv heads: {} copies of each", l.cp, c.model.kv_heads, copies),
+                     fmt::format("at most {} are made: lower cp", kContractionLeaves));
+    if (c.canonical && copies > 1 && !std::has_single_bit(static_cast<uint64_t>(heads / l.cp)))
+      return refusal(fmt::format("canonical with cp_kind=ulysses, and {} query heads a rank for one of {} copies of a kv head",
+                                 heads / l.cp, copies),
+                     "what a rank sums over query heads must be an aligned block of the tree: a power of two of them");
+  }
   return {};
 }
 
@@ -331,9 +394,7 @@ Result<void> check_implemented(const Case& c) {
     return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
   };
   SHARDLAB_TRY(check_mirrored(c));
-  if (l.cp != 1) return missing(fmt::format("cp={} (context parallel)", l.cp), "cp: 1");
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
-  if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
   SHARDLAB_TRY(check_offload(c));
   if (c.train.precision == Precision::kFp4)
@@ -632,6 +693,16 @@ Result<void> check_layout(const Case& c) {
   SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
   SHARDLAB_TRY(divides("kv_heads", m.kv_heads, "tp", l.tp));
   SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
+  if (l.sequence_parallel && c.train.seq_len % l.tp != 0)
+    return refusal(fmt::format("sequence_parallel with seq_len {}, which is not divisible by tp={}", c.train.seq_len, l.tp),
+                   fmt::format("set sequence_parallel: false, or seq_len: {}", (c.train.seq_len + l.tp - 1) / l.tp * l.tp));
+  if (const AlgorithmChoice a = l.collective_algorithm;
+      l.sequence_parallel && l.tp > 1 && (a == AlgorithmChoice::kRing || a == AlgorithmChoice::kHalvingDoubling))
+    return refusal(
+        fmt::format("sequence_parallel with collective_algorithm={}, which keeps partial sums in its source: sums of tokens "
+                    "are scattered to storage of their own",
+                    name_of(a)),
+        "use collective_algorithm: auto or direct, which send as much");
   if (m.vocab % l.tp != 0)
     return refusal(
         fmt::format("vocab {} is not divisible by tp={}", m.vocab, l.tp),
@@ -655,18 +726,30 @@ Result<void> check_layout(const Case& c) {
     return refusal(fmt::format("bucket_bytes={} with zero=3: what travels together is the unit", l.bucket_bytes),
                    "set fsdp.unit, and leave bucket_bytes out");
   const bool streams = l.zero == 3 && l.offload.parameters != OffloadTo::kNone;  // from outside the device, not from other ranks
-  if (l.zero > 0 && l.dp == 1 && !streams)
+  if (l.zero > 0 && l.data_ranks() == 1 && !streams)
     return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
   if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
     for (const auto& [key, size] :
          {std::pair{"dp", l.replicas()},
           {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()},
+          {"cp", l.cp},
           {"tp", l.tp},
           {"pp", c.train.grad_norm || c.train.clip_norm > 0 || c.train.guard.any() || c.train.precision == Precision::kFp16
                      ? l.pp
                      : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
         return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
+  if (l.collective_algorithm == AlgorithmChoice::kHierarchical) {
+    // Groups are even over nodes where the ranks of a node are whole blocks of every axis, or the blocks whole nodes.
+    const int node = ranks_per_node(c);
+    int64_t block = 1;
+    for (const auto& [key, size] : {std::pair{"tp", l.tp}, {"cp", l.cp}, {"hybrid_shard", l.shard_ranks()}, {"dp", l.replicas()}, {"pp", l.pp}}) {
+      block *= size;
+      if (size > 1 && block % node != 0 && node % block != 0)
+        return refusal(fmt::format("collective_algorithm=hierarchical with {}={}: blocks of {} ranks on nodes of {}", key, size, block, node),
+                       "use sizes that divide a node or that nodes divide, or ring");
+    }
+  }
   return {};
 }
 
@@ -806,6 +889,18 @@ Result<void> check_canonical(const Case& c) {
     return refusal(fmt::format("canonical with dp={} and micro_batch*grad_accumulation={}, no power of two", c.layout.dp,
                                t.micro_batch * t.grad_accumulation),
                    "every data-parallel rank must hold an aligned block of the tree over sequences");
+  if (c.layout.cp > 1) {
+    if (t.micro_batch != 1)
+      return refusal(
+          fmt::format("canonical with cp={} and micro_batch={}", c.layout.cp, t.micro_batch),
+          "the tree over sequences stands above that over parts of each: set micro_batch: 1 and raise grad_accumulation");
+    if (kContractionLeaves % c.layout.cp != 0)
+      return refusal(fmt::format("canonical with cp={}, which does not divide {}", c.layout.cp, kContractionLeaves),
+                     "use cp 1, 2, 4, 8 or 16");
+    if (c.layout.zero == 1 && t.grad_accumulation > 1)
+      return refusal(fmt::format("canonical with cp={}, zero=1 and grad_accumulation={}", c.layout.cp, t.grad_accumulation),
+                     "each micro-batch is summed over the parts of its sequences by itself: set zero: 0, 2 or 3");
+  }
   if (kContractionLeaves % c.layout.tp != 0)
     return refusal(fmt::format("canonical with tp={}, which does not divide {}", c.layout.tp, kContractionLeaves),
                    "use tp 1, 2, 4, 8 or 16");
@@ -833,6 +928,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_products(c));
   SHARDLAB_TRY(check_implemented(c));
   SHARDLAB_TRY(check_layout(c));
+  if (c.layout.cp > 1) SHARDLAB_TRY(check_context(c));
   SHARDLAB_TRY(check_recompute(c));
   SHARDLAB_TRY(check_zero_plus_plus(c));
   SHARDLAB_TRY(check_compression(c));

@@ -19,23 +19,26 @@ enum class Optimizer : uint8_t { kAdamW, kSgd };
 enum class OffloadTo : uint8_t { kNone, kCpu, kNvme };
 enum class CompressionKind : uint8_t { kNone, kBf16, kInt8, kTopK, kRandomK, kPowerSgd, kOneBitAdam };
 enum class GuardAction : uint8_t { kNone, kStop, kSkip };
-enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect };
+enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect, kTree, kHierarchical };
 enum class Precision : uint8_t { kFp32, kBf16, kFp16, kFp8, kFp4 };
 enum class Fp8Scaling : uint8_t { kCurrent, kDelayed, kBlock };
 enum class BackendKind : uint8_t { kCpu, kCuda, kDry };
 enum class TransportKind : uint8_t { kThreads, kProcesses, kTcp, kOneGpu, kNccl };
 enum class AttentionBy : uint8_t { kAuto, kOwn, kCudnn };
+/// How the ranks of a context-parallel group attend to tokens that they do not hold.
+enum class ContextKind : uint8_t { kNone, kRing, kZigzag, kStriped, kAllGather, kUlysses, kUsp };
 inline constexpr int kPrecisions = 5;
 
 std::string_view name_of(Family v);
 std::string_view name_of(Recompute v);        ///< "none", "selective", "full", "by-layer"
 std::string_view name_of(Optimizer v);        ///< "adamw", "sgd"
-std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct"
+std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct", "tree", "hierarchical"
 std::string_view name_of(Precision v);        ///< "fp32", "bf16", "fp16", "fp8", "fp4"
 std::string_view name_of(Fp8Scaling v);       ///< "current", "delayed", "block"
 std::string_view name_of(BackendKind v);      ///< "cpu", "cuda", "dry"
 std::string_view name_of(TransportKind v);    ///< "threads", "processes", "tcp", "one-gpu", "nccl"
 std::string_view name_of(AttentionBy v);      ///< "auto", "own", "cudnn"
+std::string_view name_of(ContextKind v);      ///< "none", "ring", "zigzag", "striped", "all-gather", "ulysses", "usp"
 std::string_view name_of(OffloadTo v);        ///< "none", "cpu", "nvme"
 std::string_view name_of(GuardAction v);      ///< "none", "stop", "skip"
 std::string_view name_of(CompressionKind v);  ///< "none", "bf16", "int8", "top-k", "random-k", "powersgd", "one-bit-adam"
@@ -111,6 +114,7 @@ struct Layout {
   std::string schedule_table;           ///< of kTable: the slots, as `from_csv` reads them
   std::string stage_layers;             ///< layers of each part of the model, in order: "3,4,4,1"; empty: as even as can be
   bool sequence_parallel = false;
+  ContextKind cp_kind = ContextKind::kNone;  ///< kNone iff cp == 1
   Recompute recompute = Recompute::kNone;
   RecomputeOptions recompute_options;
   Offload offload;
@@ -126,6 +130,8 @@ struct Layout {
   friend bool operator==(const Layout&, const Layout&) = default;
 
   int world_size() const { return dp * tp * pp * cp; }
+  /// Ranks that hold the same parameters and other tokens: what gradients are summed over.
+  int data_ranks() const { return dp * cp; }
   /// Data-parallel ranks that share one set of shards, and how many such sets there are.
   int shard_ranks() const { return hybrid_shard > 0 ? hybrid_shard : dp; }
   int replicas() const { return dp / shard_ranks(); }

@@ -26,23 +26,24 @@ struct DeviceOperands {
 
 /// Sums that a sum over the tokens of an activation begins with: of each sequence those leaves that the shard meets, on the rank
 /// that meets most. A shard that holds no whole number of leaves may clip one at either end.
-int64_t token_leaves(const Type& activation, const Mesh& mesh) {
+int64_t token_leaves(const Type& activation, const Mesh& mesh, SumOver over = SumOver::kAll) {
   const Shape& held = activation.shape;
   if (held.rank < 3) return kContractionLeaves;
   const int64_t all = logical_shape(activation, mesh)[1], most = kContractionLeaves;
   if (all == 0) return 0;
   const int64_t shards = all / std::max<int64_t>(1, held[1]);
   const int64_t leaves = held[1] * shards == all && most % shards == 0 ? most / shards : (most * held[1] + all - 1) / all + 1;
-  return held[0] * std::min(leaves, most);
+  return (over == SumOver::kTokens ? 1 : held[0]) * std::min(leaves, most);  // sequences apart: one after another
+}
+
+int64_t bias_scratch(const Type& gradient, const Mesh& mesh, SumOver over = SumOver::kAll) {
+  return lent(4 * token_leaves(gradient, mesh, over) * gradient.shape.last());
 }
 
 int64_t scratch_of(const Norm& w, const DeviceOperands& o) {
   if (w.phase != Phase::kW) return 0;
-  return lent(4 * token_leaves(o.read(1), o.mesh) * (w.rms ? 1 : 2) * o.read(1).shape.last());
-}
-
-int64_t bias_scratch(const Type& gradient, const Mesh& mesh) {
-  return lent(4 * token_leaves(gradient, mesh) * gradient.shape.last());
+  if (w.over == SumOver::kSequences) return bias_scratch(o.read(0), o.mesh);
+  return lent(4 * token_leaves(o.read(1), o.mesh, w.over) * (w.rms ? 1 : 2) * o.read(1).shape.last());
 }
 
 int64_t scratch_of(const Linear& w, const DeviceOperands& o) {
@@ -51,7 +52,7 @@ int64_t scratch_of(const Linear& w, const DeviceOperands& o) {
 }
 
 int64_t scratch_of(const Residual& w, const DeviceOperands& o) {
-  return w.phase == Phase::kW ? bias_scratch(o.read(0), o.mesh) : 0;
+  return w.phase == Phase::kW ? bias_scratch(o.read(0), o.mesh, w.over) : 0;
 }
 
 int64_t scratch_of(const Attention& w, const DeviceOperands& o) {
@@ -62,6 +63,12 @@ int64_t scratch_of(const Attention& w, const DeviceOperands& o) {
   const AttentionCalls c(out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim);
   const int64_t parts = backward ? lent(c.dq_bytes()) + lent(c.row_sum_bytes()) : 0;
   return std::max(own, parts + lent(c.library_bytes(backward)));
+}
+
+int64_t scratch_of(const AttentionBlock& w, const DeviceOperands& o) {
+  if (w.phase == Phase::kF) return 0;
+  const Shape& q = o.read(3).shape;
+  return lent(4 * q[0] * q[1] * w.heads);
 }
 
 int64_t scratch_of(const CrossEntropy& w, const DeviceOperands& o) {
@@ -101,7 +108,9 @@ int64_t scratch_of(const Other&, const DeviceOperands&) {
 
 }  // namespace
 
-DeviceKernels device_kernels(const Case& config) { return {config.canonical, !config.canonical && config.attention != AttentionBy::kOwn}; }
+DeviceKernels device_kernels(const Case& config) {
+  return {config.canonical, !config.canonical && config.attention != AttentionBy::kOwn};
+}
 
 int64_t device_scratch_bytes(const Segment& segment, const Op& op, const Mesh& mesh, const DeviceKernels& kernels) {
   return std::visit([&](const auto& w) { return scratch_of(w, DeviceOperands{segment, op, mesh, kernels}); }, op.work);

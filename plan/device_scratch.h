@@ -19,7 +19,7 @@ inline constexpr int64_t kScratchAlignment = 256;
 
 /// Bytes that `op` may use beside its operands on a GPU.
 ///
-/// Formula, in fp32 for b sequences of s tokens: norm W 2 (rms 1) and a bias's W 1 times b leaves width; attention I b s heads;
+/// Formula, in fp32 for b sequences of s tokens: norm W 2 (rms 1) and a bias's W 1 times b leaves width; attention I, whole or in blocks, b s heads;
 ///   cross-entropy with losses b s; a sum of scalars its elements; a squared norm 8 bytes for each span of 8192 elements of a
 ///   part, a largest size 4 bytes a span and 8 more, a selection 64 a span and 256 more; an orthonormal basis 8 bytes an element;
 ///   1-bit Adam's step 4 bytes; and so

@@ -381,8 +381,8 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "gradients reduced together; 0: tensor by tensor"}
         .axis().estimated(),
     CaseKey{"layout.collective_algorithm", "collective_algorithm", Form::kWord, "auto ring halving-doubling direct tree hierarchical",
-     "auto, ring, halving-doubling or direct",
-     FIELD_NAMED(layout.collective_algorithm, AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect),
+     "auto, ring, halving-doubling, direct, tree or hierarchical",
+     FIELD_NAMED(layout.collective_algorithm, AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect, AlgorithmChoice::kTree, AlgorithmChoice::kHierarchical),
             "how collectives move bytes"}
         .axis().estimated(),
     CaseKey{"layout.fsdp", "fsdp", Form::kWord, "none", "", kNeutralNone, nullptr,
@@ -447,7 +447,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"layout.diloco.momentum", "diloco.momentum", Form::kNumber, "", "", FIELD_FLOAT(layout.diloco.momentum),
             "Nesterov momentum of the outer step"}
         .from(0).below(1),
-    CaseKey{"layout.cp_kind", "cp_kind", Form::kWord, "none ring zigzag striped all-gather ulysses usp", "none", kNeutralNone, nullptr,
+    CaseKey{"layout.cp_kind", "cp_kind", Form::kWord, "none ring zigzag striped all-gather ulysses usp", "", FIELD_NAMED(layout.cp_kind, ContextKind::kNone, ContextKind::kRing, ContextKind::kZigzag, ContextKind::kStriped, ContextKind::kAllGather, ContextKind::kUlysses, ContextKind::kUsp),
             "kind of context parallelism"}
         .axis().estimated(),
 

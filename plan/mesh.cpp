@@ -66,4 +66,20 @@ int group_size(const Mesh& mesh, const Comm& comm) {
   return comm.groups.empty() ? mesh.size(comm.axes) : static_cast<int>(largest);
 }
 
+int group_per_node(const Mesh& mesh, const Comm& comm, int ranks_per_node) {
+  int per_node = 0;
+  for (int rank = 0; rank < mesh.world_size(); ++rank) {
+    const Seat seat = seat_of(mesh, comm, mesh.coordinates(rank));
+    if (seat.index != 0 || seat.size == 1) continue;
+    const std::vector<int> group = group_of(mesh, comm, rank);
+    for (size_t first = 0, last = 0; first < group.size(); first = last) {
+      while (last < group.size() && group[last] / ranks_per_node == group[first] / ranks_per_node) ++last;
+      const int here = static_cast<int>(last - first);
+      if (per_node != 0 && here != per_node) return 1;
+      per_node = here;
+    }
+  }
+  return std::max(1, per_node);
+}
+
 }  // namespace shardlab

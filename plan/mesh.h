@@ -134,6 +134,10 @@ Seat seat_of(const Mesh& mesh, const Comm& comm, const Coordinates& c);
 /// The ranks that `rank` meets on `comm`, in group order, itself included.
 std::vector<int> group_of(const Mesh& mesh, const Comm& comm, int rank);
 
+/// Ranks of a group of `comm` on one node, where nodes have `ranks_per_node` ranks one after the other. Groups that are uneven over
+/// nodes give 1.
+int group_per_node(const Mesh& mesh, const Comm& comm, int ranks_per_node);
+
 /// Number of ranks in a group of `comm`. All groups have this size, except those in which a coordinate stands alone.
 int group_size(const Mesh& mesh, const Comm& comm);
 

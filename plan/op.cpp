@@ -5,10 +5,32 @@
 namespace shardlab {
 
 std::string_view kind_of(const Work& work) {
-  static constexpr std::array<std::string_view, std::variant_size_v<Work>> kNames{
-      "load_batch", "embed",   "positions",     "norm", "linear", "rope",        "attention",    "activation",
-      "residual",   "dropout", "cross_entropy", "add",  "fill",   "sum_scalars", "squared_norm", "sgd",
-      "adamw",      "copy",    "kernel",        "",     "send",   "recv"};
+  static constexpr std::array<std::string_view, std::variant_size_v<Work>> kNames{"load_batch",
+                                                                                  "embed",
+                                                                                  "positions",
+                                                                                  "norm",
+                                                                                  "linear",
+                                                                                  "rope",
+                                                                                  "attention",
+                                                                                  "split_heads",
+                                                                                  "attention_block",
+                                                                                  "attention_merge",
+                                                                                  "activation",
+                                                                                  "residual",
+                                                                                  "dropout",
+                                                                                  "cross_entropy",
+                                                                                  "add",
+                                                                                  "fill",
+                                                                                  "sum_scalars",
+                                                                                  "squared_norm",
+                                                                                  "sgd",
+                                                                                  "adamw",
+                                                                                  "copy",
+                                                                                  "kernel",
+                                                                                  "",
+                                                                                  "send",
+                                                                                  "recv",
+                                                                                  "regroup"};
   static constexpr std::array<std::string_view, 5> kCollectives{"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                                                 "all_to_all"};
   if (const auto* c = std::get_if<Collective>(&work)) return kCollectives[static_cast<size_t>(c->kind)];

@@ -33,22 +33,33 @@ struct Embed {
   bool accumulate = false;
 };
 
-/// Learned positions. F: x, table[p,h], p >= s -> y (in place of x). W: dx -> dtable[p,h]; rows from s on get 0.
+/// Learned positions. F: x, table[p,h], p >= s -> y (in place of x): a token takes the row of its position (`Plan::token_order`).
+/// W: dx -> dtable[p,h]; rows of positions that are not here get 0.
 struct Positions {
   Phase phase = Phase::kF;
   bool accumulate = false;
 };
 
+/// What an op of phase W adds up. Where ranks have parts of the tokens of each sequence, each adds up its own tokens, sequence by
+/// sequence; the ranks add up these sums; and then the sequences are added up. So the order is that of the one sum on one rank.
+enum class SumOver : uint8_t {
+  kAll,        ///< tokens, then sequences: a sum over micro-batches
+  kTokens,     ///< the tokens of each sequence apart: values of one micro-batch
+  kSequences,  ///< what kTokens left: a sum over micro-batches
+};
+
 /// LayerNorm (with bias) or RMSNorm (without), over h.
 /// F: x, gamma[h], (beta[h]) -> y, stats[b,s,2] (mean, 1/std) or [b,s,1] (1/rms).
 /// I: dy, x, gamma, stats, (residual) -> dx; with `residual` the operand is added to the result.
-/// W: dy, x, stats -> dgamma, (dbeta).
+/// W: dy, x, stats -> dgamma, (dbeta). kTokens: the results are f32[b,1,h]. kSequences: sums of gamma, (of beta) f32[b,1,h] ->
+/// dgamma, (dbeta).
 struct Norm {
   Phase phase = Phase::kF;
   bool rms = false;
   float epsilon = 1e-5f;
   bool residual = false;
   bool accumulate = false;
+  SumOver over = SumOver::kAll;  ///< of W
 };
 
 /// y = x w^T (+ bias). Weights are [out, in] row-major. F: x[..,in], w, (bias[out]) -> y[..,out].
@@ -79,6 +90,46 @@ struct Attention {
   int head_dim = 0;
 };
 
+/// Takes the rows of qkv apart, for attention in blocks. F: qkv -> q[b,s,heads*d], kv[b,s,kv_heads*2*d] (by kv head a key and a value).
+/// I: dq, dkv -> dqkv.
+struct SplitHeads {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+};
+
+/// Attention of the queries of one part of a sequence to the keys of a part, which may be another rank's: a query sees the keys whose
+/// position is not after its own (plan/base/token_order.h). q[b,sq,heads*d]; kv[b,sk,kv_heads*2*d], by kv head a key and a value.
+/// Along the axis that cuts the sequence q is a shard, and kv is this rank's own shard (`turn` 0), the block of the rank `turn`
+/// further along, which is local, or the whole. Several blocks of one layer make one attention: `o` and `lse` below are those of all.
+/// F: q, kv -> o f32[b,sq,heads*d], lse f32[b,heads,sq]. With `carry`: q, kv, o, lse -> o, lse (in place) of the blocks so far.
+///   With `partial`: q, kv -> o, sums f32[b,heads,sq,2]: o is not divided yet, and sums are m and l of docs/canonical-order.md.
+/// I: do, o, lse, q, kv, (dq), (dkv) -> dq, dkv. With `carry` dq is added to in place, with `carry_kv` dkv is. With `partial`
+///   dkv is f32[b,sk,heads*2*d], by query head: AttentionMerge adds up a group's.
+struct AttentionBlock {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int turn = 0;
+  bool carry = false;
+  bool carry_kv = false;
+  bool partial = false;
+};
+
+/// What partial AttentionBlocks of the n ranks along an axis made, combined by the canonical tree in the order of the ranks. Operand
+/// i is of the rank `step` * i further along, i = 0 ... n-1; one operand is of the whole.
+/// F: o, sums, o, sums ... -> o, lse. I: dq, dq ... -> dq; with `keys` dkv by query head, dkv ... -> dkv[b,sk,kv_heads*2*d].
+struct AttentionMerge {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int step = 0;
+  bool keys = false;
+};
+
 /// F: u -> a. I: da, u -> du. gelu is the tanh form, u and a [b,s,f]. swiglu takes u[b,s,2f] of alternating gate and up
 /// elements: a_i = silu(u_2i) * u_(2i+1).
 struct Activation {
@@ -86,11 +137,13 @@ struct Activation {
   bool swiglu = false;
 };
 
-/// F: x, z, (bias[h]) -> y = x + (z + bias). W: dy -> dbias. Its input gradients are dy itself.
+/// F: x, z, (bias[h]) -> y = x + (z + bias). W: dy -> dbias. Its input gradients are dy itself. kTokens: dy -> f32[b,1,h].
+/// kSequences: f32[b,1,h] -> dbias.
 struct Residual {
   Phase phase = Phase::kF;
   bool bias = false;
   bool accumulate = false;
+  SumOver over = SumOver::kAll;  ///< of W
 };
 
 /// F and I: z -> z (in place): kept elements are scaled by 1/(1-p); the mask is drawn from the seed, the step, `site`
@@ -99,6 +152,18 @@ struct Dropout {
   Phase phase = Phase::kF;
   float p = 0;
   int site = 0;
+};
+
+/// Rows cut in parts that ranks exchange, and rows put together of parts (Ulysses): x[b,s,w] and y[n,s,b,w/n], part i of every row
+/// in y[i]. x -> y, or, with `join`, y -> x. `parts` counts the parts of a row over all ranks. With `copies` of k each kv head
+/// of a row of q, k and v goes to k parts: a part has 1/k of the head's queries, its key and its value. `join` adds the copies of a
+/// key and of a value (of their gradients) by the canonical tree. `kv_heads` and `head_dim` are those of x, where there are copies.
+struct Regroup {
+  bool join = false;
+  int parts = 1;
+  int copies = 1;
+  int kv_heads = 0;
+  int head_dim = 0;
 };
 
 /// The named denominator of gradients that a loss scale has multiplied.
@@ -171,6 +236,8 @@ enum class Algorithm : uint8_t {
   kRing,
   kHalvingDoubling,  ///< recursive; groups of a power of two
   kDirect,           ///< every rank sends each peer its part, which sums in canonical tree order
+  kTree,             ///< a binomial tree to and from rank 0: few steps, the whole buffer in each
+  kHierarchical,     ///< rings within nodes, and rings across them between ranks of equal place (`Collective::per_node`)
 };
 
 /// src -> dst. all_reduce: dst in place of src. reduce_scatter: dst is this rank's 1/n of src, a view of it or apart. all_gather:
@@ -183,6 +250,7 @@ struct Collective {
   CommId comm;
   Algorithm algorithm = Algorithm::kRing;
   int root = 0;
+  int per_node = 1;  ///< of kHierarchical: ranks of the group on one node, neighbours in it
 };
 
 /// x -> : to the rank `hop` further along the communicator's axis, which must have the matching Recv. `cyclic` wraps around.
@@ -198,8 +266,9 @@ struct Recv {
   bool cyclic = false;
 };
 
-using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, Activation, Residual, Dropout, CrossEntropy,
-                          Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel, Collective, Send, Recv>;
+using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
+                          Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel,
+                          Collective, Send, Recv, Regroup>;
 
 /// One operation of a segment.
 struct Op {
@@ -209,7 +278,8 @@ struct Op {
   StreamId stream{0};
   SlotId when;  ///< predicate i32[1], replicated on every axis: the op runs where it is not 0; none = always
   /// "attn.qkv": unique in its segment with the phase. F, I and W of one use of a parameter share it (a recomputed F adds
-  /// ".again"), and so do a send and its receive, less a leading "send" or "receive": `verify` matches by it.
+  /// ".again", a sum over tokens alone ".tokens"), and so do a send and its receive, less a leading "send" or "receive": `verify`
+  /// matches by it.
   std::string label;
   std::string strategy;  ///< the pass that put it there
 };

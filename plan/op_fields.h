@@ -12,9 +12,11 @@
 namespace shardlab {
 
 inline constexpr std::array<std::string_view, 5> kCrossEntropyParts{"fused", "loss-only", "max", "sum", "grad"};
+inline constexpr std::array<std::string_view, 3> kSumsOver{"all", "tokens", "sequences"};
 inline constexpr std::array<std::string_view, 5> kKernelRules{"elementwise", "linear", "contract", "opaque", "trusted"};
+inline constexpr std::array<std::string_view, 3> kTokenOrders{"contiguous", "zigzag", "striped"};
 inline constexpr std::array<std::string_view, 2> kReduceOps{"sum", "max"};
-inline constexpr std::array<std::string_view, 3> kAlgorithms{"ring", "halving-doubling", "direct"};
+inline constexpr std::array<std::string_view, 5> kAlgorithms{"ring", "halving-doubling", "direct", "tree", "hierarchical"};
 
 template <class A>
 void op_fields(A& a, LoadBatch& w) {
@@ -34,6 +36,7 @@ void op_fields(A& a, Norm& w) {
   a.number("epsilon", w.epsilon, Norm{}.epsilon);
   a.flag("residual", w.residual);
   a.flag("accumulate", w.accumulate);
+  a.choice("over", w.over, kSumsOver, SumOver::kAll);
 }
 template <class A>
 void op_fields(A& a, Linear& w) {
@@ -54,6 +57,30 @@ void op_fields(A& a, Attention& w) {
   a.number("head_dim", w.head_dim, 0);
 }
 template <class A>
+void op_fields(A& a, SplitHeads& w) {
+  a.number("heads", w.heads, 0);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+}
+template <class A>
+void op_fields(A& a, AttentionBlock& w) {
+  a.number("heads", w.heads, 0);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+  a.number("turn", w.turn, 0);
+  a.flag("carry", w.carry);
+  a.flag("carry_kv", w.carry_kv);
+  a.flag("partial", w.partial);
+}
+template <class A>
+void op_fields(A& a, AttentionMerge& w) {
+  a.number("heads", w.heads, 0);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+  a.number("step", w.step, 0);
+  a.flag("keys", w.keys);
+}
+template <class A>
 void op_fields(A& a, Activation& w) {
   a.flag("swiglu", w.swiglu);
 }
@@ -61,6 +88,7 @@ template <class A>
 void op_fields(A& a, Residual& w) {
   a.flag("bias", w.bias);
   a.flag("accumulate", w.accumulate);
+  a.choice("over", w.over, kSumsOver, SumOver::kAll);
 }
 template <class A>
 void op_fields(A& a, Dropout& w) {
@@ -109,6 +137,7 @@ void op_fields(A& a, Collective& w) {
   a.choice("reduce", w.reduce, kReduceOps, ReduceOp::kSum);
   a.choice("algorithm", w.algorithm, kAlgorithms, Algorithm::kRing);
   a.number("root", w.root, 0);
+  a.number("per_node", w.per_node, 1);
 }
 template <class A>
 void op_fields(A& a, Send& w) {
@@ -121,6 +150,15 @@ void op_fields(A& a, Recv& w) {
   a.comm("comm", w.comm);
   a.number("hop", w.hop, Recv{}.hop);
   a.flag("cyclic", w.cyclic);
+}
+
+template <class A>
+void op_fields(A& a, Regroup& w) {
+  a.flag("join", w.join);
+  a.number("parts", w.parts, 1);
+  a.number("copies", w.copies, 1);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
 }
 
 /// The phase of an op that has one, to be read or set.

@@ -11,6 +11,7 @@
 #include "plan/case.h"
 #include "plan/idle.h"
 #include "plan/memory.h"
+#include "plan/step_parts.h"
 
 namespace shardlab {
 
@@ -25,6 +26,7 @@ struct Prediction {
   double exposed_copy_s = 0;  ///< copies between memory spaces, as `Breakdown` has them
   double bubble_fraction = 0;
   IdleBreakdown idle;
+  StepParts parts;  ///< of the same rank; they add up to `step_s`; not known at the resolution segments
   int64_t peak_bytes = 0;
   int64_t arena_bytes = 0;
   int64_t wire_bytes = 0;
@@ -54,6 +56,7 @@ struct Measurement {
   double bubble_fraction = 0;
   double unplanned_time_s = 0;
   IdleBreakdown idle;      ///< means over the recorded steps, of the rank whose step was longest
+  StepParts parts;         ///< of the same steps and ranks, as shares of `step_s`, to which they add up
   int64_t peak_bytes = 0;  ///< high-water mark of live buffers as the ops ran
   MemoryByClass memory;    ///< what was live then, on the rank with the highest; the same of the other spaces at their own marks
   MemoryByClass host_memory, nvme_memory;

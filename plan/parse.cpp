@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <limits>
@@ -72,9 +73,10 @@ std::optional<Rational> number_in<Rational>(std::string_view text) {
 
 /// One op of every kind, from which a parsed op starts.
 std::vector<Work> prototypes() {
-  std::vector<Work> all{LoadBatch{},   Embed{},    Positions{}, Norm{},         Linear{}, Rope{}, Attention{},
-                        Activation{},  Residual{}, Dropout{},   CrossEntropy{}, Add{},    Fill{}, SumScalars{},
-                        SquaredNorm{}, Sgd{},      AdamW{},     Copy{},         Kernel{}, Send{}, Recv{}};
+  std::vector<Work> all{LoadBatch{},  Embed{},          Positions{},      Norm{},        Linear{},   Rope{},    Attention{},
+                        SplitHeads{}, AttentionBlock{}, AttentionMerge{}, Activation{},  Residual{}, Dropout{}, CrossEntropy{},
+                        Add{},        Fill{},           SumScalars{},     SquaredNorm{}, Sgd{},      AdamW{},   Copy{},
+                        Kernel{},     Send{},           Recv{},           Regroup{}};
   for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather,
                                     CollectiveKind::kBroadcast, CollectiveKind::kAllToAll})
     all.push_back(Collective{.kind = kind});
@@ -176,7 +178,8 @@ class Parser {
 
   bool statement() {
     static constexpr std::string_view kLines =
-        "`name`, `mesh`, `micro_batches`, `sequences_per_micro_batch`, `period`, `streams`, `together`, `strategies`, `comm`, "
+        "`name`, `mesh`, `micro_batches`, `sequences_per_micro_batch`, `period`, `streams`, `together`, `token_order`, "
+        "`strategies`, `comm`, "
         "`parameter`, "
         "`segment` or `role`";
     if (take_word("segment")) return close_segment() && close_role() && segment_head();
@@ -191,6 +194,7 @@ class Parser {
     if (take_word("period")) return number(plan_.period, "a number of steps") && line_end();
     if (take_word("streams")) return streams_line();
     if (take_word("together")) return axis_set(plan_.together) && line_end();
+    if (take_word("token_order")) return token_order_line();
     if (take_word("strategies")) return strategies_line();
     if (take_word("comm")) return comm_line();
     if (take_word("parameter")) return parameter_line();
@@ -230,6 +234,20 @@ class Parser {
         return fail(at, fmt::format("expected at most {} streams, found one more", kMaxStreams));
       plan_.streams.push_back(stream);
     }
+    return line_end();
+  }
+
+  bool token_order_line() {
+    TokenOrder& order = plan_.token_order;
+    const auto known = std::ranges::find(kTokenOrders, peek().text);
+    if (known == kTokenOrders.end()) return expected("`contiguous`, `zigzag` or `striped`");
+    order.kind = static_cast<TokenOrder::Kind>(known - kTokenOrders.begin());
+    ++at_;
+    if (order.kind == TokenOrder::Kind::kContiguous) return line_end();
+    const Token at = peek();
+    if (!number(order.parts, "a number of parts")) return false;
+    if (order.parts < 1 || order.parts > kMaxRanks)
+      return fail(at, fmt::format("expected 1 to {} parts, found {}", kMaxRanks, order.parts));
     return line_end();
   }
 

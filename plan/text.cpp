@@ -188,6 +188,8 @@ void put_head(std::string& out, const Plan& plan) {
       plan.sequences_per_micro_batch, plan.period);
   for (const std::string& s : plan.streams) put(out, " {}", name_text(s));
   if (!plan.together.empty()) put(out, "\ntogether {}", axes_text(plan.together, plan.mesh));
+  if (plan.token_order.kind != TokenOrder::Kind::kContiguous)
+    put(out, "\ntoken_order {} {}", kTokenOrders[static_cast<size_t>(plan.token_order.kind)], plan.token_order.parts);
   out += "\nstrategies";
   for (const std::string& s : plan.strategies) put(out, " {}", name_text(s));
   out += "\n";

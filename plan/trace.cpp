@@ -11,19 +11,6 @@
 namespace shardlab {
 namespace {
 
-/// The part of the wait `event` of the compute stream in which a receive that it waited for had no sender yet: none
-/// or one interval.
-Intervals bubble_of_wait(const Program& program, const std::vector<const TraceEvent*>& op_of, const TraceEvent& event) {
-  const TraceEvent* last = nullptr;  // the dependency that finished last: what the stream really waited for
-  for (const Wait& wait : program.waits_of(instruction_of(program, event))) {
-    const auto& stream = program.streams[static_cast<size_t>(wait.stream)];
-    const TraceEvent* done = op_of[static_cast<size_t>(stream[static_cast<size_t>(wait.count - 1)])];
-    if (done != nullptr && (last == nullptr || done->end > last->end)) last = done;
-  }
-  if (last == nullptr || !is_receive(instruction_of(program, *last))) return {};
-  return {{event.begin, std::min(event.end, last->begin + last->peer_wait)}};
-}
-
 double median(std::vector<double>& values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

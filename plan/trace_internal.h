@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 #include <variant>
+#include <vector>
 
 #include "plan/base/check.h"
 #include "plan/intervals.h"
@@ -41,6 +42,19 @@ inline std::span<const TraceEvent> events_of(const Trace& trace, int rank) {
   const auto first = std::lower_bound(trace.events.begin(), trace.events.end(), rank, by_rank);
   const auto last = std::find_if(first, trace.events.end(), [rank](const TraceEvent& e) { return e.rank != rank; });
   return {first, last};
+}
+
+/// The part of the wait `event` of the compute stream in which a receive that it waited for had no sender yet: none
+/// or one interval.
+inline Intervals bubble_of_wait(const Program& program, const std::vector<const TraceEvent*>& op_of, const TraceEvent& event) {
+  const TraceEvent* last = nullptr;  // the dependency that finished last: what the stream really waited for
+  for (const Wait& wait : program.waits_of(instruction_of(program, event))) {
+    const auto& stream = program.streams[static_cast<size_t>(wait.stream)];
+    const TraceEvent* done = op_of[static_cast<size_t>(stream[static_cast<size_t>(wait.count - 1)])];
+    if (done != nullptr && (last == nullptr || done->end > last->end)) last = done;
+  }
+  if (last == nullptr || !is_receive(instruction_of(program, *last))) return {};
+  return {{event.begin, std::min(event.end, last->begin + last->peer_wait)}};
 }
 
 /// Begin and end of a step on a rank.

@@ -14,6 +14,9 @@
 // of one turn meet in an op, one that is read as the rank's own shard has come home, and of a value all of whose blocks are wanted
 // each is read equally often.
 //
+// An attention over parts of a sequence meets each block of keys once before anything else reads its result. Its backward ops read
+// the output and log-sum-exp of all blocks together, and give each a summand of dq and its own dk and dv.
+//
 // Gradients that the plan takes of a value that was read in parts are not derived either.
 #include <algorithm>
 #include <array>
@@ -33,14 +36,18 @@ namespace backward {
 namespace {
 
 constexpr std::string_view kAgain = ".again";
+/// Ends the label of a sum over tokens that is not yet one over sequences.
+constexpr std::string_view kTokens = ".tokens";
 
 /// The rule for an operand of a backward op.
 struct Source {
   enum class Kind : uint8_t {
-    kGradient,  ///< the gradient of the forward op's first result
+    kGradient,  ///< the gradient of the forward op's result `index`
     kRead,      ///< the forward op's read `index`
     kMade,      ///< the forward op's write `index`
-    kTerm,      ///< another gradient, added to the result
+    kLast,      ///< write `index` of the last op that carried on the forward op's result
+    kTerm,      ///< another gradient, added to result `index`
+    kSums,      ///< what the op over tokens made, its result `index`, summed over the ranks that have tokens
     kFree,      ///< an old value of a sum over micro-batches
   } kind = Kind::kFree;
   size_t index = 0;
@@ -53,30 +60,45 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
   constexpr Source kGradient{Kind::kGradient, 0}, kX{Kind::kRead, 0}, kParameter{Kind::kRead, 1}, kY{Kind::kMade, 0},
       kSaved{Kind::kMade, 1}, kTerm{Kind::kTerm, 0};
   const bool input = phase_of(work) == Phase::kI;
-  return std::visit(Overload{
-                        [&](const Embed&) {
-                          return std::vector{kX, kGradient};
-                        },
-                        [&](const Norm&) {
-                          return input ? std::vector{kGradient, kX, kParameter, kSaved, kTerm} : std::vector{kGradient, kX, kSaved};
-                        },
-                        [&](const Linear& w) {
-                          constexpr Source kScales{Kind::kFree, 0}, kXScales{Kind::kRead, 2}, kWScales{Kind::kRead, 3};
-                          if (!scaled) return input ? std::vector{kGradient, kParameter} : std::vector{kX, kGradient};
-                          if (input) return std::vector{kGradient, kParameter, kScales, kWScales};
-                          std::vector sources{kX, kGradient, kXScales, kScales};
-                          if (w.bias) sources.push_back(kGradient);
-                          return sources;
-                        },
-                        [&](const Attention&) {
-                          return std::vector{kGradient, kY, kSaved, kX};
-                        },
-                        [&](const Activation&) {
-                          return std::vector{kGradient, kX};
-                        },
-                        [&](const auto&) { return std::vector{kGradient}; },  // positions, rope, residual, dropout
-                    },
-                    work);
+  return std::visit(
+      Overload{
+          [&](const Embed&) {
+            return std::vector{kX, kGradient};
+          },
+          [&](const Norm& w) {
+            constexpr Source kOfGamma{Kind::kSums, 0}, kOfBeta{Kind::kSums, 1};
+            if (w.over == SumOver::kSequences) return w.rms ? std::vector{kOfGamma} : std::vector{kOfGamma, kOfBeta};
+            return input ? std::vector{kGradient, kX, kParameter, kSaved, kTerm} : std::vector{kGradient, kX, kSaved};
+          },
+          [&](const Linear& w) {
+            constexpr Source kScales{Kind::kFree, 0}, kXScales{Kind::kRead, 2}, kWScales{Kind::kRead, 3};
+            if (!scaled) return input ? std::vector{kGradient, kParameter} : std::vector{kX, kGradient};
+            if (input) return std::vector{kGradient, kParameter, kScales, kWScales};
+            std::vector sources{kX, kGradient, kXScales, kScales};
+            if (w.bias) sources.push_back(kGradient);
+            return sources;
+          },
+          [&](const Attention&) {
+            return std::vector{kGradient, kY, kSaved, kX};
+          },
+          [&](const SplitHeads&) {
+            return std::vector{kGradient, Source{Kind::kGradient, 1}};
+          },
+          [&](const AttentionBlock& w) {
+            std::vector sources{kGradient, Source{Kind::kLast, 0}, Source{Kind::kLast, 1}, kX, Source{Kind::kRead, 1}};
+            if (w.carry) sources.push_back(kTerm);
+            if (w.carry_kv) sources.push_back({Kind::kTerm, 1});
+            return sources;
+          },
+          [&](const Activation&) {
+            return std::vector{kGradient, kX};
+          },
+          [&](const Residual& w) {
+            return std::vector{w.over == SumOver::kSequences ? Source{Kind::kSums, 0} : kGradient};
+          },
+          [&](const auto&) { return std::vector{kGradient}; },  // positions, rope, dropout
+      },
+      work);
 }
 
 /// How a forward op depends on a read, for its gradient.
@@ -87,6 +109,10 @@ Way way_of(const Work& work, size_t read) {
                         [&](const Embed&) { return Way::kNone; },
                         [&](const Residual&) { return read < 2 ? Way::kPass : Way::kNone; },
                         [&](const Add&) { return Way::kPass; },
+                        [&](const AttentionBlock&) { return read < 2    ? Way::kTerm
+                                                            : read == 2 ? Way::kPass
+                                                                        : Way::kNone; },
+                        [&](const AttentionMerge&) { return read % 2 == 0 ? Way::kPass : Way::kNone; },
                         [&](const Positions&) { return read == 0 ? Way::kPass : Way::kNone; },
                         [&](const CrossEntropy& w) {
                           const bool back = w.part == CrossEntropy::Part::kFused || w.part == CrossEntropy::Part::kGrad;
@@ -108,7 +134,8 @@ class Settings {
     return s.text_;
   }
   void flag(std::string_view name, bool on) {
-    if (on && name != "accumulate" && name != "residual" && name != "bias") text_ += fmt::format(" {}", name);
+    constexpr std::array<std::string_view, 6> kOwn{"accumulate", "residual", "bias", "carry", "carry_kv", "partial"};
+    if (on && std::ranges::find(kOwn, name) == kOwn.end()) text_ += fmt::format(" {}", name);
   }
   template <class T>
   void number(std::string_view name, const T& value, const T&) {
@@ -132,7 +159,21 @@ struct Place {
 };
 
 struct Act {
-  enum class Kind : uint8_t { kAlloc, kFree, kLoad, kForward, kBackward, kKernel, kAdd, kFill, kTransfer, kSend, kReceive, kOther };
+  enum class Kind : uint8_t {
+    kAlloc,
+    kFree,
+    kLoad,
+    kForward,
+    kBackward,
+    kKernel,
+    kAdd,
+    kMerge,
+    kFill,
+    kTransfer,
+    kSend,
+    kReceive,
+    kOther
+  };
   Kind kind = Kind::kOther;
   const Op* op = nullptr;
   uint64_t label = 0;
@@ -147,16 +188,33 @@ struct Script {
   std::vector<Act> acts;
 };
 
+SumOver over_of(const Work& work) {
+  return std::visit(
+      []<class W>(const W& w) {
+        if constexpr (requires { w.over; })
+          return w.over;
+        else
+          return SumOver::kAll;
+      },
+      work);
+}
+
+/// The identity of the sums over tokens that go to the n-th parameter of a node.
+uint64_t sums_of(int32_t node, size_t n) { return static_cast<uint64_t>(node) * 2 + n; }
+
 Act::Kind kind_of_act(const Op& op) {
   using Kind = Act::Kind;
   const Phase phase = phase_of(op.work);
   if (std::holds_alternative<Kernel>(op.work)) return Kind::kKernel;
+  if (std::holds_alternative<AttentionMerge>(op.work) && phase == Phase::kI) return Kind::kMerge;
   if (phase == Phase::kF || std::holds_alternative<CrossEntropy>(op.work)) return Kind::kForward;
   if (phase != Phase::kNone) return Kind::kBackward;
   if (std::holds_alternative<LoadBatch>(op.work)) return Kind::kLoad;
   if (std::holds_alternative<Add>(op.work)) return Kind::kAdd;
   if (std::holds_alternative<Fill>(op.work)) return Kind::kFill;
-  if (std::holds_alternative<Copy>(op.work) || std::holds_alternative<Collective>(op.work)) return Kind::kTransfer;
+  if (std::holds_alternative<Copy>(op.work) || std::holds_alternative<Regroup>(op.work) ||
+      std::holds_alternative<Collective>(op.work))
+    return Kind::kTransfer;
   if (std::holds_alternative<Send>(op.work)) return Kind::kSend;
   if (std::holds_alternative<Recv>(op.work)) return Kind::kReceive;
   return Kind::kOther;
@@ -197,6 +255,7 @@ class Compiler {
     std::string_view label = op.label;
     act.again = label.ends_with(kAgain);
     if (act.again) label.remove_suffix(kAgain.size());
+    if (over_of(op.work) == SumOver::kTokens && label.ends_with(kTokens)) label.remove_suffix(kTokens.size());
     act.label = hash_text(label);
     const std::string text = Settings::of(op.work);
     const auto [at, fresh] = numbers_.try_emplace(text, static_cast<int32_t>(texts_.size()));
@@ -301,6 +360,12 @@ class Replay {
   void check_counts(const Act& act);
   void check_sources(const Act& act, int32_t node);
   Held turned(const Act& act, int32_t slot, Held held);
+  int axis_of_parts(int32_t slot) const;
+  void check_complete(const Act& act);
+  void meet_block(const Act& act, int32_t node);
+  void meet_all(const Act& act, int32_t node);
+  int32_t last_of(int32_t node) const;
+  void play_merge(const Act& act);
   void play_load(const Act& act);
   void play_forward(const Act& act);
   void play_again(const Act& act, int32_t node);
@@ -317,7 +382,7 @@ class Replay {
   void check_loss_parts(const Act& act, int32_t node);
   /// Compares a backward operand with its rule. `sum` grows by the gradient that the operand adds to the result, if it adds one.
   void check_operand(const Act& act, size_t i, int32_t node, std::optional<uint64_t>& sum);
-  void check_gradient(const Act& act, size_t i, int32_t node);
+  void check_gradient(const Act& act, size_t i, int32_t node, size_t result);
   void check_parameters(const Act& act, int32_t node);
   void check_same(const Act& act, size_t i, const Held& noted, std::string_view which);
   void check_settings(const Act& act, int32_t node);
@@ -490,6 +555,7 @@ Held Replay::read(int32_t slot) {
 void Replay::read_all(const Act& act) {
   held_.clear();
   for (const int32_t slot : act.reads) held_.push_back(read(slot));
+  check_complete(act);
 }
 
 void Replay::write(int32_t slot, const Held& held) {
@@ -549,6 +615,7 @@ void Replay::play(const Act& act) {
     case Kind::kBackward: return play_backward(act);
     case Kind::kKernel: return play_kernel(act);
     case Kind::kAdd: return play_add(act);
+    case Kind::kMerge: return play_merge(act);
     case Kind::kTransfer: return play_transfer(act);
     case Kind::kSend: return send(act, std::get<Send>(act.op->work));
     case Kind::kReceive: return receive(act, std::get<Recv>(act.op->work));
@@ -627,6 +694,124 @@ Held Replay::turned(const Act& act, int32_t slot, Held held) {
   return held;
 }
 
+/// The axis along which the ranks hold parts of a sequence, or -1.
+int Replay::axis_of_parts(int32_t slot) const {
+  const Type& type = segment_->slots[static_cast<size_t>(slot)].type;
+  for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
+    if (plan_.mesh.axes[a].size > 1 && type.place[a] == Placement::shard(1)) return static_cast<int>(a);
+  return -1;
+}
+
+/// What an attention has made of some of its blocks is read by its next step alone.
+void Replay::check_complete(const Act& act) {
+  if (std::holds_alternative<AttentionBlock>(act.op->work) || std::holds_alternative<AttentionMerge>(act.op->work)) return;
+  for (size_t i = 0; i < held_.size(); ++i) {
+    if (held_[i].kind != Held::Kind::kValue) continue;
+    const Blocks* blocks = rule_.known_blocks(rule_.maker(held_[i]));
+    if (blocks == nullptr || (!blocks->partial && static_cast<int32_t>(blocks->turns.size()) == blocks->size)) continue;
+    fault(Rule::kValues, act, "reads %{}, and {} is there: an attention to {} of {} blocks of keys{}", name(act.reads[i]),
+          rule_.name_of(held_[i]), blocks->turns.size(), blocks->size, blocks->partial ? ", not merged" : "");
+  }
+}
+
+/// Whether two blocks are of one value, wherever each has come from.
+bool same_blocks(const Held& a, const Held& b) { return a.kind == b.kind && a.what == b.what && a.shift == b.shift; }
+
+/// An attention meets the next block of keys: the one that the op says, and each once.
+void Replay::meet_block(const Act& act, int32_t node) {
+  const AttentionBlock& w = std::get<AttentionBlock>(act.op->work);
+  const int axis = axis_of_parts(act.reads[0]);
+  const auto place = [&](int32_t slot) {
+    return segment_->slots[static_cast<size_t>(slot)].type.place[static_cast<size_t>(axis)].kind;
+  };
+  const bool in_blocks = axis >= 0 && place(act.reads[1]) != shardlab::Place::kReplicate;
+  Blocks blocks;
+  blocks.size = in_blocks ? plan_.mesh.axes[static_cast<size_t>(axis)].size : 1;
+  blocks.partial = w.partial;
+  if (w.carry) {
+    const int32_t before = held_[2].kind == Held::Kind::kValue ? rule_.maker(held_[2]) : -1;
+    const Blocks* met = before < 0 ? nullptr : rule_.known_blocks(before);
+    if (met == nullptr || met->partial || held_[2] != rule_.made(before, 0) || held_[3] != rule_.made(before, 1))
+      fault(Rule::kValues, act, "goes on with %{} and %{}, which are not the running result of one attention", name(act.reads[2]),
+            name(act.reads[3]));
+    else
+      check_same(act, 0, rule_.read(before, 0), "the queries of the blocks before");
+    if (met != nullptr && !same_blocks(held_[1], rule_.read(before, 1)))
+      fault(Rule::kValues, act, "reads %{}, which is no block of the keys of the blocks before", name(act.reads[1]));
+    if (met != nullptr) blocks.turns = met->turns;
+    if (met != nullptr) rule_.blocks(before).next = node;
+  }
+  const int32_t turn = ((w.turn % blocks.size) + blocks.size) % blocks.size;
+  if (held_[1].turn != turn)
+    fault(Rule::kValues, act, "turn={}, and %{} has come {} hops", w.turn, name(act.reads[1]), held_[1].turn);
+  if (!blocks.turns.insert(turn).second) fault(Rule::kValues, act, "meets the block {} ranks away a second time", w.turn);
+  rule_.blocks(node) = std::move(blocks);
+}
+
+/// Parts of one attention, each of the rank that its place says.
+void Replay::meet_all(const Act& act, int32_t node) {
+  const AttentionMerge& w = std::get<AttentionMerge>(act.op->work);
+  const auto n = static_cast<int32_t>(act.reads.size() / 2);
+  Blocks all;
+  all.size = n;
+  for (int32_t i = 0; i < n; ++i) {
+    const auto at = static_cast<size_t>(2 * i);
+    const int32_t maker = held_[at].kind == Held::Kind::kValue ? rule_.maker(held_[at]) : -1;
+    const Blocks* part = maker < 0 ? nullptr : rule_.known_blocks(maker);
+    if (part == nullptr || !part->partial || held_[at] != rule_.made(maker, 0) || held_[at + 1] != rule_.made(maker, 1)) {
+      fault(Rule::kValues, act, "merges %{} and %{}, which are not the results of one partial block", name(act.reads[at]),
+            name(act.reads[at + 1]));
+      continue;
+    }
+    const int32_t turn = *part->turns.begin(), wanted = ((w.step * i) % n + n) % n;
+    if (turn != wanted || part->size != n)
+      fault(Rule::kValues, act, "takes %{} for that of the block {} ranks away, and it is of {} of {}", name(act.reads[at]), wanted,
+            turn, part->size);
+    all.turns.insert(turn);
+    rule_.blocks(maker).next = node;
+    const int32_t first = held_[0].kind == Held::Kind::kValue ? rule_.maker(held_[0]) : -1;
+    if (i > 0 && first >= 0 && rule_.known_blocks(first) != nullptr &&
+        (rule_.read(maker, 0) != rule_.read(first, 0) || !same_blocks(rule_.read(maker, 1), rule_.read(first, 1))))
+      fault(Rule::kValues, act, "merges %{}, which is of other queries or keys than %{}", name(act.reads[at]), name(act.reads[0]));
+  }
+  rule_.blocks(node) = std::move(all);
+}
+
+/// The op that made the result of all blocks.
+int32_t Replay::last_of(int32_t node) const {
+  for (const Blocks* blocks = rule_.known_blocks(node); blocks != nullptr && blocks->next >= 0; blocks = rule_.known_blocks(node))
+    node = blocks->next;
+  return node;
+}
+
+/// Gradients of parts of one attention, added up: each is what the op of one block made, of the rank that its place says.
+void Replay::play_merge(const Act& act) {
+  read_all(act);
+  check_turns(act);
+  const AttentionMerge& w = std::get<AttentionMerge>(act.op->work);
+  const auto n = static_cast<int32_t>(act.reads.size());
+  std::optional<uint64_t> sum = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    const Held& held = held_[static_cast<size_t>(i)];
+    const std::string& slot = name(act.reads[static_cast<size_t>(i)]);
+    if (held.kind == Held::Kind::kValue || held.kind == Held::Kind::kParameter)
+      fault(Rule::kGradients, act, "adds up %{}, and it is a forward value", slot);
+    if (held.kind != Held::Kind::kGradient) {
+      sum.reset();
+      continue;
+    }
+    if (sum) *sum += held.what;
+    if (n == 1) continue;
+    // The gradient of a rank's keys by the queries of rank j is of the block that was -j ranks away there.
+    const int32_t wanted = (((w.keys ? -w.step : w.step) * i) % n + n) % n;
+    const auto turn = rule_.turn_of_term(held.what);
+    if (!turn || *turn != wanted)
+      fault(Rule::kGradients, act, "takes %{} for that of the block {} ranks away, and it is of {}", slot, wanted,
+            turn ? fmt::format("the one {} away", *turn) : "no block alone");
+  }
+  write(act.writes[0], sum ? Held{Held::Kind::kGradient, *sum, 0} : Held{});
+}
+
 /// Rows that arrive are counted by the counts of the rows that were sent, exchanged.
 void Replay::check_counts(const Act& act) {
   const auto count = [&](int32_t slot) { return segment_->slots[static_cast<size_t>(slot)].count; };
@@ -672,6 +857,8 @@ void Replay::play_forward(const Act& act) {
   const int32_t node = rule_.add(k, site(act), act.settings, held_, act.writes.size(), check_order(act));
   consume(act, node);
   check_batch(act);
+  if (std::holds_alternative<AttentionBlock>(act.op->work)) meet_block(act, node);
+  if (std::holds_alternative<AttentionMerge>(act.op->work)) meet_all(act, node);
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
   if (loss) check_loss_parts(act, node);
   for (size_t i = 0; i < act.writes.size(); ++i)
@@ -732,11 +919,25 @@ void Replay::play_backward(const Act& act) {
   }
   check_settings(act, node);
   if (phase_of(act.op->work) == Phase::kW) check_parameters(act, node);
-  std::optional<uint64_t> sum = ChainRule::term_of(node);
-  for (size_t i = 0; i < std::min(act.reads.size(), act.sources.size()); ++i) check_operand(act, i, node, sum);
-  for (const int32_t slot : act.writes) {
-    const bool slice = script_->slots[static_cast<size_t>(slot)].slice;
-    if (slice) write(slot, sum ? Held{Held::Kind::kGradient, *sum, 0} : Held{});
+  std::vector<std::optional<uint64_t>> sums(act.writes.size(), ChainRule::term_of(node));
+  for (size_t i = 0; i < std::min(act.reads.size(), act.sources.size()); ++i)
+    check_operand(act, i, node,
+                  sums[std::min(act.sources[i].kind == Source::Kind::kTerm ? act.sources[i].index : 0, sums.size() - 1)]);
+  const bool block = std::holds_alternative<AttentionBlock>(act.op->work);
+  const bool over_tokens = over_of(act.op->work) == SumOver::kTokens;
+  if (block) rule_.note_block_term(node, held_[4].turn);
+  for (size_t w = 0; w < act.writes.size(); ++w) {
+    if (!script_->slots[static_cast<size_t>(act.writes[w])].slice) continue;
+    if (over_tokens) {
+      write(act.writes[w], {Held::Kind::kTokenSums, sums_of(node, w), 0});
+      continue;
+    }
+    Held held = sums[w] ? Held{Held::Kind::kGradient, *sums[w], 0} : Held{};
+    if (block && w == 1) {  // the gradient of keys that have come round a ring goes on from where they are
+      held.turn = held_[4].turn;
+      held.axis = held_[4].axis;
+    }
+    write(act.writes[w], held);
   }
 }
 
@@ -757,7 +958,9 @@ void Replay::check_parameters(const Act& act, int32_t node) {
 void Replay::check_operand(const Act& act, size_t i, int32_t node, std::optional<uint64_t>& sum) {
   const Source source = act.sources[i];
   switch (source.kind) {
-    case Source::Kind::kGradient: return check_gradient(act, i, node);
+    case Source::Kind::kGradient: return check_gradient(act, i, node, source.index);
+    case Source::Kind::kLast:
+      return check_same(act, i, rule_.made(last_of(node), source.index), "what the attention of this label made of all blocks");
     case Source::Kind::kRead: return check_same(act, i, rule_.read(node, source.index), "what the forward op of this label read");
     case Source::Kind::kMade: return check_same(act, i, rule_.made(node, source.index), "what the forward op of this label made");
     case Source::Kind::kTerm:
@@ -766,14 +969,19 @@ void Replay::check_operand(const Act& act, size_t i, int32_t node, std::optional
         fault(Rule::kGradients, act, "adds %{} to a gradient, and it is a forward value", name(act.reads[i]));
       if (held_[i].kind != Held::Kind::kGradient && held_[i].kind != Held::Kind::kZero) sum.reset();
       return;
+    case Source::Kind::kSums:
+      if (held_[i] == Held{Held::Kind::kTokenSums, sums_of(node, source.index), 0}) return;
+      return fault(Rule::kGradients, act,
+                   "adds up %{} over sequences, and no sum over the tokens of this label and micro-batch is there",
+                   name(act.reads[i]));
     case Source::Kind::kFree: return;
   }
 }
 
-void Replay::check_gradient(const Act& act, size_t i, int32_t node) {
+void Replay::check_gradient(const Act& act, size_t i, int32_t node, size_t result) {
   const Held& held = held_[i];
   if (held.kind == Held::Kind::kGradient || held.kind == Held::Kind::kZero)
-    return rule_.expect(node, held.kind == Held::Kind::kZero ? 0 : held.what, name(act.reads[i]), site(act));
+    return rule_.expect(node, result, held.kind == Held::Kind::kZero ? 0 : held.what, name(act.reads[i]), site(act));
   if (held.kind == Held::Kind::kParameter || (held.kind == Held::Kind::kValue && !rule_.is_trusted(held)))
     fault(Rule::kGradients, act, "reads %{} as a gradient, and it is a forward value", name(act.reads[i]));
 }

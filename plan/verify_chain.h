@@ -10,6 +10,8 @@
 // matter, and one that is missing or there twice shows.
 #pragma once
 
+#include <set>
+
 #include <cstdint>
 #include <map>
 #include <string>
@@ -30,6 +32,7 @@ struct Held {
     kParameter,  ///< parameter number `what`, from its element `shift` on
     kSeveral,    ///< unlike parts: `what` tells them apart
     kMessage,    ///< what message number `what` brings
+    kTokenSums,  ///< sums over the tokens of each sequence, number `what`: a part of a parameter's gradient
   } kind = Kind::kUnknown;
   uint64_t what = 0;
   int64_t shift = 0;
@@ -57,6 +60,14 @@ struct Node {
   uint32_t reads = 0;
   uint32_t writes = 0;
   int32_t depth = 0;  ///< layers that its results have been through; -1 where a kernel by name made them of nothing
+};
+
+/// Blocks of keys that an attention over parts of a sequence has met so far.
+struct Blocks {
+  std::set<int32_t> turns;  ///< ranks that the blocks met are of, counted from the own one on
+  int32_t size = 1;         ///< blocks that there are
+  int32_t next = -1;        ///< the node that went on with the result
+  bool partial = false;     ///< the result is to be merged with others
 };
 
 class ChainRule {
@@ -100,8 +111,20 @@ class ChainRule {
 
   /// The op at `site` reads a sum of terms as the gradient of the result of node `n`; judged by `settle`, when all
   /// readers are known.
-  void expect(int32_t n, uint64_t terms, std::string_view slot, const Site& site) {
-    checks_.push_back({made(n, 0).what, terms, slot, site});
+  void expect(int32_t n, size_t result, uint64_t terms, std::string_view slot, const Site& site) {
+    checks_.push_back({made(n, result).what, terms, slot, site});
+  }
+  /// Notes the blocks that node `n` and those before it have met; or null for a node that is no attention over parts.
+  Blocks& blocks(int32_t n) { return blocks_[n]; }
+  const Blocks* known_blocks(int32_t n) const {
+    const auto at = blocks_.find(n);
+    return at == blocks_.end() ? nullptr : &at->second;
+  }
+  /// The turn of the block whose backward op made this term alone; nothing for any other gradient.
+  void note_block_term(int32_t n, int32_t turn) { block_terms_[term_of(n)] = turn; }
+  std::optional<int32_t> turn_of_term(uint64_t term) const {
+    const auto at = block_terms_.find(term);
+    return at == block_terms_.end() ? std::nullopt : std::optional(at->second);
   }
   void settle();
 
@@ -141,6 +164,8 @@ class ChainRule {
   std::vector<Check> checks_;
   std::map<uint64_t, Ring> rings_;  ///< by value
   std::unordered_map<uint64_t, int32_t> by_key_;
+  std::unordered_map<int32_t, Blocks> blocks_;
+  std::unordered_map<uint64_t, int32_t> block_terms_;
 };
 
 }  // namespace shardlab::verifying

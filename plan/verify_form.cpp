@@ -400,6 +400,10 @@ class FormChecker {
     } else if (const auto* w = std::get_if<Attention>(&op.work)) {  // five products of every query with half of the keys
       const SlotId out = w->phase == Phase::kI ? op.reads[0] : op.writes[0];
       flops = 8 * extent(out) * static_cast<double>(segment.slots[out.index()].type.shape[1]);
+    } else if (const auto* block = std::get_if<AttentionBlock>(&op.work)) {  // five products of every query with every key
+      const bool back = block->phase == Phase::kI;
+      flops =
+          10 * extent(op.reads[back ? 3 : 0]) * static_cast<double>(segment.slots[op.reads[back ? 4 : 1].index()].type.shape[1]);
     } else if (const auto* k = std::get_if<Kernel>(&op.work)) {
       flops = static_cast<double>(k->flops);
     }

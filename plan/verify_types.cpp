@@ -17,6 +17,7 @@
 #include <bit>
 #include <string_view>
 
+#include "plan/base/tree.h"
 #include "plan/collective_steps.h"
 #include "plan/limits.h"
 #include "plan/verify_internal.h"
@@ -53,6 +54,8 @@ struct Equation {
   bool sums_micro = false;   ///< a sum over tokens: micro-batch slices in, a sum over micro-batches out
   bool may_alias = false;    ///< writes may lie exactly over reads
   uint32_t may_replace = 0;  ///< reads that writes may lie exactly over, where not all may
+  char queries = 0;          ///< letter of a part of a sequence whose tokens attend to the tokens of `keys`
+  char keys = 0;             ///< letter of the same or another part of that sequence, or of the whole
 };
 
 /// Builds the equation of one op and says what is wrong with its operands.
@@ -102,9 +105,13 @@ class Builder {
   void describe(const Embed& w);
   void describe(const Positions& w);
   void describe(const Norm& w);
+  void describe_sequences(int sums, bool accumulates);
   void describe(const Linear& w);
   void describe(const Rope& w);
   void describe(const Attention& w);
+  void describe(const SplitHeads& w);
+  void describe(const AttentionBlock& w);
+  void describe(const AttentionMerge& w);
   void describe(const Activation& w);
   void describe(const Residual& w);
   void describe(const Dropout&);
@@ -120,6 +127,7 @@ class Builder {
   void describe(const Collective&);
   void describe(const Send&) { read("x", first_dims(), Pass::kTerm); }
   void describe(const Recv&);
+  void describe(const Regroup& w);
 
   std::string first_dims() const { return type_of_read(0) == nullptr ? "" : by_position(*type_of_read(0)); }
   std::string operands_fault() const;
@@ -152,19 +160,21 @@ void Builder::describe(const Embed& w) {
 }
 
 void Builder::describe(const Positions& w) {
-  equation.loose = "s";  // the table may have more rows than the sequence has tokens
+  // Each token takes the row of its position. A rank adds those rows, and sums over its tokens: the table is whole and may have
+  // more rows than the sequence has tokens, its gradient is a summand.
   if (w.phase == Phase::kF) {
     read("x", "bsh", Pass::kTerm);
-    read("table", "sh", Pass::kTerm);
+    read("table", "ph", Pass::kTerm);
     write("y", "bsh", ~0u, slot_of_read(0));
   } else {
     read("dx", "bsh", Pass::kFactor);
-    write("dtable", "sh");
+    write("dtable", "ph");
     accumulate(w.accumulate);
   }
 }
 
 void Builder::describe(const Norm& w) {
+  if (w.over == SumOver::kSequences) return describe_sequences(w.rms ? 1 : 2, w.accumulate);
   const std::string b = lead(w.phase == Phase::kF ? 0 : 1);
   equation.frozen = "h";
   if (w.phase == Phase::kF) {
@@ -185,9 +195,17 @@ void Builder::describe(const Norm& w) {
     write("dx", b + "h");
     return;
   }
-  write("dgamma", "h", 0b111u);
-  if (!w.rms) write("dbeta", "h", 0b001u);
-  accumulate(w.accumulate);
+  const bool apart = w.over == SumOver::kTokens;
+  write("dgamma", apart ? "bnh" : "h", 0b111u);
+  if (!w.rms) write("dbeta", apart ? "bnh" : "h", 0b001u);
+  if (!apart) accumulate(w.accumulate);
+}
+
+/// Sums of the tokens of each sequence are added up over sequences.
+void Builder::describe_sequences(int sums, bool accumulates) {
+  for (int i = 0; i < sums; ++i) read("sums", "bnh", Pass::kFactor);
+  for (int i = 0; i < sums; ++i) write("dparameter", "h", 1u << i);
+  accumulate(accumulates);
 }
 
 /// Scales say nothing of how the result is placed: each rank multiplies what it holds by what it was divided by.
@@ -245,6 +263,65 @@ void Builder::describe(const Attention& w) {
   }
 }
 
+void Builder::describe(const SplitHeads& w) {
+  equation.loose = "g";
+  if (w.phase == Phase::kF) {
+    read("qkv", "bsg", Pass::kTerm);
+    write("q", "bsg");
+    write("kv", "bsg");
+  } else {
+    read("dq", "bsg", Pass::kTerm);
+    read("dkv", "bsg", Pass::kTerm);
+    write("dqkv", "bsg");
+  }
+}
+
+void Builder::describe(const AttentionBlock& w) {
+  equation.queries = 'q';
+  equation.keys = 'k';
+  equation.loose = "g";
+  if (w.phase == Phase::kF) {
+    read("q", "bqg", Pass::kNonlinear);
+    read("kv", "bkg", Pass::kNonlinear);
+    if (w.carry) {
+      read("o", "bqg", Pass::kNonlinear);
+      read("lse", "bgq", Pass::kNonlinear);
+    }
+    write("o", "bqg", ~0u, w.carry ? slot_of_read(2) : SlotId());
+    if (w.partial)
+      write("sums", "bgqc");
+    else
+      write("lse", "bgq", ~0u, w.carry ? slot_of_read(3) : SlotId());
+    return;
+  }
+  read("do", "bqg", Pass::kFactor);
+  read("o", "bqg", Pass::kNonlinear);
+  read("lse", "bgq", Pass::kNonlinear);
+  read("q", "bqg", Pass::kNonlinear);
+  read("kv", "bkg", Pass::kNonlinear);
+  uint32_t old = 5;
+  const uint32_t dq_old = w.carry ? 1u << old++ : 0u, dkv_old = w.carry_kv ? 1u << old : 0u;
+  write("dq", "bqg", 0b11111u | dq_old, w.carry ? slot_of_read(5) : SlotId());
+  write("dkv", "bkg", 0b11111u | dkv_old, w.carry_kv ? slot_of_read(w.carry ? 6 : 5) : SlotId());
+  if (w.carry) read("dq", "bqg", Pass::kTerm);
+  if (w.carry_kv) read("dkv", "bkg", Pass::kTerm);
+}
+
+void Builder::describe(const AttentionMerge& w) {
+  equation.loose = w.keys || w.phase == Phase::kF ? "g" : "";  // rows of o and heads are counted along it
+  if (w.phase == Phase::kF) {
+    for (size_t i = 0; i < std::max<size_t>(1, op_.reads.size() / 2); ++i) {
+      read("o", "bqg", Pass::kNonlinear);
+      read("sums", "bgqc", Pass::kNonlinear);
+    }
+    write("o", "bqg");
+    write("lse", "bgq");
+    return;
+  }
+  for (size_t i = 0; i < std::max<size_t>(1, op_.reads.size()); ++i) read(w.keys ? "dkv" : "dq", "bqg", Pass::kTerm);
+  write(w.keys ? "dkv" : "dq", "bqg");
+}
+
 void Builder::describe(const Activation& w) {
   const std::string b = lead(0);
   equation.loose = w.swiglu ? "f" : "";  // u holds gate and up
@@ -260,6 +337,7 @@ void Builder::describe(const Activation& w) {
 }
 
 void Builder::describe(const Residual& w) {
+  if (w.over == SumOver::kSequences) return describe_sequences(1, w.accumulate);
   const std::string b = lead(0);
   equation.may_alias = true;
   if (w.phase == Phase::kF) {
@@ -269,8 +347,8 @@ void Builder::describe(const Residual& w) {
     write("y", b + "h");
   } else {
     read("dy", b + "h", Pass::kFactor);
-    write("dbias", "h");
-    accumulate(w.accumulate);
+    write("dbias", w.over == SumOver::kTokens ? "bnh" : "h");
+    if (w.over == SumOver::kAll) accumulate(w.accumulate);
   }
 }
 
@@ -370,6 +448,13 @@ void Builder::describe(const Collective& w) {
   write("dst", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, in_place ? slot_of_read(0) : SlotId(), true);
 }
 
+/// Placements are judged by `check_regroup`: along one axis the parts of a row are cut apart, along another each part.
+void Builder::describe(const Regroup& w) {
+  equation.loose = "wv";
+  read("x", w.join ? "nsbv" : "bsw", Pass::kTerm);
+  write("y", w.join ? "bsw" : "nsbv");
+}
+
 void Builder::describe(const Recv&) {
   write("x", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, SlotId(), true);
 }
@@ -385,8 +470,8 @@ std::string Builder::build() {
 std::string Builder::operands_fault() const {
   if (op_.reads.size() != equation.reads.size() || op_.writes.size() != equation.writes.size())
     return fmt::format("takes ({}) -> ({}), found {} reads and {} writes", names_, outs_, op_.reads.size(), op_.writes.size());
-  if (op_.reads.size() > 32 && !std::holds_alternative<SumScalars>(op_.work) && !std::holds_alternative<SquaredNorm>(op_.work) &&
-      !std::holds_alternative<Kernel>(op_.work))
+  if (op_.reads.size() > 32 && !std::holds_alternative<AttentionMerge>(op_.work) && !std::holds_alternative<SumScalars>(op_.work) &&
+      !std::holds_alternative<SquaredNorm>(op_.work) && !std::holds_alternative<Kernel>(op_.work))
     return fmt::format("{} reads are too many", op_.reads.size());
   const auto dims_fault = [&](SlotId id, const std::string& dims) -> std::string {
     const int rank = slot(id).type.shape.rank;
@@ -478,6 +563,60 @@ std::string Builder::settings_fault() const {
       return fault;
     return extent_fault(write_slot(0), 2, qkv.type.shape[2], "the gradient of q, k and v");
   };
+  const auto of_split = [&](const SplitHeads& w) -> std::string {
+    const bool forward = w.phase == Phase::kF;
+    const Slot &qkv = forward ? read_slot(0) : write_slot(0), &q = forward ? write_slot(0) : read_slot(0),
+               &kv = forward ? write_slot(1) : read_slot(1);
+    if (std::string fault = heads_fault(w.heads, w.kv_heads, w.head_dim, qkv); !fault.empty()) return fault;
+    if (std::string fault = extent_fault(q, 2, static_cast<int64_t>(w.heads) * w.head_dim, "a row of every head"); !fault.empty())
+      return fault;
+    return extent_fault(kv, 2, 2 * static_cast<int64_t>(w.kv_heads) * w.head_dim, "a key and a value of every kv head");
+  };
+  const auto of_block = [&](const AttentionBlock& w) -> std::string {
+    const bool forward = w.phase == Phase::kF;
+    if (w.heads < 1 || w.kv_heads < 1 || w.head_dim < 1 || w.heads % w.kv_heads != 0 ||
+        std::max({w.heads, w.kv_heads, w.head_dim}) > kMaxHeads)
+      return fmt::format("heads={} kv_heads={} head_dim={}: positive numbers up to {}, and every kv head serves as many heads",
+                         w.heads, w.kv_heads, w.head_dim, kMaxHeads);
+    if (w.partial && (w.carry || w.carry_kv)) return "partial results are kept apart: they are not carried";
+    if (forward && w.carry_kv) return "carry_kv: keys and values have a gradient in backward only";
+    const int64_t queries = static_cast<int64_t>(w.heads) * w.head_dim, keys = 2 * static_cast<int64_t>(w.kv_heads) * w.head_dim;
+    const Slot &q = read_slot(forward ? 0 : 3), &kv = read_slot(forward ? 1 : 4), &o = forward ? write_slot(0) : read_slot(1),
+               &sums = forward ? write_slot(1) : read_slot(2);
+    for (const Slot* rows : {&q, &o, forward ? &o : &read_slot(0), forward ? &o : &write_slot(0)})
+      if (std::string fault = extent_fault(*rows, 2, queries, "a row of every head"); !fault.empty()) return fault;
+    if (std::string fault = extent_fault(kv, 2, keys, "a key and a value of every kv head"); !fault.empty()) return fault;
+    if (std::string fault = extent_fault(sums, 1, w.heads, "one a head"); !fault.empty()) return fault;
+    if (forward && w.partial)
+      if (std::string fault = extent_fault(sums, 3, 2, "a maximum and a sum"); !fault.empty()) return fault;
+    if (sums.type.dtype != DType::f32) return fmt::format("%{} is {}, and statistics are f32", sums.name, name_of(sums.type.dtype));
+    if (forward && o.type.dtype != DType::f32)
+      return fmt::format("%{} is {}: a block's output is f32, and rounded once at the end", o.name, name_of(o.type.dtype));
+    if (forward) return "";
+    const int64_t gradient = w.partial ? 2 * queries : keys;
+    return extent_fault(write_slot(1), 2, gradient, w.partial ? "the gradients by query head" : "the gradient of keys and values");
+  };
+  const auto of_merge = [&](const AttentionMerge& w) -> std::string {
+    if (w.heads < 1 || w.kv_heads < 1 || w.head_dim < 1 || w.heads % w.kv_heads != 0 ||
+        std::max({w.heads, w.kv_heads, w.head_dim}) > kMaxHeads)
+      return fmt::format("heads={} kv_heads={} head_dim={}: positive numbers up to {}, and every kv head serves as many heads",
+                         w.heads, w.kv_heads, w.head_dim, kMaxHeads);
+    if (w.phase == Phase::kF && w.keys) return "keys: keys and values have a gradient in backward only";
+    const int64_t d = w.head_dim, in = (w.keys ? 2 : 1) * static_cast<int64_t>(w.heads) * d;
+    const int64_t out = w.keys ? 2 * static_cast<int64_t>(w.kv_heads) * d : in;
+    const size_t each = w.phase == Phase::kF ? 2 : 1;
+    for (size_t i = 0; i < op_.reads.size(); i += each) {
+      if (std::string fault = extent_fault(read_slot(i), 2, in, "the rows of every head"); !fault.empty()) return fault;
+      if (read_slot(i).type.dtype != DType::f32)
+        return fmt::format("%{} is {}: parts of a sum are f32", read_slot(i).name, name_of(read_slot(i).type.dtype));
+      if (each == 1) continue;
+      if (std::string fault = extent_fault(read_slot(i + 1), 1, w.heads, "one a head"); !fault.empty()) return fault;
+      if (std::string fault = extent_fault(read_slot(i + 1), 3, 2, "a maximum and a sum"); !fault.empty()) return fault;
+    }
+    if (each == 2 && write_slot(1).type.dtype != DType::f32)
+      return fmt::format("%{} is {}, and statistics are f32", write_slot(1).name, name_of(write_slot(1).type.dtype));
+    return extent_fault(write_slot(0), 2, out, "the rows of the result");
+  };
   const auto of_rope = [&](const Rope& w) -> std::string {
     if (w.head_dim % 2 != 0) return fmt::format("head_dim={}: rotation takes pairs", w.head_dim);
     return heads_fault(w.heads, w.kv_heads, w.head_dim, read_slot(0));
@@ -490,9 +629,38 @@ std::string Builder::settings_fault() const {
       return fault;
     return forward ? "" : extent_fault(write_slot(0), u.type.shape.rank - 1, u.type.shape.last(), "the gradient of gate and up");
   };
+  const auto over_fault = [&](SumOver over, Phase phase, bool accumulates) -> std::string {
+    if (over == SumOver::kAll) return "";
+    if (phase != Phase::kW) return "only a sum over tokens, of phase W, is over tokens or sequences alone";
+    if (over == SumOver::kTokens && accumulates)
+      return "sums of one micro-batch are not added to others: that is for over=sequences";
+    for (const SlotId sum : over == SumOver::kTokens ? op_.writes : std::vector<SlotId>(op_.reads.begin(), op_.reads.begin() + 1)) {
+      if (std::string fault = extent_fault(slot(sum), 1, 1, "a sum for each sequence"); !fault.empty()) return fault;
+      if (slot(sum).type.dtype != DType::f32)
+        return fmt::format("%{} is {}, and sums that are to be added up are f32", slot(sum).name, name_of(slot(sum).type.dtype));
+    }
+    return "";
+  };
+  const auto of_residual = [&](const Residual& w) -> std::string { return over_fault(w.over, w.phase, w.accumulate); };
   const auto of_norm = [&](const Norm& w) -> std::string {
+    if (std::string fault = over_fault(w.over, w.phase, w.accumulate); !fault.empty()) return fault;
+    if (w.over == SumOver::kSequences) return "";
     const Slot& stats = w.phase == Phase::kF ? write_slot(1) : read_slot(w.phase == Phase::kI ? 3 : 2);
     return extent_fault(stats, stats.type.shape.rank - 1, w.rms ? 1 : 2, w.rms ? "1/rms" : "mean and 1/std");
+  };
+  const auto of_regroup = [&](const Regroup& w) -> std::string {
+    const Slot &whole = w.join ? write_slot(0) : read_slot(0), &parted = w.join ? read_slot(0) : write_slot(0);
+    const int64_t here = parted.type.shape[0], width = parted.type.shape[3];
+    if (w.parts < 1 || here < 1 || w.parts % here != 0) return fmt::format("%{} has {} of {} parts", parted.name, here, w.parts);
+    if (w.copies == 1) return extent_fault(whole, 2, here * width, "a row of its parts");
+    const int64_t d = w.head_dim, groups = w.kv_heads;
+    if (w.copies < 1 || w.copies > kContractionLeaves || d < 1 || groups < 1 || here != w.parts || w.parts != groups * w.copies)
+      return fmt::format("parts={} copies={} kv_heads={} head_dim={}: each copy of a kv head is one part, and there are at most {}",
+                         w.parts, w.copies, w.kv_heads, w.head_dim, kContractionLeaves);
+    const int64_t queries = width - 2 * d;  // of a part
+    if (queries < d || queries % d != 0)
+      return fmt::format("%{} has parts of {} rows, and a part is queries, a key and a value of {} each", parted.name, width, d);
+    return extent_fault(whole, 2, groups * (w.copies * queries + 2 * d), "queries, keys and values of its parts");
   };
   const auto of_positions = [&](const Positions& w) -> std::string {
     const Slot &table = w.phase == Phase::kF ? read_slot(1) : write_slot(0), &x = read_slot(0);
@@ -522,7 +690,8 @@ std::string Builder::settings_fault() const {
       return "";
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
-  return std::visit(Overload{of_kernel, of_linear, of_attention, of_rope, of_activation, of_norm, of_positions, of_loss, of_dropout,
+  return std::visit(Overload{of_kernel, of_linear, of_attention, of_split, of_block, of_merge, of_rope, of_activation, of_norm,
+                             of_residual, of_positions, of_loss, of_dropout, of_regroup,
                              [](const auto&) { return std::string(); }},
                     op_.work);
 }
@@ -584,6 +753,7 @@ class TypeChecker {
   void check_collective_shapes(const Op& op, const Collective& c);
   void check_counts(const Op& op, const Collective& c);
   void check_cut(const Op& op, const Collective& c);
+  void check_regroup(const Op& op, const Regroup& w);
   void check_load(const Op& op);
   void check_fill(const Op& op, const Fill& fill);
   int cut_within(SlotId slot, int axis, const Comm& comm) const;
@@ -592,6 +762,11 @@ class TypeChecker {
   bool counts_its_own(const Op& op, Placement declared, int axis) const;
   bool may_be_whole(const Op& op, Placement derived, Placement declared, int axis) const;
   Derived derive(const Equation& equation, const Written& w, int axis) const;
+  Derived derive_block(const Equation& equation, const Written& w, int axis) const;
+  bool cuts_queries(const Equation& equation, int axis) const;
+  void check_block(const Op& op, const Equation& equation, const AttentionBlock& block);
+  void check_merge(const Op& op, const AttentionMerge& merge);
+  void check_positions(const Op& op);
   Derived derive_sharded(const Equation& equation, const Written& w, int axis, char letter) const;
   Derived derive_partial(const Equation& equation, const Written& w, int axis, bool contracts) const;
   bool used(const Written& w, size_t read) const { return read >= 32 || (w.uses >> read) & 1; }
@@ -616,6 +791,12 @@ void TypeChecker::check(const Op& op) {
                    kMaxTokens);
   }
   if (const auto* f = std::get_if<Fill>(&op.work)) return check_fill(op, *f);
+  if (const auto* w = std::get_if<Regroup>(&op.work)) return check_regroup(op, *w);
+  if (const auto* w = std::get_if<Positions>(&op.work)) {
+    const Type& table = type(w->phase == Phase::kF ? op.reads[1] : op.writes[0]);
+    const int64_t tokens = logical_shape(type(op.reads[0]), plan_.mesh)[1], rows = logical_shape(table, plan_.mesh)[0];
+    if (tokens > rows) fault(op, Rule::kTypes, "a table of {} positions for sequences of {} tokens", rows, tokens);
+  }
   if (std::holds_alternative<Sgd>(op.work)) return check_optimizer(op, 1);
   if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
   Builder builder(segment_, op);
@@ -627,6 +808,9 @@ void TypeChecker::check(const Op& op) {
   }
   for (const Written& w : builder.equation.writes) check_written(op, builder.equation, w);
   check_agreed(op);
+  check_positions(op);
+  if (const auto* block = std::get_if<AttentionBlock>(&op.work)) check_block(op, builder.equation, *block);
+  if (const auto* merge = std::get_if<AttentionMerge>(&op.work)) check_merge(op, *merge);
   const auto* kernel = std::get_if<Kernel>(&op.work);
   if (kernel == nullptr || (kernel->rule != Kernel::Rule::kOpaque && kernel->rule != Kernel::Rule::kTrusted)) return;
   for (const auto* operands : {&op.reads, &op.writes})
@@ -674,7 +858,104 @@ bool TypeChecker::counts_its_own(const Op& op, Placement declared, int axis) con
   return std::holds_alternative<SquaredNorm>(op.work) && role_axis(plan_) == axis && declared.is_partial();
 }
 
+/// Whether the axis cuts the sequence of an attention.
+bool TypeChecker::cuts_queries(const Equation& equation, int axis) const {
+  return equation.queries != 0 && std::ranges::any_of(equation.reads, [&](const Operand& r) {
+           const Placement p = place(r.slot, axis);
+           return p.is_shard() && r.dims[static_cast<size_t>(p.dim)] == equation.queries;
+         });
+}
+
+/// An attention whose queries are this rank's part of a sequence. Its keys are the rank's own part, a block that came round a ring
+/// (local), or the whole, of which each rank's queries then give the gradient a summand. That every block is met, and comes home, is
+/// proved by rules 3 and 4 (plan/verify_backward.cpp).
+Derived TypeChecker::derive_block(const Equation& equation, const Written& w, int axis) const {
+  Placement keys = Placement::replicate();
+  bool first = true;
+  for (size_t i = 0; i < equation.reads.size(); ++i) {
+    const Operand& r = equation.reads[i];
+    const Placement p = place(r.slot, axis);
+    if (const auto at = r.dims.find(equation.queries); at != std::string::npos) {
+      if (p != Placement::shard(static_cast<int>(at)))
+        return {{}, false, fmt::format("{}, while other operands are this rank's part of the sequence", placed(r.slot, axis))};
+      continue;
+    }
+    if (!used(w, i)) continue;
+    const bool whole = p.kind == Place::kReplicate || (p.is_partial() && r.pass == Pass::kTerm);
+    const bool block = p.kind == Place::kLocal || p == Placement::shard(1);
+    if (!whole && !block)
+      return {{},
+              false,
+              fmt::format("{}: keys are the rank's part of the sequence, a block of a ring, or whole", placed(r.slot, axis))};
+    if (!first && r.pass == Pass::kTerm && p != (keys.kind == Place::kReplicate ? Placement::partial() : keys))
+      return {{}, false, fmt::format("{}, and its keys are {}", placed(r.slot, axis), placement_name(keys))};
+    if (first) keys = p;
+    first = false;
+  }
+  if (const auto out = w.dims.find(equation.queries); out != std::string::npos)
+    return {Placement::shard(static_cast<int>(out)), false, ""};
+  return {keys.kind == Place::kReplicate ? Placement::partial() : keys, false, ""};
+}
+
+/// A block that the plan says is of the rank `turn` further along has come that way, and no other has.
+void TypeChecker::check_block(const Op& op, const Equation& equation, const AttentionBlock& block) {
+  int cut = -1;
+  const SlotId kv = op.reads[block.phase == Phase::kF ? 1 : 4];
+  for (int axis = 0; axis < axes(); ++axis) {
+    if (!split(axis)) continue;
+    if (!cuts_queries(equation, axis)) {
+      const Placement p = place(kv, axis);
+      if (p == Placement::shard(1))
+        fault(op, Rule::kTypes, "along {}: {}, and the queries are not cut: they see a part of the keys", axis_name(axis),
+              placed(kv, axis));
+      continue;
+    }
+    if (cut >= 0 && place(kv, axis).kind != Place::kReplicate)
+      fault(op, Rule::kTypes, "the sequence is cut along {} and {}: blocks go round one axis", axis_name(cut), axis_name(axis));
+    cut = axis;
+    const int size = plan_.mesh.axes[static_cast<size_t>(axis)].size;
+    const bool travelled = place(kv, axis).kind == Place::kLocal;
+    if (block.turn <= -size || block.turn >= size || travelled != (block.turn != 0))
+      fault(op, Rule::kTypes, "along {}: turn={} with {}: a block of another rank is local, and of one of {} ranks",
+            axis_name(axis), block.turn, placed(kv, axis), size);
+    const int64_t tokens = logical_shape(type(op.reads[block.phase == Phase::kF ? 0 : 3]), plan_.mesh)[1];
+    if (place(kv, axis).kind == Place::kReplicate && type(kv).shape[1] != tokens)
+      fault(op, Rule::kTypes, "along {}: {} with {} tokens, and the sequence has {}", axis_name(axis), placed(kv, axis),
+            type(kv).shape[1], tokens);
+    if (place(kv, axis).kind != Place::kReplicate && type(kv).shape[1] * size != tokens)
+      fault(op, Rule::kTypes, "along {}: {} with {} tokens of {} on each of {} ranks", axis_name(axis), placed(kv, axis),
+            type(kv).shape[1], tokens, size);
+  }
+  if (cut < 0 && block.turn != 0) fault(op, Rule::kTypes, "turn={}, and no axis cuts the sequence", block.turn);
+}
+
+/// What asks for positions has as many tokens as the plan's order can place.
+void TypeChecker::check_positions(const Op& op) {
+  const auto* block = std::get_if<AttentionBlock>(&op.work);
+  const auto* attention = std::get_if<Attention>(&op.work);
+  const bool asks = block || attention || std::holds_alternative<Rope>(op.work) || std::holds_alternative<Positions>(op.work);
+  if (!asks) return;
+  const size_t rows = block != nullptr && block->phase == Phase::kI ? 3 : 0;
+  const int64_t tokens = logical_shape(type(op.reads[rows]), plan_.mesh)[1], granule = plan_.token_order.granule();
+  if (tokens % granule != 0)
+    fault(op, Rule::kTypes, "%{} is of sequences of {} tokens, and the order of tokens takes multiples of {}", name(op.reads[rows]),
+          tokens, granule);
+}
+
+/// One operand of each rank along the axis that cuts the sequence, or one of the whole.
+void TypeChecker::check_merge(const Op& op, const AttentionMerge& merge) {
+  const size_t n = op.reads.size() / (merge.phase == Phase::kF ? 2 : 1);
+  int64_t ranks = 1;
+  for (int axis = 0; axis < axes(); ++axis)
+    if (split(axis) && place(op.reads[0], axis) == Placement::shard(1)) ranks *= plan_.mesh.axes[static_cast<size_t>(axis)].size;
+  if (n > 16) fault(op, Rule::kTypes, "merges {} parts: the tree over a sequence has 16 leaves", n);
+  if (n != 1 && (static_cast<int64_t>(n) != ranks || (merge.step != 1 && merge.step != -1)))
+    fault(op, Rule::kTypes, "merges {} parts with step={}, and {} ranks cut the sequence: one of each, step=1 or step=-1", n,
+          merge.step, ranks);
+}
+
 Derived TypeChecker::derive(const Equation& equation, const Written& w, int axis) const {
+  if (cuts_queries(equation, axis)) return derive_block(equation, w, axis);
   char letter = 0;
   bool any_partial = false, any_local = false;
   std::string contracted;
@@ -902,6 +1183,34 @@ void TypeChecker::check_agreed(const Op& op) {
   const Type &x = type(op.reads[0]), &q = type(op.writes[0]);
   if (q.micro != x.micro || q.scale != x.scale || !(q.shape == x.shape))
     fault(op, Rule::kTypes, "%{} is %{} rounded, and must have its shape, scale and micro", name(op.writes[0]), name(op.reads[0]));
+}
+
+/// x[b,s,w] and y[n,s,b,v]: rows are their parts in order, and each part is cut within. So an axis that cuts x along w cuts y along n or
+/// along v; where one axis does the first and one the second, the second cuts within the slices of the first.
+void TypeChecker::check_regroup(const Op& op, const Regroup& w) {
+  const SlotId x = w.join ? op.writes[0] : op.reads[0], y = w.join ? op.reads[0] : op.writes[0];
+  int by_part = -1;
+  for (int axis = 0; axis < axes(); ++axis) {
+    if (!split(axis)) continue;
+    const Placement whole = place(x, axis), parted = place(y, axis);
+    bool good = whole.kind == parted.kind;
+    if (good && whole.is_shard()) {
+      const int dim = parted.dim;
+      good = whole.dim == 0 ? dim == 2 : whole.dim == 1 ? dim == 1 : dim == 0 || dim == 3;
+      if (dim == 0) by_part = axis;
+    }
+    if (!good)
+      fault(op, Rule::kTypes, "along {}: {}, and {}: parts of rows keep sequences and tokens where they are", axis_name(axis),
+            placed(x, axis), placed(y, axis));
+  }
+  for (int axis = 0; axis < by_part; ++axis)
+    if (split(axis) && place(y, axis) == Placement::shard(3))
+      fault(op, Rule::kTypes, "along {}: {} cuts each part of %{}, and {} the parts: the mesh's later axes cut within slices",
+            axis_name(by_part), axis_name(axis), name(y), axis_name(by_part));
+  if (const int64_t parts = logical_shape(type(y), plan_.mesh)[0]; parts != w.parts)
+    fault(op, Rule::kTypes, "%{} has {} parts over all ranks, and the op makes {}", name(y), parts, w.parts);
+  if (type(x).scale != type(y).scale || type(x).micro != type(y).micro || type(x).dtype != type(y).dtype)
+    fault(op, Rule::kTypes, "%{} and %{} have one scale, one micro-batch part and one element type", name(x), name(y));
 }
 
 void TypeChecker::check_load(const Op& op) {

@@ -17,6 +17,7 @@ struct Message {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   Algorithm algorithm = Algorithm::kRing;
   int root = 0;
+  int per_node = 1;
   int hop = 0;
   bool cyclic = false;
   DType dtype = DType::f32;
@@ -35,7 +36,7 @@ Counts messages_of(const Segment& segment) {
     if (!op) continue;
     if (const auto* c = std::get_if<Collective>(&op->work)) {
       const Type& whole = type_of(c->kind == CollectiveKind::kAllGather ? op->writes.at(0) : op->reads.at(0));
-      ++counts[{c->comm.value, false, c->kind, c->algorithm, c->root, 0, false, whole.dtype, whole.shape.elements()}];
+      ++counts[{c->comm.value, false, c->kind, c->algorithm, c->root, c->per_node, 0, false, whole.dtype, whole.shape.elements()}];
     } else if (const auto* s = std::get_if<Send>(&op->work)) {
       const Type& t = type_of(op->reads.at(0));
       ++counts[{.comm = s->comm.value,
@@ -79,7 +80,8 @@ int64_t bytes_sent(const Message& m, const Seat& seat) {
     const bool leaves = m.cyclic ? m.hop % seat.size != 0 : to >= 0 && to < seat.size;
     return leaves ? bytes_of(m.dtype, m.elements) : 0;
   }
-  return bytes_of(m.dtype, sent_elements(m.kind, m.algorithm, m.elements, seat.size, seat.index, seat.size == 1 ? 0 : m.root));
+  return bytes_of(m.dtype, sent_elements(m.kind, m.algorithm, m.elements, seat.size, seat.index, seat.size == 1 ? 0 : m.root,
+                                         seat.size == 1 ? 1 : m.per_node));
 }
 
 /// total += times * bytes; what has more than 63 bits stays at the largest number.

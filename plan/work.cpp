@@ -68,6 +68,7 @@ int64_t flops_of(const Norm& w, const Operands& o) {
   const int64_t n = elements(o.read(0));
   if (w.phase == Phase::kF) return n * (w.rms ? 4 : 8);
   if (w.phase == Phase::kI) return n * ((w.rms ? 7 : 10) + (w.residual ? 1 : 0));
+  if (w.over == SumOver::kSequences) return n * (w.rms ? 1 : 2);
   return n * (w.rms ? 3 : 5);
 }
 
@@ -91,6 +92,19 @@ int64_t flops_of(const Attention& w, const Operands& o) {
   const int64_t pairs = sequences * w.heads * (tokens * (tokens + 1) / 2);
   if (w.phase == Phase::kF) return pairs * (4 * w.head_dim + 5);
   return pairs * (10 * w.head_dim + 6) + 2 * elements(o.read(0));
+}
+
+int64_t flops_of(const SplitHeads&, const Operands&) { return 0; }
+/// Without the pairs, which depend on the rank: see `work_of`. F: a division a result, and with `carry` two products and a sum more.
+int64_t flops_of(const AttentionBlock& w, const Operands& o) {
+  if (w.phase == Phase::kF) return elements(o.read(0)) * (w.partial ? 0 : w.carry ? 4 : 1);
+  return 2 * elements(o.read(0)) + (w.carry ? elements(o.write(0)) : 0) + (w.carry_kv ? elements(o.write(1)) : 0);
+}
+/// F: each part but the first two products and a sum, and a division a result. I: a sum each, over parts and over a group's heads.
+int64_t flops_of(const AttentionMerge& w, const Operands& o) {
+  const auto parts = static_cast<int64_t>(o.reads()) / (w.phase == Phase::kF ? 2 : 1);
+  if (w.phase == Phase::kF) return elements(o.write(0)) * (3 * (parts - 1) + 1);
+  return elements(o.read(0)) * parts - elements(o.write(0));
 }
 
 /// gelu: u^3 2, inner 3, tanh 1, outer 3; its derivative adds 11. swiglu per output: negate, exp, add, divide,
@@ -121,6 +135,12 @@ int64_t flops_of(const Kernel& w, const Operands&) { return w.flops; }
 int64_t flops_of(const Collective&, const Operands&) { return 0; }
 int64_t flops_of(const Send&, const Operands&) { return 0; }
 int64_t flops_of(const Recv&, const Operands&) { return 0; }
+/// Of rows that are put together of copies: the sum of each key and value over them.
+int64_t flops_of(const Regroup& w, const Operands& o) {
+  if (!w.join || w.copies == 1) return 0;
+  const Shape& x = o.write(0).shape;
+  return x[0] * x[1] * w.kv_heads * 2 * w.head_dim * (w.copies - 1);
+}
 
 // --- memory and payload ------------------------------------------------------------------------------------------------------
 
@@ -151,14 +171,22 @@ int64_t product_scratch(int64_t k, bool canonical) {
 
 int64_t scratch_of(const Linear& w, const Operands& o, bool canonical) { return product_scratch(extents_of(w, o)[2], canonical); }
 
-int64_t attention_scratch(const Attention& w, int64_t s) {
-  const int64_t d = w.head_dim;
-  if (w.phase == Phase::kF) return floats(d * padded(s)) + floats(s * padded(d)) + floats(4 * padded(s));
-  return 2 * floats(d * padded(s)) + 3 * floats(s * padded(d)) + 2 * floats(4 * padded(s)) + 2 * floats(4 * padded(d));
+/// Of `s` keys. In canonical mode dk and dv are held at each level of a tree over 16 leaves and the heads of a group.
+template <class W>
+int64_t attention_scratch(const W& w, int64_t s, bool canonical) {
+  const int64_t d = w.head_dim, row = padded(s);
+  if (w.phase == Phase::kF) return floats(d * row) + floats(s * padded(d)) + floats(4 * row);
+  int64_t entries = canonical ? 6 : 1;
+  for (int n = w.heads / w.kv_heads - 1; canonical && n > 0; n /= 2) ++entries;
+  return 2 * floats(d * row) + floats(s * padded(d)) + 2 * floats(4 * row) + 2 * floats(4 * padded(d)) +
+         2 * floats(entries * s * padded(d));
 }
 
-int64_t scratch_of(const Attention& w, const Operands& o, bool) {
-  return attention_scratch(w, (w.phase == Phase::kI ? o.read(3) : o.read(0)).shape[1]);
+int64_t scratch_of(const Attention& w, const Operands& o, bool canonical) {
+  return attention_scratch(w, (w.phase == Phase::kI ? o.read(3) : o.read(0)).shape[1], canonical);
+}
+int64_t scratch_of(const AttentionBlock& w, const Operands& o, bool canonical) {
+  return attention_scratch(w, (w.phase == Phase::kI ? o.read(4) : o.read(1)).shape[1], canonical);
 }
 
 int64_t scratch_of(const Embed& w, const Operands& o, bool) {
@@ -190,6 +218,11 @@ int64_t windows(const Operands& o, int64_t n) {
   return bytes;
 }
 
+/// Rows that a sum over tokens takes in one launch: sequences that are summed apart are taken one after another.
+int64_t rows_at_once(SumOver over, const Type& gradient) {
+  return over == SumOver::kTokens ? rows_of(gradient) / gradient.shape[0] : rows_of(gradient);
+}
+
 int64_t narrow_scratch(const Norm& w, const Operands& o, bool) {
   const size_t beta = 2;
   const int64_t width = o.read(0).shape.last(), block = block_of_rows(width);
@@ -199,7 +232,13 @@ int64_t narrow_scratch(const Norm& w, const Operands& o, bool) {
   if (w.phase == Phase::kI)
     return window(o.read(0), block) + window(o.read(1), block) + window(o.write(0), block) + window(o.read(2), width) +
            (w.residual ? window(o.read(4), block) : 0);
-  return 2 * floats(rows_of(o.read(0)) * kColumns) + window(o.write(0), kColumns) + (w.rms ? 0 : window(o.write(1), kColumns));
+  if (w.over == SumOver::kSequences) {  // one sum after another
+    int64_t widest = 0;
+    for (size_t i = 0; i < o.writes(); ++i) widest = std::max(widest, window(o.write(i), kColumns));
+    return floats(rows_of(o.read(0)) * kColumns) + widest;
+  }
+  return 2 * floats(rows_at_once(w.over, o.read(0)) * kColumns) + window(o.write(0), kColumns) +
+         (w.rms ? 0 : window(o.write(1), kColumns));
 }
 
 int64_t narrow_scratch(const Linear& w, const Operands& o, bool canonical) {
@@ -221,11 +260,35 @@ int64_t narrow_scratch(const Linear& w, const Operands& o, bool canonical) {
   return left + window(o.read(1), columns * e[2]) + (w.bias ? window(o.read(bias), columns) : 0) + result + product;
 }
 
-int64_t narrow_scratch(const Attention& w, const Operands& o, bool) {
+int64_t narrow_scratch(const SplitHeads&, const Operands& o, bool) {
+  bool through = false;
+  for (const Type* whole : {&o.read(0), &o.write(0)})
+    for (size_t i = 0; i < std::max(o.reads(), o.writes()); ++i) {
+      const Type& part = whole == &o.read(0) ? o.write(std::min(i, o.writes() - 1)) : o.read(std::min(i, o.reads() - 1));
+      through = through || (is_narrow(*whole) && is_narrow(part));
+    }
+  return through ? floats(kBlock) : 0;
+}
+
+int64_t narrow_scratch(const AttentionBlock& w, const Operands& o, bool canonical) {
+  const bool back = w.phase == Phase::kI;
+  const int64_t sq = o.read(back ? 3 : 0).shape[1], sk = o.read(back ? 4 : 1).shape[1], queries = w.heads / w.kv_heads * w.head_dim;
+  const int64_t rows = floats(sq * queries), keys = floats(sk * 2 * w.head_dim);  // of one group of query heads
+  const int64_t gradient = w.partial ? floats(sk * 2 * queries) : keys;
+  return (back ? 4 * rows + keys + gradient : 2 * rows + keys) + attention_scratch(w, sk, canonical);
+}
+
+int64_t narrow_scratch(const AttentionMerge& w, const Operands& o, bool) {
+  const Type& y = o.write(0);
+  if (w.phase == Phase::kF) return window(y, y.shape[1] * y.shape[2]);
+  return window(y, block_of_rows(y.shape.last()));
+}
+
+int64_t narrow_scratch(const Attention& w, const Operands& o, bool canonical) {
   const Type& qkv = w.phase == Phase::kI ? o.read(3) : o.read(0);
   const int64_t s = qkv.shape[1], queries = w.heads / w.kv_heads * w.head_dim;
   const int64_t one = floats(s * (queries + 2 * w.head_dim)) + floats(s * queries);  // of one group of query heads
-  return (w.phase == Phase::kI ? 2 : 1) * one + attention_scratch(w, s);
+  return (w.phase == Phase::kI ? 2 : 1) * one + attention_scratch(w, s, canonical);
 }
 
 int64_t narrow_scratch(const Embed& w, const Operands& o, bool) {
@@ -249,7 +312,7 @@ int64_t narrow_scratch(const Activation& w, const Operands& o, bool) {
 
 int64_t narrow_scratch(const Residual& w, const Operands& o, bool) {
   const int64_t width = o.read(0).shape.last(), block = block_of_rows(width);
-  if (w.phase == Phase::kW) return floats(rows_of(o.read(0)) * kColumns) + window(o.write(0), kColumns);
+  if (w.phase == Phase::kW) return floats(rows_at_once(w.over, o.read(0)) * kColumns) + window(o.write(0), kColumns);
   return window(o.read(0), block) + window(o.read(1), block) + window(o.write(0), block) + (w.bias ? window(o.read(2), width) : 0);
 }
 
@@ -322,10 +385,54 @@ bool any_narrow(const Operands& o) {
 
 }  // namespace
 
-WorkAmount work_of(const Segment& segment, const Op& op, const Mesh&) {
+BlockParts block_parts(const Segment& segment, const Op& op, const Mesh& mesh, const Coordinates& at) {
+  const AttentionBlock& w = std::get<AttentionBlock>(op.work);
+  const bool forward = w.phase == Phase::kF;
+  const Type &q = segment.slots[op.reads[forward ? 0 : 3].index()].type,
+             &kv = segment.slots[op.reads[forward ? 1 : 4].index()].type;
+  const int64_t total = logical_shape(q, mesh)[1];
+  BlockParts parts{{logical_origin(q, mesh, at)[1], q.shape[1], total}, {0, kv.shape[1], total}};
+  if (kv.shape[1] == total) return parts;
+  for (size_t a = 0; a < mesh.axes.size(); ++a) {
+    const int size = mesh.axes[a].size;
+    if (size > 1 && q.place[a] == Placement::shard(1)) parts.keys.begin = ((at[a] + w.turn) % size + size) % size * kv.shape[1];
+  }
+  return parts;
+}
+
+int64_t pairs_of_block(const Segment& segment, const Op& op, const Mesh& mesh, const TokenOrder& order, const Coordinates* at) {
+  const auto pairs = [&](const Coordinates& c) {
+    const BlockParts p = block_parts(segment, op, mesh, c);
+    return seen_pairs(order, p.queries.total, p.queries.begin, p.queries.tokens, p.keys.begin, p.keys.tokens);
+  };
+  if (at != nullptr) return pairs(*at);
+  // Ranks differ along the axes that cut the sequence of the queries.
+  const Type& q = segment.slots[op.reads[std::get<AttentionBlock>(op.work).phase == Phase::kF ? 0 : 3].index()].type;
+  int64_t most = 0;
+  const auto visit = [&](const auto& self, size_t axis, Coordinates& c) -> void {
+    if (axis == mesh.axes.size()) {
+      most = std::max(most, pairs(c));
+      return;
+    }
+    const int size = q.place[axis] == Placement::shard(1) ? mesh.axes[axis].size : 1;
+    for (int i = 0; i < size; ++i) {
+      c[axis] = i;
+      self(self, axis + 1, c);
+    }
+  };
+  Coordinates c{};
+  visit(visit, 0, c);
+  return most;
+}
+
+WorkAmount work_of(const Segment& segment, const Op& op, const Mesh& mesh, const TokenOrder& order, const Coordinates* at) {
   const Operands operands(segment, op);
-  return {Flops(std::visit([&](const auto& w) { return flops_of(w, operands); }, op.work)), Bytes(memory_of(op.work, operands)),
-          Bytes(payload_of(op.work, operands))};
+  int64_t flops = std::visit([&](const auto& w) { return flops_of(w, operands); }, op.work);
+  if (const auto* w = std::get_if<AttentionBlock>(&op.work)) {
+    const int64_t sequences = operands.read(0).shape[0], pair = w->phase == Phase::kF ? 4 * w->head_dim + 5 : 10 * w->head_dim + 6;
+    flops += sequences * w->heads * pairs_of_block(segment, op, mesh, order, at) * pair;
+  }
+  return {Flops(flops), Bytes(memory_of(op.work, operands)), Bytes(payload_of(op.work, operands))};
 }
 
 int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {

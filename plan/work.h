@@ -14,17 +14,32 @@ struct WorkAmount {
   Bytes payload;  ///< the message of a collective or p2p op, on one rank
 };
 
-/// Work of `op` on one rank. Counts: a multiply-add is 2 flops; causal attention counts the half that is needed;
-/// elementwise ops count the flops of their formula.
-WorkAmount work_of(const Segment& segment, const Op& op, const Mesh& mesh);
+/// Work of `op` on one rank. Counts: a multiply-add is 2 flops; causal attention counts the pairs of a query and a key that it sees;
+/// elementwise ops count the flops of their formula. A block of attention does another work on each rank: that of the rank `at`, or,
+/// where none is given, that of the rank which does most, for which the others wait.
+WorkAmount work_of(const Segment& segment, const Op& op, const Mesh& mesh, const TokenOrder& order = {},
+                   const Coordinates* at = nullptr);
+
+/// The part of a sequence that a rank's operand of attention holds: places [begin, begin + tokens) of `total`.
+struct SequencePart {
+  int64_t begin = 0, tokens = 0, total = 0;
+};
+/// Queries and keys of an AttentionBlock on the rank at `at`.
+struct BlockParts {
+  SequencePart queries, keys;
+};
+BlockParts block_parts(const Segment& segment, const Op& op, const Mesh& mesh, const Coordinates& at);
+/// Pairs of a query and a key that it sees, for each sequence and head; `at` as for `work_of`.
+int64_t pairs_of_block(const Segment& segment, const Op& op, const Mesh& mesh, const TokenOrder& order,
+                       const Coordinates* at = nullptr);
 
 /// Extents of a Linear as a matmul [m, n, k], 2mnk flops: F is [tokens, out, in], I [tokens, in, out], W [out, in, tokens].
 std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op);
 
 /// Bytes that a kernel of `op` may use beside its operands while it runs: what `workspace.<stream>` must hold.
 ///
-/// Formula, with e = 4, rows and widths padded to 16 elements and each part aligned: attention F e (d s + s d + 4 s), I e (5 s d +
-///   8 s + 8 d); embedding W two lists of (row, position), 8 bytes a token each; in canonical mode a linear of contraction K packs
+/// Formula, with e = 4, rows and widths padded to 16 elements and each part aligned: attention of s keys F e (d s + s d +
+///   4 s), I e (3 s d + 8 s + 8 d + 2 n s d) with n = 1, in canonical mode 6 + bits of (query heads of a kv head - 1); embedding W two lists of (row, position), 8 bytes a token each; in canonical mode a linear of contraction K packs
 ///   e K (8 + c) for c = clamp(2^18 / K to a multiple of 64, 64, 512) columns. Everything else works in place.
 /// Units: bytes.
 /// Source: kernels/scratch.cpp, to which tests hold it.

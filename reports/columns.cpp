@@ -110,7 +110,7 @@ Value value_of(const CaseKey& key, const Case& c) {
 CaseColumn of_key(std::string_view path, Unit unit = Unit::kNone, std::string_view heading = "", std::string_view name = "") {
   const CaseKey* key = find_key(path);
   SHARDLAB_CHECK(key != nullptr, "no key is called `{}`", path);
-  return {name.empty() ? key->word() : name, unit, heading, key->help, [key](Outcome o) { return value_of(*key, o.config); }};
+  return {name.empty() ? key->word() : name, unit, heading, key->help, [key](Outcome o) { return value_of(*key, o.config); }, true};
 }
 
 /// Classes as tables name them: what is neither state nor activation counts as buffers, so that the six add up.
@@ -160,7 +160,7 @@ const std::vector<CaseColumn> kColumns = {
     of_key("backend"),
     of_key("transport"),
     CaseColumn{"world_size", Unit::kNone, "ranks", "dp tp pp cp",
-               [](Outcome o) { return number(int64_t{o.config.layout.world_size()}); }},
+               [](Outcome o) { return number(int64_t{o.config.layout.world_size()}); }, true},
     // The layout.
     of_key("dp"),
     of_key("tp"),
@@ -170,15 +170,16 @@ const std::vector<CaseColumn> kColumns = {
     of_key("ep"),
     of_key("zero"),
     CaseColumn{"schedule", Unit::kNone, "", "order of the pipeline's micro-batches",
-               [](Outcome o) { return text(name_of(o.config.layout.schedule)); }},
+               [](Outcome o) { return text(name_of(o.config.layout.schedule)); }, true},
     of_key("sequence_parallel"),
     CaseColumn{"recompute", Unit::kNone, "", "what backward computes again",
                [](Outcome o) {
                  const Layout& l = o.config.layout;
                  return text(l.recompute == Recompute::kByLayer ? l.recompute_options.layers : name_of(l.recompute));
-               }},
+               },
+               true},
     CaseColumn{"offload", Unit::kNone, "", "what lives outside device memory",
-               [](Outcome o) { return text(offload_text(o.config.layout.offload)); }},
+               [](Outcome o) { return text(offload_text(o.config.layout.offload)); }, true},
     of_key("precision"),
     // The batch.
     of_key("micro_batch"),
@@ -268,7 +269,7 @@ const std::vector<CaseColumn> kColumns = {
     CaseColumn{"loss_scale", Unit::kNone, "", "after the last step",
                [](Outcome o) { return o.measured ? maybe(o.measured->loss_scale) : kNotApplicable; }},
     CaseColumn{"seed", Unit::kNone, "", "of every random number",
-               [](Outcome o) { return text(fmt::format("{}", o.config.train.seed)); }},
+               [](Outcome o) { return text(fmt::format("{}", o.config.train.seed)); }, true},
     CaseColumn{"program_version", Unit::kNone, "", "of shardlab", [](Outcome o) { return text(o.program_version); }},
     CaseColumn{"calibration_id", Unit::kNone, "", "measurements of the machine that the prediction used",
                [](Outcome o) { return o.predicted ? text(o.predicted->calibration_id) : kNotApplicable; }},
@@ -286,20 +287,22 @@ const std::vector<CaseColumn> kColumns = {
     of_key("collective_algorithm"),
     of_key("canonical"),
     of_key("threads_per_rank"),
-    CaseColumn{"fsdp", Unit::kNone, "", "of zero 3: layers a unit, units fetched ahead, whether backward gathers again", fsdp},
+    CaseColumn{"fsdp", Unit::kNone, "", "of zero 3: layers a unit, units fetched ahead, whether backward gathers again", fsdp,
+               true},
     CaseColumn{
         "hybrid_shard", Unit::kNone, "", "size of the shard group",
-        [](Outcome o) { return o.config.layout.hybrid_shard > 0 ? number(int64_t{o.config.layout.hybrid_shard}) : text("none"); }},
-    CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", zero_plus_plus},
-    CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", parameter_server},
-    CaseColumn{"compression", Unit::kNone, "", "of gradients", compression},
-    CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", diloco},
-    // A key whose technique this version refuses: its neutral value.
-    CaseColumn{"cp_kind", Unit::kNone, "", "kind of context parallelism", [](Outcome) { return text("none"); }},
-    CaseColumn{"reduce_dtype", Unit::kNone, "", "element type of gradient reductions", gradient_dtype},
-    CaseColumn{"accumulate_dtype", Unit::kNone, "", "element type of accumulated gradients", gradient_dtype},
+        [](Outcome o) { return o.config.layout.hybrid_shard > 0 ? number(int64_t{o.config.layout.hybrid_shard}) : text("none"); },
+        true},
+    CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", zero_plus_plus, true},
+    CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", parameter_server, true},
+    CaseColumn{"compression", Unit::kNone, "", "of gradients", compression, true},
+    CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", diloco, true},
+    of_key("cp_kind"),
+    CaseColumn{"reduce_dtype", Unit::kNone, "", "element type of gradient reductions", gradient_dtype, true},
+    CaseColumn{"accumulate_dtype", Unit::kNone, "", "element type of accumulated gradients", gradient_dtype, true},
     CaseColumn{"clip_norm", Unit::kNone, "", "bound on the gradient norm",
-               [](Outcome o) { return o.config.train.clip_norm > 0 ? number(double{o.config.train.clip_norm}) : text("none"); }},
+               [](Outcome o) { return o.config.train.clip_norm > 0 ? number(double{o.config.train.clip_norm}) : text("none"); },
+               true},
     CaseColumn{"predicted_arena_bytes", Unit::kBytes, "predicted arena", "what packing makes of the peak", PREDICTED(arena_bytes)},
     CaseColumn{"measured_arena_bytes", Unit::kBytes, "measured arena", "storage that the executor took for its buffers",
                MEASURED(arena_bytes)},
@@ -311,7 +314,8 @@ const std::vector<CaseColumn> kColumns = {
                [](Outcome o) {
                  const int64_t budget = o.config.layout.recompute_options.budget_bytes;
                  return budget > 0 ? number(budget) : kNotApplicable;
-               }},
+               },
+               true},
     CaseColumn{"predicted_exposed_copy_s", Unit::kSeconds, "predicted exposed copies",
                "copies between memory spaces, covered by neither compute nor communication", PREDICTED_TIME(exposed_copy_s)},
     CaseColumn{"measured_exposed_copy_s", Unit::kSeconds, "measured exposed copies",

@@ -20,6 +20,7 @@ struct CaseColumn {
   std::string_view heading;  ///< of people's tables; the name when empty
   std::string_view help;     ///< one line: what it is and how it is defined
   std::function<Value(const CaseOutcome&)> get;
+  bool is_setting = false;  ///< it says what the case is, not what came of it
 };
 
 /// Every column, in the order of results.csv. The first 48 are the fixed contract of ARCHITECTURE.md, section 3.

@@ -5,24 +5,24 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
+#include <span>
 
-#include "plan/op.h"
 #include "reports/assets.h"
 #include "reports/columns.h"
 #include "reports/escape.h"
-#include "reports/explain.h"
 #include "reports/format.h"
-#include "reports/json.h"
+#include "reports/pack.h"
+#include "reports/page_data.h"
 #include "reports/summary.h"
 
 namespace shardlab::reports {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr std::array<std::string_view, 4> kMoods{"answer", "good", "note", "bad"};
+/// Data of a page up to this size stay text that a person can read; longer data are packed.
+constexpr size_t kPlainBytes = 64 << 10;
+/// Rows of the page without scripts.
+constexpr size_t kPlainRows = 200;
 
 /// Columns of the page without scripts, and of the markdown report.
 constexpr std::array<std::string_view, 10> kPlainColumns{"name",
@@ -73,113 +73,6 @@ Table unplanned_memory_table(const std::vector<CaseOutcome>& cases) {
   return table;
 }
 
-Json columns_json() {
-  Json out = Json::array();
-  for (const CaseColumn& c : case_columns())
-    out.push_back(
-        {{"name", c.name}, {"unit", name_of(c.unit)}, {"heading", c.heading.empty() ? c.name : c.heading}, {"help", c.help}});
-  return out;
-}
-
-/// Ops as rows of [stage, label, kind, count, flops, memory, payload, predicted, measured].
-Json ops_json(const CaseOutcome& o) {
-  Json out = Json::array();
-  for (const OpComparison& op : o.ops)
-    out.push_back({op.stage, op.label, op.kind, op.count, json_of(op.flops), json_of(op.memory_bytes), json_of(op.payload_bytes),
-                   json_of(op.predicted_s), json_of(op.measured_s)});
-  return out;
-}
-
-Json case_json(const CaseOutcome& o) {
-  Json values = Json::array(), losses = Json::array(), memory = Json::array();
-  for (const CaseColumn& c : case_columns()) values.push_back(json_of(c.get(o)));
-  if (o.measured)
-    for (const double loss : o.measured->losses) losses.push_back(json_of(loss));
-  if (o.predicted)
-    for (const int64_t bytes : o.predicted->memory.bytes) memory.push_back(bytes);
-  return {{"layout", layout_text(o.config)},
-          {"values", values},
-          {"losses", losses},
-          {"memory", memory},
-          {"budget", o.config.machine.device.memory_bytes},
-          {"reasons", reasons(o)},
-          {"ops", ops_json(o)}};
-}
-
-Json metadata_json(const RunMetadata& m) {
-  return {{"program_version", m.program_version},
-          {"commit", m.commit},
-          {"compiler", m.compiler},
-          {"libraries", m.libraries},
-          {"command", m.command},
-          {"date", m.date},
-          {"host", m.host},
-          {"processor", m.processor},
-          {"system", m.system},
-          {"cores", m.cores},
-          {"memory_bytes", m.memory_bytes},
-          {"calibration_id", m.calibration_id},
-          {"recorder_overhead_s", json_of(m.recorder_overhead_s)},
-          {"dropped_events", m.dropped_events}};
-}
-
-Json accuracy_json(int ranks, const Accuracy& a) {
-  return {{"ranks", ranks},
-          {"cases", a.cases},
-          {"median_abs_pct", json_of(a.median_abs_pct)},
-          {"worst_abs_pct", json_of(a.worst_abs_pct)},
-          {"within_10", a.within_10},
-          {"median_unplanned", json_of(a.median_unplanned)},
-          {"peak_exact", a.peak_exact},
-          {"wire_cases", a.wire_cases},
-          {"wire_exact", a.wire_exact}};
-}
-
-Json summary_json(const Summary& s) {
-  Json accuracy = Json::array(), losses = Json::array();
-  for (const auto& [ranks, a] : s.by_world_size) accuracy.push_back(accuracy_json(ranks, a));
-  if (s.all.cases > 0) accuracy.push_back(accuracy_json(0, s.all));
-  for (const LossGroup& g : s.losses)
-    losses.push_back({{"label", g.label},
-                      {"cases", g.cases},
-                      {"largest_deviation", json_of(g.largest_deviation)},
-                      {"at_step", g.at_step},
-                      {"steps", g.steps},
-                      {"unigram", g.unigram ? json_of(*g.unigram) : Json(nullptr)}});
-  return {{"fastest", s.fastest},
-          {"smallest", s.smallest},
-          {"by_measurement", s.by_measurement},
-          {"accuracy", accuracy},
-          {"losses", losses}};
-}
-
-/// Intervals as one flat list of numbers: op, begin, duration, peer wait (microseconds), 1 for a wait; five for each interval.
-Json intervals_json(const std::vector<TimelineInterval>& intervals) {
-  const auto microseconds = [](double s) { return json_of(std::round(s * 1e9) / 1e3); };
-  Json out = Json::array();
-  for (const TimelineInterval& i : intervals) {
-    out.push_back(i.op);
-    out.push_back(microseconds(i.begin_s));
-    out.push_back(microseconds(i.end_s - i.begin_s));
-    out.push_back(microseconds(i.peer_wait_s));
-    out.push_back(i.wait ? 1 : 0);
-  }
-  return out;
-}
-
-Json timeline_json(const Timeline& t) {
-  Json ops = Json::array(), lanes = Json::array();
-  for (const TimelineOp& op : t.ops)
-    ops.push_back({op.label, op.kind, json_of(op.flops), json_of(op.memory_bytes), json_of(op.payload_bytes)});
-  for (const TimelineLane& lane : t.lanes)
-    lanes.push_back({{"rank", lane.rank},
-                     {"stream", lane.stream},
-                     {"measured", intervals_json(lane.measured)},
-                     {"predicted", intervals_json(lane.predicted)}});
-  return {{"case_id", t.case_id},          {"label", t.label}, {"step", t.measured_step}, {"left_out", t.left_out},
-          {"shown_s", json_of(t.shown_s)}, {"ops", ops},       {"lanes", lanes}};
-}
-
 /// The verdicts on claims, then the answer, then what is to be known of the files.
 std::vector<Statement> said_of(const Report& report, const Summary& summary) {
   std::vector<Statement> all = report.verdicts;
@@ -188,17 +81,26 @@ std::vector<Statement> said_of(const Report& report, const Summary& summary) {
   return all;
 }
 
+/// "2026-05-04 · Intel Xeon": of a run that measured, where; of any, when.
+std::string subtitle_of(const Report& report) {
+  return fmt::format("{}{}{}", report.metadata.date, report.metadata.processor.empty() ? "" : " · ", report.metadata.processor);
+}
+
 std::string statements_html(const std::vector<Statement>& all) {
   std::string out;
-  for (const Statement& s : all)
-    out += fmt::format("<li class=\"{}\">{}</li>\n", kMoods[static_cast<size_t>(s.mood)], html_escaped(s.text));
+  for (const Statement& s : all) out += fmt::format("<li class=\"{}\">{}</li>\n", word_of(s.mood), html_escaped(s.text));
   return out;
 }
 
-/// The table for readers without scripts.
-std::string plain_table_html(const std::vector<CaseOutcome>& cases) {
-  const Table table = case_table(cases, kPlainColumns);
-  std::string out = "<table><thead><tr>";
+/// The table for readers without scripts: of very many cases the first, and the best.
+std::string plain_table_html(std::span<const CaseOutcome> cases, const Summary& summary) {
+  Table table = case_table(cases.first(std::min(cases.size(), kPlainRows)), kPlainColumns);
+  if (summary.fastest >= static_cast<int>(kPlainRows))
+    table.rows.insert(table.rows.begin(),
+                      case_table(cases.subspan(static_cast<size_t>(summary.fastest), 1), kPlainColumns).rows[0]);
+  std::string out =
+      cases.size() <= kPlainRows ? "" : fmt::format("<p>The fastest, and the first {} of {} cases.</p>", kPlainRows, cases.size());
+  out += "<table><thead><tr>";
   for (const TableColumn& c : table.columns)
     out += fmt::format("<th scope=\"col\">{}</th>", html_escaped(c.heading.empty() ? c.name : c.heading));
   out += "</tr></thead><tbody>\n";
@@ -210,19 +112,6 @@ std::string plain_table_html(const std::vector<CaseOutcome>& cases) {
   }
   return out + "</tbody></table>";
 }
-
-Json report_document(const Report& report, const Summary& summary, const std::vector<Statement>& sentences) {
-  Json classes = Json::array(), cases = Json::array(), says = Json::array(), timelines = Json::array();
-  for (int c = 0; c < kBufferClasses; ++c) classes.push_back(name_of(static_cast<BufferClass>(c)));
-  for (const CaseOutcome& o : report.cases) cases.push_back(case_json(o));
-  for (const Statement& s : sentences) says.push_back({{"mood", kMoods[static_cast<size_t>(s.mood)]}, {"text", s.text}});
-  for (const Timeline& t : report.timelines) timelines.push_back(timeline_json(t));
-  return {
-      {"title", report.title}, {"metadata", metadata_json(report.metadata)}, {"columns", columns_json()}, {"classes", classes},
-      {"cases", cases},        {"summary", summary_json(summary)},           {"statements", says},        {"timelines", timelines}};
-}
-
-std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 /// `text` with every "@key@" replaced; keys are replaced once, in the template only, never in what was put in.
 std::string filled(std::string_view text, const std::vector<std::pair<std::string_view, std::string>>& values) {
@@ -246,20 +135,22 @@ std::string filled(std::string_view text, const std::vector<std::pair<std::strin
 
 std::string report_json(const Report& report) {
   const Summary summary = summarise(report.cases, report.left_out);
-  return dumped(report_document(report, summary, said_of(report, summary)));
+  return page_data(report, summary, said_of(report, summary));
 }
 
 std::string render_html(const Report& report) {
   const Summary summary = summarise(report.cases, report.left_out);
   const std::vector<Statement> sentences = said_of(report, summary);
-  const std::string subtitle =
-      fmt::format("{}{}{}", report.metadata.date, report.metadata.processor.empty() ? "" : " · ", report.metadata.processor);
+  const std::string data = page_data(report, summary, sentences);
+  const bool pack = data.size() > kPlainBytes;
   return filled(assets::template_html(), {{"@title@", html_escaped(report.title)},
-                                          {"@subtitle@", html_escaped(subtitle)},
+                                          {"@subtitle@", html_escaped(subtitle_of(report))},
                                           {"@statements@", statements_html(sentences)},
-                                          {"@plain_table@", plain_table_html(report.cases)},
+                                          {"@plain_table@", plain_table_html(report.cases, summary)},
                                           {"@css@", std::string(assets::report_css())},
-                                          {"@data@", script_safe(dumped(report_document(report, summary, sentences)))},
+                                          {"@packed@", pack ? "deflate" : "no"},
+                                          {"@timelines@", fmt::to_string(report.timelines.size())},
+                                          {"@data@", pack ? packed(data) : script_safe(data)},
                                           {"@js@", std::string(assets::report_js())}});
 }
 

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,11 +12,44 @@
 #include "plan/outcome.h"
 #include "reports/metadata.h"
 #include "reports/summary.h"
+#include "reports/table.h"
 #include "reports/timeline.h"
 
 namespace shardlab::reports {
 
+/// A figure of every case that results.csv does not have, or another source of one that it has.
+struct ExtraColumn {
+  std::string name;
+  Unit unit = Unit::kNone;
+  std::string heading, help;
+  std::vector<Value> values;  ///< by case
+};
+
+/// The memory of the ranks of one stage, at the peak.
+struct StageMemory {
+  int stage = 0;
+  int ranks = 0;  ///< of the stage
+  MemoryByClass at_peak;
+  int64_t peak_bytes = 0;
+  std::string moment;                     ///< what runs then
+  std::optional<int64_t> measured_bytes;  ///< the highest of its ranks, as the ops ran
+};
+
+/// What a page has of some cases only.
+struct CaseDetail {
+  std::vector<StageMemory> stages;
+  std::string yaml;  ///< the whole case
+};
+
+/// Layouts that a search passed over for one reason.
+struct LostLayouts {
+  int64_t layouts = 0;
+  std::string says;
+  std::string nearest;  ///< the one that came nearest, with its figures
+};
+
 struct Report {
+  enum class Kind : uint8_t { kRun, kSearch } kind = Kind::kRun;
   std::string title;
   RunMetadata metadata;  ///< of the last run
   std::vector<CaseOutcome> cases;
@@ -22,9 +57,15 @@ struct Report {
   std::vector<Timeline> timelines;    ///< none, or of some cases
   std::vector<Statement> verdicts;    ///< on the claims of the sweep: they come before everything else that is said
   std::vector<Statement> notes;       ///< on the files that the report was made from: what could not be read, what was not kept
+  std::vector<std::string> next;      ///< what to try next, and what that is predicted to give: sentences
+  std::vector<ExtraColumn> extra;
+  std::map<std::string, CaseDetail> details;  ///< by case id
+  std::vector<LostLayouts> lost;              ///< of a search, the commonest reason first
+  double price_usd = 0;                       ///< of a device-hour; 0: not known
+  std::string price_note;
 };
 
-/// The data of the report as JSON (no HTML escapes): {title, metadata, columns, cases, summary, statements, timelines}.
+/// The data of the page as JSON (no HTML escapes): `page_data`.
 std::string report_json(const Report& report);
 
 /// The whole page. Equal input gives equal bytes. Text from outside (names, reasons, commands) cannot leave its place.

@@ -64,6 +64,12 @@ void visit_fields(V& v, T& x) {
 }
 
 template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, StepParts>
+void visit_fields(V& v, T& x) {
+  for (const StepPartField& part : kStepParts) v(part.name.data(), x.*part.seconds);
+}
+
+template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, IdleBreakdown>
 void visit_fields(V& v, T& x) {
   v("idle_s", x.idle_s);
@@ -84,6 +90,7 @@ void visit_fields(V& v, T& x) {
   v("exposed_copy_s", x.exposed_copy_s);
   v("bubble_fraction", x.bubble_fraction);
   v("idle", x.idle);
+  v("parts", x.parts);
   v("peak_bytes", x.peak_bytes);
   v("arena_bytes", x.arena_bytes);
   v("wire_bytes", x.wire_bytes);
@@ -114,6 +121,7 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("bubble_fraction", x.bubble_fraction);
   v("unplanned_time_s", x.unplanned_time_s);
   v("idle", x.idle);
+  v("parts", x.parts);
   v("peak_bytes", x.peak_bytes);
   v("memory", x.memory);
   v("host_memory", x.host_memory);

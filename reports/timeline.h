@@ -8,6 +8,8 @@
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "plan/trace.h"
+#include "reports/live_bytes.h"
+#include "reports/pipeline_grid.h"
 
 namespace shardlab::reports {
 
@@ -31,9 +33,18 @@ struct TimelineInterval {
 /// One stream of one rank.
 struct TimelineLane {
   int rank = 0;
+  int stage = 0;
   std::string stream;
   std::vector<TimelineInterval> measured;
   std::vector<TimelineInterval> predicted;
+};
+
+/// One rank of the pipeline's grid.
+struct TimelineRow {
+  int rank = 0;
+  int stage = 0;
+  std::vector<GridSlot> measured;
+  std::vector<GridSlot> predicted;
 };
 
 struct Timeline {
@@ -41,16 +52,23 @@ struct Timeline {
   std::string label;
   std::vector<TimelineOp> ops;
   std::vector<TimelineLane> lanes;  ///< by rank, then by stream
+  std::vector<TimelineRow> rows;    ///< of the first rank of each stage, by stage
+  std::vector<LiveCurve> live;      ///< of the same ranks, placed in time by the measured trace, else by the predicted one
+  bool made_anew = false;           ///< simulated for the report, not in the run
   int measured_step = -1;           ///< which step of the trace is shown
   int64_t left_out = 0;             ///< intervals left out to respect the limit
-  double shown_s = 0;               ///< where a single rank has too many: intervals that begin later are left out; 0: none are
+  double shown_s =
+      0;  ///< where the first ranks of stages have too many: their intervals that begin later are left out; 0: none are
 };
 
 struct TimelineOptions {
-  int max_ranks = 8;
-  /// Intervals of measured and predicted together. Beyond it whole ranks are left out, last ones first, and then the last intervals
-  /// of the first rank.
+  /// Ranks with lanes: the first of each stage, then further ones.
+  int max_ranks = 16;
+  /// Intervals of measured and predicted together. Beyond it ranks are left out that are not the first of their stage, last ones
+  /// first, and then the last intervals of those that are.
   int64_t max_intervals = 60'000;
+  /// Slots of a row, of measured and predicted each.
+  size_t max_slots = 4000;
 };
 
 /// Builds the timeline of a case from its traces, either of which may be null. Of the measured trace, the step of median duration

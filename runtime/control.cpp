@@ -103,7 +103,7 @@ void ControlServer::serve() {
       std::string message;
       {
         const std::lock_guard lock(mutex_);
-        if (ends_) return;
+        if (ends_) return finish();
         message = std::exchange(asked_to_fail_, "");
       }
       if (!message.empty()) announce({.message = message});
@@ -129,6 +129,19 @@ void ControlServer::serve() {
         peers_.back()->socket = std::move(socket);
       }
   }
+}
+
+/// Sends what is not sent yet: the answer that ends a group is on its way to the last process while the first one leaves.
+void ControlServer::finish() {
+  constexpr int kPatienceMs = 1000;
+  for (const auto& peer : peers_)
+    while (!peer->out.empty()) {
+      pollfd wait{peer->socket.get(), POLLOUT, 0};
+      if (::poll(&wait, 1, kPatienceMs) <= 0) break;
+      const ssize_t n = ::send(peer->socket.get(), peer->out.data(), peer->out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0 && errno != EAGAIN && errno != EINTR) break;
+      if (n > 0) peer->out.erase(0, static_cast<size_t>(n));
+    }
 }
 
 /// Reads what is there. False: the peer has gone, or is none of ours. Its last words may come together with its end.
@@ -170,15 +183,19 @@ bool ControlServer::take(Peer& peer, uint32_t kind, std::string_view payload) {
   switch (kind) {
     case kGather:
       gathered_[peer.process] = payload;
-      if (std::ssize(gathered_) == processes_) answer();
+      // A group that has failed gets no answers: who comes late would go on alone.
+      if (std::ssize(gathered_) == processes_ && !failure()) answer();
       break;
     case kFail: announce(failure_of(payload)); return true;
-    case kBye: peer.left = true; break;
+    case kBye:
+      peer.left = true;
+      left_.insert(peer.process);
+      break;
     default: return false;
   }
-  for (const auto& other : peers_)
-    if (other->left && !gathered_.empty() && !gathered_.contains(other->process))
-      announce({.message = fmt::format("process {} has left the group while others go on", other->process)});
+  for (const int process : left_)
+    if (!gathered_.empty() && !gathered_.contains(process))
+      announce({.message = fmt::format("process {} has left the group while others go on", process)});
   return true;
 }
 
@@ -276,7 +293,7 @@ void Control::on_failure(GroupFailure failure) {
     failure.message = failure.kind == GroupFailure::Kind::kGone
                           ? fmt::format("process {} of {} has ended", failure.process, processes_)
                           : fmt::format("process {} of {} has waited {:.3g} s for the others, which is the limit", process_,
-                                        processes_, timeout_s_);
+                                        processes_, timeout_s_.load());
   const bool said = failure.kind == GroupFailure::Kind::kSaid;
   std::string known;  // of the session that came last: the one that runs
   for (const auto& [id, listener] : listeners_)
@@ -292,7 +309,7 @@ std::vector<std::string> Control::gather(std::string_view own) {
   if (processes_ == 1) return {std::string(own)};
   send(kGather, own);
   std::unique_lock lock(mutex_);
-  const bool came = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s_), [&] { return answer_ || failure_; });
+  const bool came = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s_.load()), [&] { return answer_ || failure_; });
   if (!came) {
     lock.unlock();
     on_failure({.kind = GroupFailure::Kind::kSilent,
@@ -300,8 +317,9 @@ std::vector<std::string> Control::gather(std::string_view own) {
                 .hint = "raise the time-out (measure.timeout) if a step may really take so long"});
     lock.lock();
   }
-  if (failure_) throw WorldError(failure_->message, failure_->hint);
-  return *std::exchange(answer_, std::nullopt);
+  // An answer that has come counts, though the group may have ended right behind it: its server goes with the first process.
+  if (answer_) return *std::exchange(answer_, std::nullopt);
+  throw WorldError(failure_->message, failure_->hint);
 }
 
 void Control::fail(const std::string& message, const std::string& hint) {

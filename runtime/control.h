@@ -6,6 +6,7 @@
 //   const auto all = control.gather("what this process says");   // by process; every process gets the same
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -58,6 +60,7 @@ class ControlServer {
     std::string in, out;  ///< bytes of frames that are not complete, or not sent
   };
   void serve();
+  void finish();
   bool read(Peer& peer);
   bool take(Peer& peer, uint32_t kind, std::string_view payload);
   void announce(GroupFailure failure);
@@ -69,6 +72,7 @@ class ControlServer {
   FileDescriptor listener_, wake_read_, wake_write_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, std::string> gathered_;  ///< of the round under way, by process
+  std::set<int> left_;                   ///< processes that have said goodbye, whose connection may be closed since
   mutable std::mutex mutex_;             ///< guards the three below
   std::optional<GroupFailure> failure_;
   std::string asked_to_fail_;
@@ -83,6 +87,8 @@ class Control {
   Control(const Endpoint& server, const std::string& token, int process, int processes, double timeout_s);
   ~Control();
   Control(const Control&) = delete;
+  /// The longest that `gather` waits from now on.
+  void set_timeout(double seconds) { timeout_s_ = seconds; }
 
   int process() const { return process_; }
   int processes() const { return processes_; }
@@ -108,7 +114,7 @@ class Control {
   void send(uint32_t kind, std::string_view payload);
 
   const int process_, processes_;
-  const double timeout_s_;
+  std::atomic<double> timeout_s_;
   std::string address_;
   FileDescriptor socket_;
   std::mutex sending_;

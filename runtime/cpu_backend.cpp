@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/regroup.h"
 #include "plan/base/check.h"
 #include "plan/work.h"
 #include "runtime/backend.h"
 #include "runtime/mixed_ops.h"
 #include "runtime/named_kernels.h"
 #include "runtime/operands.h"
+#include "runtime/positions.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -45,6 +47,9 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Linear& w);
   Launch bind_work(const BoundOp& op, const Rope& w);
   Launch bind_work(const BoundOp& op, const Attention& w);
+  Launch bind_work(const BoundOp& op, const AttentionBlock& w);
+  Launch bind_work(const BoundOp& op, const AttentionMerge& w);
+  Launch bind_work(const BoundOp& op, const Regroup& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
   Launch bind_work(const BoundOp& op, const Residual& w);
   Launch bind_work(const BoundOp& op, const Dropout& w);
@@ -70,6 +75,9 @@ class CpuBackend final : public Backend {
     args.scratch = op.workspace.data();
     return [kernel, args](const StepState&) { kernel(args); };
   }
+  template <class Args, class Move>
+  static Launch by_sequence(void (*kernel)(const Args&), Args args, kernels::Tokens tokens, Move move);
+  Launch sum_sequences(const BoundOp& op, bool accumulate);
   /// The tools of mixed ops and named kernels.
   BindTools tools() const { return {k_, options_}; }
   Result<Launch> lend_scratch(const BoundOp& op, Result<ScratchLaunch> bound);
@@ -106,7 +114,8 @@ Result<void> check_types(const BoundOp& op) {
 Result<Launch> CpuBackend::bind(const BoundOp& op) {
   if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work)) return lend_scratch(op, bind_named(op, *kernel, tools()));
   if (const Rope* rope = std::get_if<Rope>(&op.op().work)) want_rope_table(op, *rope);
-  if (is_mixed(op)) return lend_scratch(op, bind_mixed(op, tools()));
+  if (const Regroup* regroup = std::get_if<Regroup>(&op.op().work)) return bind_work(op, *regroup);
+  if (is_mixed(op) || std::holds_alternative<SplitHeads>(op.op().work)) return lend_scratch(op, bind_mixed(op, tools()));
   const bool copies = std::holds_alternative<Copy>(op.op().work);
   if (copies && op.reads[0].type->dtype != op.writes[0].type->dtype)
     return Error{ExitCode::kUsage,
@@ -137,8 +146,9 @@ Result<Launch> CpuBackend::lend_scratch(const BoundOp& op, Result<ScratchLaunch>
 void CpuBackend::want_rope_table(const BoundOp& op, const Rope& w) {
   const Type& qkv = *op.writes[0].type;
   SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
-  fill_rope_table_ = [begin = part_of(op, qkv, 1).begin, n = tokens_of(op, qkv).tokens, d = w.head_dim, theta = w.theta,
-                      table = op.rope_table] { kernels::rope_table(begin, n, d, theta, table); };
+  fill_rope_table_ = [part = part_of(op, qkv, 1), order = op.plan->token_order, n = tokens_of(op, qkv).tokens, d = w.head_dim,
+                      theta = w.theta,
+                      table = op.rope_table] { kernels::rope_table(part.begin, n, d, theta, table, order, part.total); };
 }
 
 void CpuBackend::enter_thread(int stream) {
@@ -153,15 +163,16 @@ void CpuBackend::enter_thread(int stream) {
 Launch CpuBackend::bind_work(const BoundOp& op, const LoadBatch& w) {
   SHARDLAB_CHECK(op.source != nullptr, "`{}` reads a batch and the session has no data", describe(*op.plan, *op.instruction));
   const Tensor& out = op.writes[0];
-  const kernels::Part part = part_of(op, *out.type, 1);
-  const int64_t sequences = out.shape()[0], tokens = out.shape()[1], length = part.total + 1;
+  const int64_t sequences = out.shape()[0], length = logical_shape(*out.type, op.mesh())[1] + 1;
   const int64_t first = op.first_sequence(*out.type), per_step = op.sequences_per_step(*out.type);
-  const int64_t shift = part.begin + (w.targets ? 1 : 0);
+  std::vector<int64_t> places = positions_of(op, *out.type);  // a target stands behind its token in the text, wherever that lies
+  for (int64_t& place : places) place += w.targets ? 1 : 0;
   auto whole = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(length));
-  return [source = op.source, data = out.as<int32_t>(), whole, sequences, tokens, first, per_step, shift](const StepState& state) {
+  return [source = op.source, data = out.as<int32_t>(), whole, sequences, first, per_step, places](const StepState& state) {
+    int32_t* to = data;
     for (int64_t i = 0; i < sequences; ++i) {
       source->sequence(state.step * per_step + first + i, *whole);
-      std::copy_n(whole->begin() + shift, tokens, data + i * tokens);
+      for (const int64_t place : places) *to++ = (*whole)[static_cast<size_t>(place)];
     }
   };
 }
@@ -189,32 +200,61 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Embed& w) {
                                   .width = table.shape[1],
                                   .row_begin = part_of(op, table, 0).begin,
                                   .table_rows = table.shape[0],
-                                  .accumulate = w.accumulate};
+                                  .accumulate = w.accumulate,
+                                  .part = tokens.part};
   return with_scratch(op, k_.embed_weight, args, kernels::embed_scratch_bytes(args));
 }
 
+/// A token takes the row of its position: where positions are consecutive, one call takes the rows of all.
 Launch CpuBackend::bind_work(const BoundOp& op, const Positions& w) {
-  const kernels::Tokens tokens = tokens_of(op, *op.reads[0].type);
-  const int64_t width = op.reads[0].shape().last();
-  if (w.phase == Phase::kF)
-    return launch(k_.positions_forward,
-                  kernels::PositionsForward{floats(op.reads[0]), floats(op.reads[1]), mutable_floats(op.writes[0]),
-                                            tokens.sequences, tokens.tokens, width});
+  const Type& x = *op.reads[0].type;
+  const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
+  if (w.phase == Phase::kF) {
+    std::vector<kernels::PositionsForward> calls;
+    for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+      const bool whole = n == tokens;
+      for (int64_t b = 0; b < (whole ? 1 : sequences); ++b) {
+        const int64_t at = (b * tokens + first) * width;
+        calls.push_back({floats(op.reads[0]) + at, floats(op.reads[1]) + position * width, mutable_floats(op.writes[0]) + at,
+                         whole ? sequences : 1, n, width});
+      }
+    });
+    return [kernel = k_.positions_forward, calls](const StepState&) {
+      for (const auto& args : calls) kernel(args);
+    };
+  }
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  const kernels::PositionsWeight args{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens.sequences, tokens.tokens, width,
-                                      w.accumulate};
-  const int64_t used = tokens.tokens * width, unused = op.writes[0].shape().elements() - used;
-  if (w.accumulate || unused == 0) return launch(k_.positions_weight, args);
-  // Positions beyond the sequence have no token, and a gradient of 0.
-  return [weight = k_.positions_weight, fill = k_.fill, args, used, unused](const StepState&) {
-    weight(args);
-    fill(args.dtable + used, unused, 0.0f);
+  std::vector<kernels::PositionsWeight> calls;
+  for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+    calls.push_back({floats(op.reads[0]) + first * width, mutable_floats(op.writes[0]) + position * width, sequences, n, width,
+                     w.accumulate, tokens * width});
+  });
+  // Positions of which no token is here have a gradient of 0.
+  const int64_t rows = op.writes[0].shape()[0];
+  std::vector<std::pair<int64_t, int64_t>> gaps;  // first element, number
+  std::vector<std::pair<int64_t, int64_t>> runs;
+  for_positions(op, x, [&](int64_t, int64_t n, int64_t position) { runs.emplace_back(position, position + n); });
+  std::ranges::sort(runs);
+  int64_t at = 0;
+  for (const auto& [begin, end] : runs) {
+    if (begin > at) gaps.emplace_back(at * width, (begin - at) * width);
+    at = end;
+  }
+  if (at < rows) gaps.emplace_back(at * width, (rows - at) * width);
+  if (w.accumulate) gaps.clear();
+  return [weight = k_.positions_weight, fill = k_.fill, calls, gaps, table = mutable_floats(op.writes[0])](const StepState&) {
+    for (const auto& args : calls) weight(args);
+    for (const auto& [first, n] : gaps) fill(table + first, n, 0.0f);
   };
 }
 
 // ---- the layers
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Norm& w) {
+  if (w.accumulate)
+    for (size_t i = 0; i < op.writes.size(); ++i)
+      check_in_place(op, op.writes[i], op.reads[op.reads.size() - op.writes.size() + i]);
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate);
   const Type& x = *op.reads[w.phase == Phase::kF ? 0 : 1].type;
   const int64_t rows = rows_of(x), width = x.shape.last();
   switch (w.phase) {
@@ -240,17 +280,48 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Norm& w) {
                                                       .rms = w.rms});
     default: break;
   }
-  if (w.accumulate)
-    for (size_t i = 0; i < op.writes.size(); ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
-  return launch(k_.norm_weight, kernels::NormWeight{.dy = floats(op.reads[0]),
-                                                    .x = floats(op.reads[1]),
-                                                    .stats = floats(op.reads[2]),
-                                                    .dgamma = mutable_floats(op.writes[0]),
-                                                    .dbeta = w.rms ? nullptr : mutable_floats(op.writes[1]),
-                                                    .tokens = tokens_of(op, x),
-                                                    .width = width,
-                                                    .rms = w.rms,
-                                                    .accumulate = w.accumulate});
+  const kernels::NormWeight args{.dy = floats(op.reads[0]),
+                                 .x = floats(op.reads[1]),
+                                 .stats = floats(op.reads[2]),
+                                 .dgamma = mutable_floats(op.writes[0]),
+                                 .dbeta = w.rms ? nullptr : mutable_floats(op.writes[1]),
+                                 .tokens = tokens_of(op, x),
+                                 .width = width,
+                                 .rms = w.rms,
+                                 .accumulate = w.accumulate};
+  if (w.over == SumOver::kAll) return launch(k_.norm_weight, args);
+  return by_sequence(k_.norm_weight, args, args.tokens, [](kernels::NormWeight& a, int64_t sequence) {
+    const int64_t row = sequence * a.tokens.tokens;
+    a.dy += row * a.width;
+    a.x += row * a.width;
+    a.stats += row * (a.rms ? 1 : 2);
+    a.dgamma += sequence * a.width;
+    if (!a.rms) a.dbeta += sequence * a.width;
+  });
+}
+
+/// A launch of the kernel for each sequence; `move` takes its operands to a sequence.
+template <class Args, class Move>
+Launch CpuBackend::by_sequence(void (*kernel)(const Args&), Args args, kernels::Tokens tokens, Move move) {
+  args.tokens.sequences = 1;
+  return [kernel, args, n = tokens.sequences, move](const StepState&) {
+    for (int64_t i = 0; i < n; ++i) {
+      Args one = args;
+      move(one, i);
+      kernel(one);
+    }
+  };
+}
+
+/// Each write is the sum over sequences of the read beside it: to a sum over tokens a sequence is one token.
+Launch CpuBackend::sum_sequences(const BoundOp& op, bool accumulate) {
+  std::vector<kernels::BiasWeight> sums;
+  for (size_t i = 0; i < op.writes.size(); ++i)
+    sums.push_back({floats(op.reads[i]), mutable_floats(op.writes[i]), tokens_of(op, *op.reads[i].type), op.reads[i].shape().last(),
+                    accumulate});
+  return [kernel = k_.bias_weight, sums](const StepState&) {
+    for (const kernels::BiasWeight& sum : sums) kernel(sum);
+  };
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Linear& w) {
@@ -316,7 +387,8 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Rope& w) {
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Attention& w) {
   const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
-  const kernels::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim};
+  const kernels::AttentionShape shape{out.shape[0], out.shape[1],         w.heads,           w.kv_heads,
+                                      w.head_dim,   op.plan->token_order, options_.canonical};
   if (w.phase == Phase::kF) {
     const kernels::AttentionForward args{
         .shape = shape, .qkv = floats(op.reads[0]), .o = mutable_floats(op.writes[0]), .lse = mutable_floats(op.writes[1])};
@@ -329,6 +401,73 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Attention& w) {
                                      .qkv = floats(op.reads[3]),
                                      .dqkv = mutable_floats(op.writes[0])};
   return with_scratch(op, k_.attention_input, args, kernels::attention_scratch_bytes(args));
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const AttentionBlock& w) {
+  const kernels::AttentionBlockShape shape = block_shape(op, w, options_.canonical);
+  if (w.phase == Phase::kF) {
+    if (w.carry)
+      for (const size_t i : {size_t{0}, size_t{1}}) check_in_place(op, op.writes[i], op.reads[2 + i]);
+    const kernels::AttentionBlockForward args{.shape = shape,
+                                              .q = floats(op.reads[0]),
+                                              .kv = floats(op.reads[1]),
+                                              .o = mutable_floats(op.writes[0]),
+                                              .lse = w.partial ? nullptr : mutable_floats(op.writes[1]),
+                                              .sums = w.partial ? mutable_floats(op.writes[1]) : nullptr,
+                                              .carry = w.carry};
+    return with_scratch(op, k_.attention_block_forward, args, kernels::attention_scratch_bytes(args));
+  }
+  if (w.carry) check_in_place(op, op.writes[0], op.reads[5]);
+  if (w.carry_kv) check_in_place(op, op.writes[1], op.reads[w.carry ? 6 : 5]);
+  const kernels::AttentionBlockInput args{.shape = shape,
+                                          .dout = floats(op.reads[0]),
+                                          .o = floats(op.reads[1]),
+                                          .lse = floats(op.reads[2]),
+                                          .q = floats(op.reads[3]),
+                                          .kv = floats(op.reads[4]),
+                                          .dq = mutable_floats(op.writes[0]),
+                                          .dkv = mutable_floats(op.writes[1]),
+                                          .carry = w.carry,
+                                          .carry_kv = w.carry_kv,
+                                          .by_head = w.partial};
+  return with_scratch(op, k_.attention_block_input, args, kernels::attention_scratch_bytes(args));
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const AttentionMerge& w) {
+  const std::vector<size_t> order = merge_order(op, w);
+  const Shape& y = op.writes[0].shape();
+  if (w.phase == Phase::kF) {
+    kernels::AttentionMergeForward args{y[0], y[1], w.heads, w.head_dim, static_cast<int>(order.size())};
+    for (size_t i = 0; i < order.size(); ++i) {
+      args.part_o[i] = floats(op.reads[2 * order[i]]);
+      args.part_sums[i] = floats(op.reads[2 * order[i] + 1]);
+    }
+    args.o = mutable_floats(op.writes[0]);
+    args.lse = mutable_floats(op.writes[1]);
+    return launch(k_.attention_merge_forward, args);
+  }
+  kernels::AttentionMergeInput args{y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads, (w.keys ? 2 : 1) * int64_t{w.head_dim},
+                                    static_cast<int>(order.size())};
+  for (size_t i = 0; i < order.size(); ++i) args.part[i] = floats(op.reads[order[i]]);
+  args.y = mutable_floats(op.writes[0]);
+  return launch(k_.attention_merge_input, args);
+}
+
+/// Of any storage: nothing is computed but sums of copies, in fp32.
+Launch CpuBackend::bind_work(const BoundOp& op, const Regroup& w) {
+  const Shape& parts = (w.join ? op.reads[0] : op.writes[0]).shape();
+  const kernels::Regroup args{.from = op.reads[0].data,
+                              .to = op.writes[0].data,
+                              .dtype = op.writes[0].type->dtype,
+                              .sequences = parts[2],
+                              .tokens = parts[1],
+                              .parts = parts[0],
+                              .width = parts[3],
+                              .join = w.join,
+                              .copies = w.copies,
+                              .kv_heads = w.kv_heads,
+                              .head_dim = w.head_dim};
+  return [&storage = kernels::storage_kernels(k_), args](const StepState&) { kernels::regroup(storage, args); };
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Activation& w) {
@@ -351,8 +490,12 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Residual& w) {
                                                                 .rows = rows_of(x),
                                                                 .width = width});
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  return launch(k_.bias_weight,
-                kernels::BiasWeight{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens_of(op, x), width, w.accumulate});
+  const kernels::BiasWeight args{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens_of(op, x), width, w.accumulate};
+  if (w.over != SumOver::kTokens) return launch(k_.bias_weight, args);
+  return by_sequence(k_.bias_weight, args, args.tokens, [](kernels::BiasWeight& a, int64_t sequence) {
+    a.dy += sequence * a.tokens.tokens * a.width;
+    a.dbias += sequence * a.width;
+  });
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {

@@ -8,6 +8,7 @@
 #include "kernels/library_product.h"
 #include "plan/base/check.h"
 #include "plan/precision.h"
+#include "runtime/operands.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -31,6 +32,45 @@ ScratchLaunch launch(const BindTools& tools, void (MixedKernels::*kernel)(const 
 }
 
 float* statistics(const Tensor& t) { return t.as<float>(); }
+
+/// What lies `elements` further on.
+Stored past(Stored s, int64_t elements) {
+  s.data = static_cast<std::byte*>(s.data) + bytes_of(s.dtype, elements);
+  return s;
+}
+
+/// A launch of the kernel for each sequence, all in one scratch; `move` takes its operands to a sequence.
+template <class Args, class Move>
+ScratchLaunch by_sequence(const BindTools& tools, void (MixedKernels::*kernel)(const Args&, kernels::Scratch&) const, Args args,
+                          Move move) {
+  const int64_t sequences = args.tokens.sequences;
+  args.tokens.sequences = 1;
+  return counted_launch(tools.kernels, args, [kernel, sequences, move](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
+    if (s.counting()) return (k.*kernel)(a, s);
+    for (int64_t i = 0; i < sequences; ++i) {
+      Args one = a;
+      move(one, i);
+      kernels::Scratch again = s;
+      (k.*kernel)(one, again);
+    }
+  });
+}
+
+/// Each write is the sum over sequences of the read beside it: to a sum over tokens a sequence is one token.
+ScratchLaunch sum_sequences(const BoundOp& op, bool accumulate, const BindTools& tools) {
+  std::vector<kernels::MixedBiasWeight> sums;
+  for (size_t i = 0; i < op.writes.size(); ++i)
+    sums.push_back(
+        {stored(op.reads[i]), stored(op.writes[i]), held_tokens(op, *op.reads[i].type), op.reads[i].shape().last(), accumulate});
+  return counted_launch(tools.kernels, sums,
+                        [](const MixedKernels& k, const std::vector<kernels::MixedBiasWeight>& all, kernels::Scratch& s) {
+                          for (const kernels::MixedBiasWeight& sum : all) {
+                            if (s.counting()) return k.bias_weight(sum, s);
+                            kernels::Scratch again = s;
+                            k.bias_weight(sum, again);
+                          }
+                        });
+}
 
 // ---- input and embeddings
 
@@ -58,34 +98,56 @@ ScratchLaunch bind_work(const BoundOp& op, const Embed& w, const BindTools& tool
                                             .width = table.shape[1],
                                             .row_begin = held_part(op, table, 0).begin,
                                             .table_rows = table.shape[0],
-                                            .accumulate = w.accumulate});
+                                            .accumulate = w.accumulate,
+                                            .part = tokens.part});
 }
 
+/// A token takes the row of its position: where positions are consecutive, one call takes the rows of all.
 ScratchLaunch bind_work(const BoundOp& op, const Positions& w, const BindTools& tools) {
-  const kernels::Tokens tokens = held_tokens(op, *op.reads[0].type);
-  const int64_t width = op.reads[0].shape().last();
-  if (w.phase == Phase::kF)
-    return launch<kernels::MixedPositionsForward>(
-        tools, &MixedKernels::positions_forward,
-        {stored(op.reads[0]), stored(op.reads[1]), stored(op.writes[0]), tokens.sequences, tokens.tokens, width});
+  const Type& x = *op.reads[0].type;
+  const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
+  const auto at = [](const Tensor& t, int64_t element) { return past(stored(t), element); };
+  if (w.phase == Phase::kF) {
+    std::vector<kernels::MixedPositionsForward> calls;
+    for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+      const bool whole = n == tokens;
+      for (int64_t b = 0; b < (whole ? 1 : sequences); ++b) {
+        const int64_t from = (b * tokens + first) * width;
+        calls.push_back(
+            {at(op.reads[0], from), at(op.reads[1], position * width), at(op.writes[0], from), whole ? sequences : 1, n, width});
+      }
+    });
+    return counted_launch(tools.kernels, calls, [](const MixedKernels& k, const auto& all, kernels::Scratch& s) {
+      const kernels::Scratch lent = s;
+      for (const auto& args : all) {
+        s = lent;  // every call uses the same block
+        k.positions_forward(args, s);
+      }
+    });
+  }
   struct Args {
-    kernels::MixedPositionsWeight weight;
-    kernels::MixedFill unused;  ///< positions beyond the sequence have no token, and a gradient of 0
+    std::vector<kernels::MixedPositionsWeight> weight;
+    kernels::MixedFill table;  ///< rows of positions of which no token is here have a gradient of 0
   };
-  const Stored table = stored(op.writes[0]);
-  const int64_t used = tokens.tokens * width, unused = w.accumulate ? 0 : op.writes[0].shape().elements() - used;
-  Stored rest = table;
-  rest.data = static_cast<char*>(table.data) + bytes_of(table.dtype, used);
-  const Args args{{stored(op.reads[0]), table, tokens.sequences, tokens.tokens, width, w.accumulate}, {rest, unused, 0.0f}};
+  Args args{{}, {stored(op.writes[0]), w.accumulate ? 0 : op.writes[0].shape().elements(), 0.0f}};
+  for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+    args.weight.push_back(
+        {at(op.reads[0], first * width), at(op.writes[0], position * width), sequences, n, width, w.accumulate, tokens * width});
+  });
   return counted_launch(tools.kernels, args, [](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
-    k.positions_weight(a.weight, s);
-    k.fill(a.unused, s);
+    const kernels::Scratch lent = s;
+    k.fill(a.table, s);
+    for (const auto& weight : a.weight) {
+      s = lent;
+      k.positions_weight(weight, s);
+    }
   });
 }
 
 // ---- the layers
 
 ScratchLaunch bind_work(const BoundOp& op, const Norm& w, const BindTools& tools) {
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate, tools);
   const Type& x = *op.reads[w.phase == Phase::kF ? 0 : 1].type;
   const int64_t rows = rows_of(x), width = x.shape.last();
   const auto maybe = [](const std::vector<Tensor>& operands, size_t i, bool there) {
@@ -113,16 +175,24 @@ ScratchLaunch bind_work(const BoundOp& op, const Norm& w, const BindTools& tools
                                             .rows = rows,
                                             .width = width,
                                             .rms = w.rms});
-  return launch<kernels::MixedNormWeight>(tools, &MixedKernels::norm_weight,
-                                          {.dy = stored(op.reads[0]),
-                                           .x = stored(op.reads[1]),
-                                           .dgamma = stored(op.writes[0]),
-                                           .dbeta = maybe(op.writes, 1, !w.rms),
-                                           .stats = statistics(op.reads[2]),
-                                           .tokens = held_tokens(op, x),
-                                           .width = width,
-                                           .rms = w.rms,
-                                           .accumulate = w.accumulate});
+  const kernels::MixedNormWeight args{.dy = stored(op.reads[0]),
+                                      .x = stored(op.reads[1]),
+                                      .dgamma = stored(op.writes[0]),
+                                      .dbeta = maybe(op.writes, 1, !w.rms),
+                                      .stats = statistics(op.reads[2]),
+                                      .tokens = held_tokens(op, x),
+                                      .width = width,
+                                      .rms = w.rms,
+                                      .accumulate = w.accumulate};
+  if (w.over == SumOver::kAll) return launch(tools, &MixedKernels::norm_weight, args);
+  return by_sequence(tools, &MixedKernels::norm_weight, args, [](kernels::MixedNormWeight& a, int64_t sequence) {
+    const int64_t row = sequence * a.tokens.tokens;
+    a.dy = past(a.dy, row * a.width);
+    a.x = past(a.x, row * a.width);
+    a.stats += row * (a.rms ? 1 : 2);
+    a.dgamma = past(a.dgamma, sequence * a.width);
+    if (!a.rms) a.dbeta = past(a.dbeta, sequence * a.width);
+  });
 }
 
 /// The library's product where both factors are bf16, the result is one that it writes, and no fixed order is asked for. It plans
@@ -257,7 +327,8 @@ ScratchLaunch bind_work(const BoundOp& op, const Rope& w, const BindTools& tools
 
 ScratchLaunch bind_work(const BoundOp& op, const Attention& w, const BindTools& tools) {
   const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
-  const kernels::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim};
+  const kernels::AttentionShape shape{out.shape[0],         out.shape[1],           w.heads, w.kv_heads, w.head_dim,
+                                      op.plan->token_order, tools.options.canonical};
   if (w.phase == Phase::kF)
     return launch<kernels::MixedAttentionForward>(
         tools, &MixedKernels::attention_forward,
@@ -269,6 +340,59 @@ ScratchLaunch bind_work(const BoundOp& op, const Attention& w, const BindTools& 
                                                .qkv = stored(op.reads[3]),
                                                .dqkv = stored(op.writes[0]),
                                                .lse = statistics(op.reads[2])});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const SplitHeads& w, const BindTools& tools) {
+  const bool back = w.phase == Phase::kI;
+  const Tensor &qkv = back ? op.writes[0] : op.reads[0], &q = back ? op.reads[0] : op.writes[0],
+               &kv = back ? op.reads[1] : op.writes[1];
+  return launch<kernels::MixedSplitHeads>(
+      tools, &MixedKernels::split_heads,
+      {stored(qkv), stored(q), stored(kv), rows_of(*qkv.type), w.heads, w.kv_heads, w.head_dim, back});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const AttentionBlock& w, const BindTools& tools) {
+  const kernels::AttentionBlockShape shape = block_shape(op, w, tools.options.canonical);
+  if (w.phase == Phase::kF)
+    return launch<kernels::MixedAttentionBlockForward>(tools, &MixedKernels::attention_block_forward,
+                                                       {.shape = shape,
+                                                        .q = stored(op.reads[0]),
+                                                        .kv = stored(op.reads[1]),
+                                                        .o = statistics(op.writes[0]),
+                                                        .lse = w.partial ? nullptr : statistics(op.writes[1]),
+                                                        .sums = w.partial ? statistics(op.writes[1]) : nullptr,
+                                                        .carry = w.carry});
+  return launch<kernels::MixedAttentionBlockInput>(tools, &MixedKernels::attention_block_input,
+                                                   {.shape = shape,
+                                                    .dout = stored(op.reads[0]),
+                                                    .o = stored(op.reads[1]),
+                                                    .q = stored(op.reads[3]),
+                                                    .kv = stored(op.reads[4]),
+                                                    .dq = stored(op.writes[0]),
+                                                    .dkv = stored(op.writes[1]),
+                                                    .lse = statistics(op.reads[2]),
+                                                    .carry = w.carry,
+                                                    .carry_kv = w.carry_kv,
+                                                    .by_head = w.partial});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const AttentionMerge& w, const BindTools& tools) {
+  const std::vector<size_t> order = merge_order(op, w);
+  const Shape& y = op.writes[0].shape();
+  const int parts = static_cast<int>(order.size());
+  if (w.phase == Phase::kF) {
+    kernels::MixedAttentionMergeForward args{{y[0], y[1], w.heads, w.head_dim, parts}, stored(op.writes[0])};
+    for (size_t i = 0; i < order.size(); ++i) {
+      args.merge.part_o[i] = statistics(op.reads[2 * order[i]]);
+      args.merge.part_sums[i] = statistics(op.reads[2 * order[i] + 1]);
+    }
+    args.merge.lse = statistics(op.writes[1]);
+    return launch<kernels::MixedAttentionMergeForward>(tools, &MixedKernels::attention_merge_forward, args);
+  }
+  kernels::MixedAttentionMergeInput args{
+      {y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads, (w.keys ? 2 : 1) * int64_t{w.head_dim}, parts}, stored(op.writes[0])};
+  for (size_t i = 0; i < order.size(); ++i) args.merge.part[i] = statistics(op.reads[order[i]]);
+  return launch<kernels::MixedAttentionMergeInput>(tools, &MixedKernels::attention_merge_input, args);
 }
 
 ScratchLaunch bind_work(const BoundOp& op, const Activation& w, const BindTools& tools) {
@@ -292,8 +416,12 @@ ScratchLaunch bind_work(const BoundOp& op, const Residual& w, const BindTools& t
                                                   .y = stored(op.writes[0]),
                                                   .rows = rows_of(x),
                                                   .width = width});
-  return launch<kernels::MixedBiasWeight>(tools, &MixedKernels::bias_weight,
-                                          {stored(op.reads[0]), stored(op.writes[0]), held_tokens(op, x), width, w.accumulate});
+  const kernels::MixedBiasWeight args{stored(op.reads[0]), stored(op.writes[0]), held_tokens(op, x), width, w.accumulate};
+  if (w.over != SumOver::kTokens) return launch(tools, &MixedKernels::bias_weight, args);
+  return by_sequence(tools, &MixedKernels::bias_weight, args, [](kernels::MixedBiasWeight& a, int64_t sequence) {
+    a.dy = past(a.dy, sequence * a.tokens.tokens * a.width);
+    a.dbias = past(a.dbias, sequence * a.width);
+  });
 }
 
 ScratchLaunch bind_work(const BoundOp& op, const Dropout& w, const BindTools& tools) {
@@ -437,9 +565,11 @@ struct FixedOperands {
 };
 
 FixedOperands statistics_of(const Work& work) {
-  if (const auto* w = std::get_if<Norm>(&work))
+  if (const auto* w = std::get_if<Norm>(&work); w != nullptr && w->over != SumOver::kSequences)
     return w->phase == Phase::kF ? FixedOperands{{}, {1}} : w->phase == Phase::kI ? FixedOperands{{3}, {}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<Attention>(&work)) return w->phase == Phase::kF ? FixedOperands{{}, {1}} : FixedOperands{{2}, {}};
+  if (const auto* w = std::get_if<AttentionBlock>(&work))
+    return w->phase == Phase::kF ? FixedOperands{{2, 3}, {0, 1}} : w->partial ? FixedOperands{{2}, {0, 1}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<CrossEntropy>(&work))
     return w->part == CrossEntropy::Part::kGrad  ? FixedOperands{{2, 3, 4}, {0}}
            : w->part == CrossEntropy::Part::kMax ? FixedOperands{{}, {0}}
@@ -497,6 +627,13 @@ void check_in_place(const BoundOp& op) {
       work);
   for (size_t i = 0; accumulates && i < op.writes.size(); ++i) check(i, op.reads.size() - op.writes.size() + i);
   if (std::holds_alternative<Rope>(work) || std::holds_alternative<Dropout>(work)) check(0, 0);
+  if (const auto* w = std::get_if<AttentionBlock>(&work); w != nullptr && w->phase == Phase::kI) {
+    if (w->carry) check(0, 5);
+    if (w->carry_kv) check(1, w->carry ? 6 : 5);
+  } else if (w != nullptr && w->carry) {
+    check(0, 2);
+    check(1, 3);
+  }
   if (std::holds_alternative<Sgd>(work)) check(0, 1);
   if (std::holds_alternative<AdamW>(work))
     for (size_t i = 0; i < 3; ++i) check(i, 1 + i);

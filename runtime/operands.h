@@ -1,8 +1,12 @@
 // How a back end reads an op's operands: what of a logical tensor a rank holds.
 #pragma once
 
+#include <vector>
+
+#include "kernels/attention.h"
 #include "kernels/leaves.h"
 #include "plan/base/check.h"
+#include "plan/work.h"
 #include "runtime/backend.h"
 
 namespace shardlab::runtime {
@@ -17,6 +21,40 @@ inline kernels::Tokens tokens_of(const BoundOp& op, const Type& type) {
   const Shape& shape = type.shape;
   if (shape.rank >= 3) return {shape[0], shape[1], part_of(op, type, 1)};
   return {1, shape.elements() / shape.last(), {}};
+}
+
+/// Runs of the tokens that a rank holds whose positions are consecutive. body(first, n, position of the first).
+template <class Body>
+void for_positions(const BoundOp& op, const Type& type, const Body& body) {
+  const kernels::Part part = part_of(op, type, 1);
+  const TokenOrder& order = op.plan->token_order;
+  for (int64_t t = 0; t < type.shape[1];) {
+    const int64_t position = order.position(part.begin + t, part.total);
+    int64_t n = 1;
+    while (t + n < type.shape[1] && order.position(part.begin + t + n, part.total) == position + n) ++n;
+    body(t, n, position);
+    t += n;
+  }
+}
+
+/// Queries and keys of an AttentionBlock on this rank.
+inline kernels::AttentionBlockShape block_shape(const BoundOp& op, const AttentionBlock& w, bool canonical) {
+  const BlockParts p = block_parts(*op.instruction->segment, op.op(), op.mesh(), op.at);
+  return {op.reads[0].shape()[0], p.queries.tokens, p.keys.tokens,        w.heads,  w.kv_heads, w.head_dim, p.queries.total,
+          p.queries.begin,        p.keys.begin,     op.plan->token_order, canonical};
+}
+
+/// The rank whose part operand 0 of an AttentionMerge is, and the operand of the rank at the beginning of the axis and of those after
+/// it: operands in the order of the ranks.
+inline std::vector<size_t> merge_order(const BoundOp& op, const AttentionMerge& w) {
+  const size_t n = op.reads.size() / (w.phase == Phase::kF ? 2 : 1);
+  int at = 0;
+  for (size_t a = 0; a < op.mesh().axes.size(); ++a)
+    if (n > 1 && op.mesh().axes[a].size > 1 && op.reads[0].type->place[a] == Placement::shard(1)) at = op.at[a];
+  std::vector<size_t> order(n);
+  const int size = static_cast<int>(n);
+  for (int i = 0; i < size; ++i) order[static_cast<size_t>(((at + w.step * i) % size + size) % size)] = static_cast<size_t>(i);
+  return order;
 }
 
 /// The tensor number in the random keys of a dropout: four sites a layer; the embedding's, of layer -1, come first.

@@ -235,7 +235,7 @@ Result<void> Rank::bind_collective(const Instruction& instruction, const Collect
   const Type& whole = *(work.kind == CollectiveKind::kAllGather ? target : source).type;
   const int64_t strips = strips_of(plan_.mesh, plan_.comms[work.comm.index()], work.kind, *source.type, *target.type);
   bound.call = {work.kind, work.reduce,     work.algorithm,  whole.dtype, whole.shape.elements(),
-                work.root, address(source), address(target), strips};
+                work.root, address(source), address(target), strips,      work.per_node};
   const auto prepared = bound.comm->prepare(bound.call);
   if (!prepared.ok()) {
     Error error = prepared.error();

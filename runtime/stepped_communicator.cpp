@@ -31,9 +31,9 @@ int64_t SteppedCommunicator::bytes_of_parts(const CollectiveCall& call, std::spa
 
 const SteppedCommunicator::Schedule& SteppedCommunicator::schedule_of(const CollectiveCall& call) {
   for (const Schedule& s : schedules_)
-    if (s.kind == call.kind && s.algorithm == call.algorithm && s.root == call.root) return s;
-  schedules_.push_back(
-      {call.kind, call.algorithm, call.root, collective_steps(call.kind, call.algorithm, size(), index_, call.root)});
+    if (s.kind == call.kind && s.algorithm == call.algorithm && s.root == call.root && s.per_node == call.per_node) return s;
+  schedules_.push_back({call.kind, call.algorithm, call.root, call.per_node,
+                        collective_steps(call.kind, call.algorithm, size(), index_, call.root, call.per_node)});
   return schedules_.back();
 }
 
@@ -49,15 +49,17 @@ Result<void> SteppedCommunicator::prepare(const CollectiveCall& call) {
   if (call.algorithm == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(size())))
     return Error{ExitCode::kUsage, fmt::format("halving-doubling in a group of {} ranks, which is no power of two", size()),
                  "set collective_algorithm to ring or auto", ""};
+  if (call.algorithm == Algorithm::kHierarchical && size() > 1 && size() % call.per_node != 0)
+    return Error{ExitCode::kUsage, fmt::format("hierarchical in a group of {} ranks, {} on a node", size(), call.per_node),
+                 "set collective_algorithm to ring or auto", ""};
   if (call.kind == CollectiveKind::kAllToAll && call.elements % size() != 0)
     return Error{ExitCode::kUsage, fmt::format("an all_to_all cuts {} elements in {} equal parts", call.elements, size()),
                  "pad the buffer to a multiple of the group's size", ""};
   if (call.kind == CollectiveKind::kReduceScatter && call.algorithm != Algorithm::kDirect && call.source != nullptr && size() > 1 &&
       call.target != bytes_at(call.source, begin_of(call, index_)))
-    return Error{
-        ExitCode::kUsage,
-        "a reduce_scatter by ring or halving-doubling keeps partial sums in its source, so its result must be a view of that",
-        "make the destination a sharded view of the source, or use the direct algorithm", ""};
+    return Error{ExitCode::kUsage,
+                 "a reduce_scatter that is not direct keeps partial sums in its source, so its result must be a view of that",
+                 "make the destination a sharded view of the source, or use the direct algorithm", ""};
   schedule_of(call);
   return {};
 }
@@ -65,7 +67,7 @@ Result<void> SteppedCommunicator::prepare(const CollectiveCall& call) {
 Moved SteppedCommunicator::collective(const CollectiveCall& call, Task& task) {
   Run run{call, nullptr, nullptr, task, {}};
   start(run);
-  const bool staged = call.kind == CollectiveKind::kAllToAll && call.algorithm == Algorithm::kHalvingDoubling;
+  const bool staged = is_staged(call.kind, call.algorithm);
   for (const CollectiveStep& s : schedule_of(call).steps) {
     task.pause();
     if (staged)
@@ -89,7 +91,7 @@ void SteppedCommunicator::start(Run& run) const {
       run.own = const_cast<void*>(call.source);  // the plan lets a reduce_scatter in place overwrite what it reads
       return;
     case CollectiveKind::kAllToAll:
-      if (call.algorithm != Algorithm::kHalvingDoubling) run.offered = call.source;
+      if (!is_staged(call.kind, call.algorithm)) run.offered = call.source;
       break;
     default: break;
   }
@@ -99,7 +101,7 @@ void SteppedCommunicator::start(Run& run) const {
     const int64_t strip = strip_of_part(call, index_);
     for (int64_t s = 0; s < call.strips && place != call.source; ++s)
       std::memcpy(place + s * bytes_of_strip(call), bytes_at(call.source, s * strip), static_cast<size_t>(strip));
-  } else if (call.kind == CollectiveKind::kAllToAll && call.algorithm != Algorithm::kHalvingDoubling) {
+  } else if (call.kind == CollectiveKind::kAllToAll && !is_staged(call.kind, call.algorithm)) {
     std::memcpy(bytes_at(call.target, own_begin), bytes_at(call.source, own_begin), static_cast<size_t>(own_bytes));
   } else if (call.target != call.source) {
     std::memcpy(call.target, call.source, static_cast<size_t>(bytes_of(call.dtype, call.elements)));
@@ -120,12 +122,16 @@ void SteppedCommunicator::step(Run& run, const CollectiveStep& s) {
     for (int d = 0; d < size(); ++d)
       if (d != index_) offer(run, d, s.scatter ? std::span<const int>(&d, 1) : s.send_parts);
 
-  if (s.receive_from >= 0) read_from(run, s, s.receive_from, s.receive_parts);
+  if (s.receive_from >= 0) read_from(run, s, s.receive_from, s.receive_parts, s.their_parts);
   if (s.receive_from == kEveryOther) {
     if (s.action == Action::kTreeReduce) {
       reduce_from_all(run, s.receive_parts.front());
     } else {
-      for (const int from : s.receive_parts) read_from(run, s, from, std::span(&from, 1));
+      for (size_t i = 0; i < s.receive_parts.size(); ++i) {
+        const int from = s.receive_parts[i];
+        read_from(run, s, from, std::span(&from, 1),
+                  s.their_parts.empty() ? std::span<const int>() : std::span(&s.their_parts[i], 1));
+      }
     }
   }
 
@@ -135,16 +141,17 @@ void SteppedCommunicator::step(Run& run, const CollectiveStep& s) {
       if (d != index_) wires_[static_cast<size_t>(d)]->await_taken(run.moved, run.task);
 }
 
-/// Reads `parts` of what `from` offers into the same parts of the own buffer. In an all_to_all the sender's part for this rank
-/// becomes the sender's part here.
-void SteppedCommunicator::read_from(Run& run, const CollectiveStep& s, int from, std::span<const int> parts) {
+/// Reads what `from` offers, its parts `theirs` (none: the same), into `parts` of the own buffer.
+void SteppedCommunicator::read_from(Run& run, const CollectiveStep& s, int from, std::span<const int> parts,
+                                    std::span<const int> theirs_of) {
   const CollectiveCall& call = run.call;
   Wire& wire = *wires_[static_cast<size_t>(from)];
   const Arrived theirs = wire.await_offer(bytes_of_parts(call, parts), run.moved, run.task);
   int64_t packed = 0;  // bytes of the message before the strip
-  for (const int p : parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
     if (theirs.at == nullptr) break;
-    const int64_t there = begin_of(call, call.kind == CollectiveKind::kAllToAll ? index_ : p);
+    const int p = parts[i];
+    const int64_t there = begin_of(call, theirs_of.empty() ? p : theirs_of[i]);
     std::byte* here = bytes_at(run.own, begin_of(call, p));
     for (int64_t strip = 0; strip < call.strips; ++strip) {
       std::byte* to = here + strip * bytes_of_strip(call);
@@ -180,19 +187,18 @@ void SteppedCommunicator::reduce_from_all(Run& run, int part) {
     if (i != index_) wires_[static_cast<size_t>(i)]->release();
 }
 
-/// A step whose sent and received parts are the same places: what arrives is staged until the peer has read too. The part in the
-/// peer's place p comes to lie in place p with the bit of the step turned over.
+/// A step whose sent and received parts are the same places: what arrives is staged until the peer has read too.
 void SteppedCommunicator::staged_step(Run& run, const CollectiveStep& s) {
   const CollectiveCall& call = run.call;
-  const int bit = s.send_to ^ index_;
+  if (s.send_to < 0) return;  // meets nobody
   const int64_t part_bytes = bytes_of_part(call, 0);
   offer(run, s.send_to, s.send_parts);
   Wire& wire = *wires_[static_cast<size_t>(s.receive_from)];
   const Arrived theirs = wire.await_offer(bytes_of_parts(call, s.receive_parts), run.moved, run.task);
   stage_.resize(static_cast<size_t>(part_bytes) * s.receive_parts.size());
   std::byte* staged = stage_.data();
-  for (const int p : s.receive_parts) {
-    const std::byte* source = theirs.at + (theirs.packed ? staged - stage_.data() : begin_of(call, p ^ bit));
+  for (const int p : s.their_parts) {
+    const std::byte* source = theirs.at + (theirs.packed ? staged - stage_.data() : begin_of(call, p));
     if (theirs.at != nullptr) std::memcpy(staged, source, static_cast<size_t>(part_bytes));
     staged += part_bytes;
   }

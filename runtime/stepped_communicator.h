@@ -12,9 +12,9 @@
 
 namespace shardlab::runtime {
 
-/// One rank's handle on one communicator, whatever its wires are. Needs no scratch, but for an all_to_all by halving-doubling.
+/// One rank's handle on one communicator, whatever its wires are. Needs no scratch, but for an all_to_all that is staged.
 ///
-/// Sums: `ring` and `halving-doubling` add what arrives to the own part, `direct` takes the canonical tree in group order. fp32,
+/// Sums: `direct` takes the canonical tree in group order, the other algorithms add what arrives to the own part. fp32,
 /// fp64, i32 and i64 are reduced; every whole-byte type is moved.
 class SteppedCommunicator final : public Communicator {
  public:
@@ -34,7 +34,7 @@ class SteppedCommunicator final : public Communicator {
   struct Schedule {
     CollectiveKind kind;
     Algorithm algorithm;
-    int root;
+    int root, per_node;
     std::vector<CollectiveStep> steps;
   };
   /// One call under way.
@@ -60,7 +60,7 @@ class SteppedCommunicator final : public Communicator {
   void finish(Run& run) const;
   void step(Run& run, const CollectiveStep& s);
   void staged_step(Run& run, const CollectiveStep& s);
-  void read_from(Run& run, const CollectiveStep& s, int from, std::span<const int> parts);
+  void read_from(Run& run, const CollectiveStep& s, int from, std::span<const int> parts, std::span<const int> theirs);
   void reduce_from_all(Run& run, int part);
   void offer(Run& run, int to, std::span<const int> parts);
 
@@ -69,7 +69,7 @@ class SteppedCommunicator final : public Communicator {
   const std::vector<std::unique_ptr<Wire>> wires_;
   std::vector<Schedule> schedules_;
   std::vector<Slice> slices_;     ///< of the message on offer
-  std::vector<std::byte> stage_;  ///< of an all_to_all by halving-doubling
+  std::vector<std::byte> stage_;  ///< of an all_to_all that is staged
 };
 
 /// `rank`'s handle on a communicator with `members` (ranks in group order, itself included), a wire to each other of them.

@@ -30,6 +30,7 @@ struct CollectiveCall {
   void* target = nullptr;
   /// The whole is so many buffers one after the other, each cut for the ranks (`strips_of`); a part lies apart from it then.
   int64_t strips = 1;
+  int per_node = 1;  ///< of kHierarchical: ranks of the group on one node, one after the other
 };
 
 /// The figures of a call, measured where it was done.

@@ -4,8 +4,12 @@
 // Then every micro-batch writes a copy of its own and copies are added pairwise as a binary counter carries: at most floor(log2 m)
 // + 1 copies live at once, all planned.
 //
+// The tree over micro-batches stands above that over the parts of a sequence: under context parallelism each micro-batch's gradients
+// are then summed over the ranks of "cp" before they are added up.
+//
 // Shapes   gradients as the parameters
-// Adds     no communication: reduction over data-parallel ranks happens once a step, after the last micro-batch
+// Adds     no communication: reduction over data-parallel ranks happens once a step, after the last micro-batch; canonical with cp:
+//          per micro-batch an all-reduce of every gradient over cp
 // Memory   none; in canonical mode floor(log2 m) further copies of the gradients
 // Refuses  nothing; canonical with dp > 1 wants a power of two
 // Paper    Ott et al., "Scaling Neural Machine Translation" (2018)
@@ -24,18 +28,31 @@ namespace {
 
 constexpr std::string_view kAccumulationName = "accumulation";
 
-/// Adds the gradients of one copy to another, for every parameter of a unit.
+/// Adds the gradients of one copy to another, for every parameter of a unit; and sums those of a copy over parts of sequences.
 class CopyAdder {
  public:
-  CopyAdder(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage) {}
+  CopyAdder(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), early_(sums_parts_early(draft)) {}
+
+  bool sums_parts() const { return early_; }
+
+  /// Sums a copy over the ranks that have parts of the micro-batch's sequences.
+  Event sum_parts(int unit, int micro_batch, int index) {
+    std::vector<BufferId> binding;
+    for (int p = 0; p < static_cast<int>(draft_.of_unit(unit).parameters.size()); ++p) {
+      binding.push_back(copy(index, unit, p));
+      binding.push_back(summed(index, unit, p));
+    }
+    const Unit& u = draft_.units[static_cast<size_t>(unit)];
+    return call_event(bind(sum_segment(u.kind, unit), std::move(binding), u.layer, micro_batch), unit, micro_batch);
+  }
 
   Event add(int unit, int micro_batch, int to, int from) {
     const int parameters = static_cast<int>(draft_.of_unit(unit).parameters.size());
     const Unit& u = draft_.units[static_cast<size_t>(unit)];
     std::vector<BufferId> binding;
     for (int p = 0; p < parameters; ++p) {
-      binding.push_back(copy(to, unit, p));
-      binding.push_back(copy(from, unit, p));
+      binding.push_back(summed(to, unit, p));
+      binding.push_back(summed(from, unit, p));
     }
     Event event;
     event.unit = unit;
@@ -64,6 +81,57 @@ class CopyAdder {
     return copies[static_cast<size_t>(index - 1)][stage_.index_of(unit)][static_cast<size_t>(parameter)];
   }
 
+  /// The same storage as a sum over the parts of sequences.
+  BufferId summed(int index, int unit, int parameter) {
+    const BufferId part = copy(index, unit, parameter);
+    if (!early_) return part;
+    BufferId& known = summed_[part.value];
+    if (known) return known;
+    Buffer whole = stage_.role.buffers[part.index()];
+    whole.name += ".parts";
+    whole.type = summed_type(std::move(whole.type));
+    if (!whole.view) whole.view = View{part.value, 0, {}};
+    known = add_buffer(stage_, std::move(whole));
+    if (index == 0) stage_.at(unit, parameter).reduced = known;
+    return known;
+  }
+
+  Type summed_type(Type type) const {
+    return early_ ? placed(std::move(type), draft_.plan.mesh.axis("cp"), Placement::replicate()) : type;
+  }
+
+  SegmentId sum_segment(UnitKind kind, int unit) {
+    static constexpr std::string_view kNames[] = {"parts.embed", "parts.layer", "parts.head"};
+    const std::string name(kNames[static_cast<size_t>(kind)]);
+    return draft_.cached(name, [&] {
+      Segment s;
+      s.name = name;
+      const CommId comm = draft_.comm("cp.grads", AxisSet::of(draft_.plan.mesh.axis("cp")));
+      const auto& parameters = draft_.of(kind).parameters;
+      for (int p = 0; p < static_cast<int>(parameters.size()); ++p) {
+        const std::string& parameter = parameters[static_cast<size_t>(p)].name;
+        const int32_t first = static_cast<int32_t>(s.slots.size());
+        for (const bool whole : {false, true}) {
+          Slot slot;
+          slot.name = parameter + (whole ? ".whole" : ".part");
+          slot.type = gradient_type(draft_, unit, p);
+          if (whole) slot.type = summed_type(std::move(slot.type));
+          slot.cls = BufferClass::kGradient;
+          slot.kind = SlotKind::kBound;
+          s.slots.push_back(std::move(slot));
+        }
+        Op op;
+        op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, comm, draft_.algorithm()};
+        op.reads = {SlotId(first)};
+        op.writes = {SlotId(first + 1)};
+        op.label = parameter;
+        op.strategy = kAccumulationName;
+        s.steps.emplace_back(std::move(op));
+      }
+      return s;
+    });
+  }
+
   SegmentId segment(UnitKind kind, int unit) {
     static constexpr std::string_view kNames[] = {"add.embed", "add.layer", "add.head"};
     const std::string name(kNames[static_cast<size_t>(kind)]);
@@ -76,7 +144,7 @@ class CopyAdder {
         for (const char* side : {".left", ".right"}) {
           Slot slot;
           slot.name = parameters[static_cast<size_t>(p)].name + side;
-          slot.type = gradient_type(draft_, unit, p);
+          slot.type = summed_type(gradient_type(draft_, unit, p));
           slot.cls = BufferClass::kGradient;
           slot.kind = SlotKind::kBound;
           s.slots.push_back(std::move(slot));
@@ -95,6 +163,8 @@ class CopyAdder {
 
   Draft& draft_;
   StageDraft& stage_;
+  const bool early_;
+  std::map<int32_t, BufferId> summed_;  ///< by copy
 };
 
 /// Rewrites a stage's timetable: every backward writes a copy of its own, followed by the additions that its carry asks for.
@@ -115,6 +185,7 @@ void count_in_binary(Draft& draft, StageDraft& stage) {
     const Carry& carry = plan[unit][done[unit]++];
     events.back().first = true;
     events.back().storage = carry.written;
+    if (adder.sums_parts()) events.push_back(adder.sum_parts(unit, micro, carry.written));
     for (const auto& [to, from] : carry.added) events.push_back(adder.add(unit, micro, to, from));
   }
   stage.events = std::move(events);
@@ -189,6 +260,15 @@ std::vector<Carry> carries(std::span<const int> order, int micro_batches, bool c
     all.push_back(std::move(carry));
   }
   return all;
+}
+
+bool sums_parts_early(const Draft& draft) {
+  const Case& c = draft.config;
+  return draft.training && c.canonical && c.layout.cp > 1 && c.layout.zero < 2 && draft.micro_batches() > 1;
+}
+
+AxisSet reduction_axes(const Draft& draft) {
+  return sums_parts_early(draft) ? sequence_axes(draft.plan.mesh) : data_axes(draft.plan.mesh);
 }
 
 void accumulate(Draft& draft) {

@@ -5,11 +5,18 @@
 #include <utility>
 #include <vector>
 
+#include "strategies/draft.h"
+
 namespace shardlab::strategies {
 
-struct Draft;
-
 void accumulate(Draft& draft);
+
+/// Whether each micro-batch's gradients are summed over the parts of its sequences before micro-batches are added up: in canonical
+/// mode the tree over sequences stands above the leaves of each. ZeRO-2 and 3 reduce each micro-batch anyhow.
+bool sums_parts_early(const Draft& draft);
+
+/// The axes over which the gradients of a step are reduced at its end.
+AxisSet reduction_axes(const Draft& draft);
 
 /// The fate of one micro-batch's gradients. They are written to copy `written`. Then `added` lists, in order, which copy is added
 /// to which (to, from); the copy `from` is free afterwards. At the end of the step copy 0 has the sum.

@@ -6,6 +6,7 @@
 #include <ranges>
 
 #include "plan/precision.h"
+#include "strategies/accumulation.h"
 #include "strategies/state.h"
 
 namespace shardlab::strategies {
@@ -80,14 +81,17 @@ class Bucketing {
     flat.name = bucket.name + ".grad";
     flat.type = gradient_type(draft_, first.unit, first.parameter);
     flat.type.shape = {bucket.elements};
+    if (const auto cp = draft_.plan.mesh.find("cp"); cp && sums_parts_early(draft_))
+      flat.type.place[static_cast<size_t>(*cp)] = Placement::replicate();
     // Slices of several dims lie side by side: along tp the bucket as a whole is nobody's shard.
     if (flat.type.place[static_cast<size_t>(tp)].is_shard()) flat.type.place[static_cast<size_t>(tp)] = Placement::local();
     flat.kind = BufferClass::kGradient;
     bucket.gradient = add_buffer(stage_, std::move(flat));
     for (const Bucket::Member& m : bucket.members) {
-      const BufferId id = stage_.at(m.unit, m.parameter).gradient;
-      stage_.role.buffers[id.index()].view = View{bucket.gradient.value, m.offset, {}};
-      std::erase(stage_.whole_step, id);
+      const ParameterState& state = stage_.at(m.unit, m.parameter);
+      for (const BufferId id : {state.gradient, state.reduced})  // which may be the same storage under the type of a sum
+        stage_.role.buffers[id.index()].view = View{bucket.gradient.value, m.offset, {}};
+      std::erase(stage_.whole_step, state.gradient);
     }
     if (bucket.elements > filled) declare_padding(bucket, filled);
     if (!rule_.whole_step) return;
@@ -179,7 +183,7 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
       std::string(kind == CollectiveKind::kAllReduce ? "reduce." : "scatter.") + signature(draft, stage, bucket);
   const SegmentId segment = draft.cached(name, [&] {
     Op op;
-    op.work = Collective{kind, ReduceOp::kSum, draft.comm("dp.grads", data_axes(draft.plan.mesh)), draft.algorithm()};
+    op.work = Collective{kind, ReduceOp::kSum, draft.comm("dp.grads", reduction_axes(draft)), draft.algorithm()};
     op.stream = reduction_stream(draft);
     op.label = "gradients";
     op.strategy = strategy;

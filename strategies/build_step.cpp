@@ -7,7 +7,7 @@
 namespace shardlab::strategies {
 namespace {
 
-/// Adds the slots and ops of one unit kind's segments. Shapes: b sequences of a micro-batch on this rank, s tokens, h hidden.
+/// Adds the slots and ops of one unit kind's segments. Shapes: b sequences of a micro-batch, s tokens of each on this rank, h hidden.
 class UnitBuilder {
  public:
   UnitBuilder(Draft& draft, UnitKind kind, std::string_view name)
@@ -34,7 +34,7 @@ class UnitBuilder {
   }
   Type tokens_by(int64_t width) const { return data({b(), s(), width}); }
   int64_t b() const { return config_.train.micro_batch; }
-  int64_t s() const { return config_.train.seq_len; }
+  int64_t s() const { return config_.train.seq_len / config_.layout.cp; }
   int64_t h() const { return model_.hidden; }
 
   int parameter(std::string name, Shape shape, P kind, bool residual_projection = false) {
@@ -246,7 +246,7 @@ void UnitBuilder::build_head() {
   const int beta = model_.is_llama() ? -1 : parameter("final.norm.beta", {h()}, P::kBias);
   const int weight = parameter(model_.tied_embeddings ? "embed.tokens" : "head.weight", {model_.vocab, h()}, P::kEmbedding);
   const int64_t shared_by = trains_apart(draft_) ? config_.layout.dp : 1;  // workers divide by their own targets
-  const int64_t targets_per_step = config_.sequences_per_step() * s() / shared_by;
+  const int64_t targets_per_step = config_.sequences_per_step() * config_.train.seq_len / shared_by;
 
   const SlotId x = fwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
   bwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
@@ -301,6 +301,27 @@ void add_units(Draft& draft) {
   add_unit(UnitKind::kHead, -1);
 }
 
+/// Calls f(segment, slot) for every slot of the units' segments.
+template <class F>
+void for_slots(Draft& draft, F f) {
+  for (UnitTemplate& unit : draft.templates)
+    for (DraftSegment* segment : {&unit.forward, &unit.backward})
+      for (Slot& slot : segment->segment.slots) f(slot);
+}
+
+/// Context-parallel ranks hold a part of each sequence: activations are slices of it, and the loss of a sequence, as the gradients of
+/// parameters, is a sum over them. The attention core is for the strategy of the case to put right (context_parallel.cpp).
+void deal_sequences(Draft& draft) {
+  if (draft.config.layout.cp == 1) return;
+  const auto axis = static_cast<size_t>(draft.plan.mesh.axis("cp"));
+  for_slots(draft, [&](Slot& slot) {
+    Placement& place = slot.type.place[axis];
+    const int tokens = slot.name == "lse" ? 2 : 1;
+    if (slot.type.micro == Micro::kSlice) place = slot.type.shape.rank == 1 ? Placement::partial() : Placement::shard(tokens);
+    if (slot.type.micro == Micro::kSum) place = Placement::partial();
+  });
+}
+
 /// Every micro-batch is dealt over the data axes by sequences, so activations are slices of it along their first dim and what
 /// one rank sums over its tokens is a partial sum. Which reduction makes that whole is for a strategy to say. Workers that train
 /// apart (diloco.cpp) share nothing: whatever they compute is their own.
@@ -308,14 +329,12 @@ void deal_batch(Draft& draft) {
   for (const std::string_view name : {"replica", "dp", "node"}) {
     const auto axis = draft.plan.mesh.find(name);
     if (!axis || draft.plan.mesh.size(name) == 1) continue;
-    for (UnitTemplate& unit : draft.templates)
-      for (DraftSegment* segment : {&unit.forward, &unit.backward})
-        for (Slot& slot : segment->segment.slots) {
-          Placement& place = slot.type.place[static_cast<size_t>(*axis)];
-          if (slot.type.micro == Micro::kSlice) place = Placement::shard(0);
-          if (slot.type.micro == Micro::kSum) place = Placement::partial();
-          if (trains_apart(draft)) place = Placement::local();
-        }
+    for_slots(draft, [&](Slot& slot) {
+      Placement& place = slot.type.place[static_cast<size_t>(*axis)];
+      if (slot.type.micro == Micro::kSlice) place = Placement::shard(0);
+      if (slot.type.micro == Micro::kSum) place = Placement::partial();
+      if (trains_apart(draft)) place = Placement::local();
+    });
   }
 }
 
@@ -338,12 +357,13 @@ Draft build_step(const Case& config, bool training) {
   draft.plan.streams = {"compute"};
   // Where each micro-batch is summed over the ranks by itself, in canonical mode they share it out in the order of the tree.
   if (config.canonical && l.zero >= 2 && l.shard_ranks() > 1 && draft.micro_batches() > 1)
-    draft.plan.together = data_axes(draft.plan.mesh);
+    draft.plan.together = sequence_axes(draft.plan.mesh);
   UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
   UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();
   UnitBuilder(draft, UnitKind::kHead, "head").build_head();
   add_units(draft);
   deal_batch(draft);
+  deal_sequences(draft);
   return draft;
 }
 

@@ -9,6 +9,7 @@
 #include "strategies/accumulation.h"
 #include "strategies/clip_norm.h"
 #include "strategies/compression.h"
+#include "strategies/context_parallel.h"
 #include "strategies/data_parallel.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
@@ -26,6 +27,7 @@
 #include "strategies/parameter_server.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
+#include "strategies/sequence_parallel.h"
 #include "strategies/skipped_update.h"
 #include "strategies/state.h"
 #include "strategies/tensor_parallel.h"
@@ -72,6 +74,17 @@ constexpr std::array kCatalogue{
              "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss",
              "matrices, states, inner activations 1/t", "Shoeybi et al. 2019", [](const Case& c) { return c.layout.tp > 1; },
              tensor_parallel, true},
+    Strategy{"sequence-parallel", "Sequence parallel: norms, dropout and residuals on 1/t of the tokens", Tier::kE1,
+             "sequence_parallel (tp)",
+             "per layer and micro-batch 4 reduce-scatters and 6 all-gathers of b*s*h in place of 4 all-reduces; b*h a norm or bias",
+             "activations between the products 1/t", "Korthikanti et al. 2022",
+             [](const Case& c) { return c.layout.tp > 1 && c.layout.sequence_parallel; }, sequence_parallel, true},
+    Strategy{"context-parallel", "Context parallel: parts of sequences", Tier::kE1, "cp, cp_kind",
+             "per layer and micro-batch, n = k and v of a rank's tokens: all-gather 3 n (c-1); ring, zigzag, striped n (3c-2); "
+             "ulysses 4 all-to-alls of q, k, v and o",
+             "activations 1/c; k and v of the whole (all-gather) or of two more ranks (rings)",
+             "Liu et al. 2023; Brandon et al. 2023; Jacobs et al. 2023; Llama Team 2024",
+             [](const Case& c) { return c.layout.cp > 1; }, context_parallel, true},
     Strategy{"fp8", "Matrix products of 8-bit factors", Tier::kE2, "precision: fp8, fp8_scaling: current, delayed, block",
              "current: per layer and micro-batch 8 f32 (maximum) over tp",
              "inputs of products in 8 bits: b*s*(2h + f/t) less; b*s*h/t more", "Micikevicius et al. 2022; DeepSeek-AI 2024",
@@ -88,8 +101,8 @@ constexpr std::array kCatalogue{
              "recompute: a list by layer, recompute_options.budget_bytes", "what each layer's treatment adds",
              "what each layer's treatment keeps: at most the budget", "Chen et al. 2016; Korthikanti et al. 2022",
              [](const Case& c) { return c.layout.recompute == Recompute::kByLayer; }, recompute_by_layer},
-    Strategy{"pipeline", "Pipeline stages, in the order of a schedule: 1F1B, interleaved, zero-bubble, V, any table of slots", Tier::kE0,
-             "pp, schedule, vpp, stage_layers", "b*s*h each way per boundary between stages and micro-batch",
+    Strategy{"pipeline", "Pipeline stages, in the order of a schedule: 1F1B, interleaved, zero-bubble, V, any table of slots",
+             Tier::kE0, "pp, schedule, vpp, stage_layers", "b*s*h each way per boundary between stages and micro-batch",
              "layers and states 1/p; activations of min(m, p - stage) micro-batches (1f1b), m (afab), p/2 + 1 (v-half), ...",
              "Huang et al. 2019; Narayanan et al. 2021; Qi et al. 2023, 2024", always, pipeline, true},
     Strategy{"state", "One value and one gradient a parameter", Tier::kE0, "", "nothing", "2 Psi", "", always, declare_state, true},
@@ -104,8 +117,8 @@ constexpr std::array kCatalogue{
     Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap",
              "all-reduce: 2 Psi (N-1)/N", "none", "Li et al. 2020",
              [](const Case& c) {
-               return (c.layout.dp > 1 || is_mirrored(c.layout.schedule)) && c.layout.zero == 0 && !has_servers(c) && !works_apart(c) &&
-                      compresses(c, {CompressionKind::kNone});
+               return (c.layout.data_ranks() > 1 || is_mirrored(c.layout.schedule)) && c.layout.zero == 0 && !has_servers(c) &&
+                      !works_apart(c) && compresses(c, {CompressionKind::kNone});
              },
              data_parallel},
     Strategy{"quantised-gradients", "Gradients in 16, 8 or 4 bits on the wire", Tier::kE3, "compression: bf16, int8 (bits)",
@@ -205,7 +218,8 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return c.layout.offload.delayed_update; }, within_other_passes},
     Strategy{"amax-history", "Scales from the sizes of past steps", Tier::kE2, "precision: fp8, fp8_scaling: delayed",
              "per step 12 f32 a layer (maximum) over dp and tp", "12 * 18 f32 a layer", "Micikevicius et al. 2022",
-             [](const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == Fp8Scaling::kDelayed; }, remember_amax, true},
+             [](const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == Fp8Scaling::kDelayed; }, remember_amax,
+             true},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
     Strategy{"diloco", "Local SGD and DiLoCo: an outer step every H steps", Tier::kE3, "diloco: steps, learning_rate, momentum",
              "every H steps an all-reduce of the parameters: 2 Psi (N-1)/(N H) a step",

@@ -1,5 +1,5 @@
 // Data parallelism: every rank of a `dp` group has the whole model (or its slice of it) and its own sequences; gradients are summed
-// over the group once a step, after the last micro-batch.
+// over the group once a step, after the last micro-batch. Context-parallel ranks have parts of sequences: they belong to the group.
 //
 // Gradients are reduced in buckets: flat buffers of which the parameters' gradients are views, filled in the order in which
 // backward finishes them. bucket_bytes 0 gives every parameter a bucket of its own (the naive form). With `overlap` a bucket is
@@ -16,6 +16,7 @@
 // Paper    Li et al., "PyTorch Distributed" (2020), section 3.2
 #include "strategies/data_parallel.h"
 
+#include "strategies/accumulation.h"
 #include "strategies/buckets.h"
 #include "strategies/mirrored_stages.h"
 #include "strategies/state.h"
@@ -23,7 +24,7 @@
 namespace shardlab::strategies {
 
 void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
-  const AxisSet dp = data_axes(draft.plan.mesh);
+  const AxisSet dp = reduction_axes(draft);
   Buffer sum = stage.role.buffers[bucket.gradient.index()];
   sum.name = bucket.name + ".sum";
   sum.type = placed(sum.type, dp, Placement::replicate());
@@ -42,7 +43,7 @@ void data_parallel(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     fill_buckets(draft, stage, {.bytes = draft.config.layout.bucket_bytes});
     sum_buckets_over_mirrors(draft, stage);
-    if (draft.config.layout.dp == 1) {
+    if (draft.plan.mesh.size(reduction_axes(draft)) == 1) {
       for (Bucket& bucket : stage.buckets) bucket.reduced = bucket.gradient;
       continue;
     }

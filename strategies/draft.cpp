@@ -98,6 +98,8 @@ Algorithm Draft::algorithm() const {
   switch (config.layout.collective_algorithm) {
     case AlgorithmChoice::kHalvingDoubling: return Algorithm::kHalvingDoubling;
     case AlgorithmChoice::kDirect: return Algorithm::kDirect;
+    case AlgorithmChoice::kTree: return Algorithm::kTree;
+    case AlgorithmChoice::kHierarchical: return Algorithm::kHierarchical;
     case AlgorithmChoice::kAuto:
     case AlgorithmChoice::kRing: return Algorithm::kRing;
   }
@@ -136,13 +138,21 @@ Type placed(Type type, AxisSet axes, Placement placement) {
   return type;
 }
 
-AxisSet data_axes(const Mesh& mesh) {
+AxisSet sequence_axes(const Mesh& mesh) {
   const AxisSet dp = AxisSet::of(mesh.axis("dp"));
   const auto node = mesh.find("node");
   return node ? dp | AxisSet::of(*node) : dp;
 }
 
-AxisSet axes_of(const Mesh& mesh, std::string_view name) { return name == "dp" ? data_axes(mesh) : AxisSet::of(mesh.axis(name)); }
+AxisSet data_axes(const Mesh& mesh) {
+  if (mesh.size("cp") == 1) return sequence_axes(mesh);
+  const AxisSet cp = AxisSet::of(mesh.axis("cp"));
+  return mesh.size(sequence_axes(mesh)) == 1 ? cp : sequence_axes(mesh) | cp;
+}
+
+AxisSet axes_of(const Mesh& mesh, std::string_view name) {
+  return name == "dp" ? data_axes(mesh) : name == "sequences" ? sequence_axes(mesh) : AxisSet::of(mesh.axis(name));
+}
 
 Call bind(SegmentId segment, std::vector<BufferId> binding, int layer, int micro_batch) {
   Call call;

@@ -120,8 +120,8 @@ struct Event {
   bool first = false;      ///< of kBackward and kWeight: overwrites the gradients rather than accumulating into them
   int storage = 0;         ///< of kBackward and kWeight: which copy of the gradients it writes (canonical accumulation)
   Call call;               ///< of kCall: fully bound
-  int slot = 0;            ///< of what computes: the slot of the schedule that it belongs to; of kSend: that with which the copy is given up
-  BufferId buffer;         ///< of kAlloc and kFree
+  int slot = 0;  ///< of what computes: the slot of the schedule that it belongs to; of kSend: that with which the copy is given up
+  BufferId buffer;  ///< of kAlloc and kFree
 
   bool computes() const { return kind <= Kind::kWeight; }
   /// Whether the event makes the gradient of the unit's input, from values that forward left.
@@ -248,9 +248,13 @@ BufferId add_buffer(StageDraft& stage, Buffer buffer);
 /// The same type with one axis placed otherwise, or several.
 Type placed(Type type, int axis, Placement placement);
 Type placed(Type type, AxisSet axes, Placement placement);
-/// The axes of the data-parallel ranks that share one set of shards: "dp", and "node" where a secondary shard cuts them in two.
+/// The axes along which ranks that share one set of shards have other sequences: "dp", and "node" where a secondary shard cuts them in
+/// two.
+AxisSet sequence_axes(const Mesh& mesh);
+/// The axes along which ranks that share one set of shards have other tokens: `sequence_axes`, and "cp", whose ranks have other parts of
+/// the same sequences. Gradients are summed over them.
 AxisSet data_axes(const Mesh& mesh);
-/// The axes along which scalars over `name` are reduced: `data_axes` for "dp", else the axis called `name`.
+/// The axes along which scalars over `name` are reduced: `data_axes` for "dp", `sequence_axes` for "sequences", else the axis called `name`.
 AxisSet axes_of(const Mesh& mesh, std::string_view name);
 /// A call whose slots are bound to `binding` in order.
 Call bind(SegmentId segment, std::vector<BufferId> binding, int layer = -1, int micro_batch = -1);

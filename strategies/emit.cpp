@@ -24,6 +24,8 @@ Segment accumulating(const DraftSegment& backward) {
   for (Step& step : segment.steps) {
     Op* op = std::get_if<Op>(&step);
     if (op == nullptr || phase_of(op->work) != Phase::kW) continue;
+    const auto is_gradient = [&](SlotId w) { return backward.uses[w.index()].use == Use::kGradient; };
+    if (std::ranges::none_of(op->writes, is_gradient)) continue;  // a summand that the ranks have yet to add up
     std::visit(
         [](auto& work) {
           if constexpr (requires { work.accumulate; }) work.accumulate = true;
@@ -32,6 +34,38 @@ Segment accumulating(const DraftSegment& backward) {
     op->reads.insert(op->reads.end(), op->writes.begin(), op->writes.end());
   }
   return segment;
+}
+
+/// The piece of each op of a backward segment that is cut in gradients of the input (0) and of the parameters (1). An op of neither
+/// phase, a collective say, goes with what it reads where that is the second piece's, and with those that read its result where
+/// all of them are.
+std::vector<size_t> pieces_by_phase(const Segment& segment) {
+  const auto root = [&](SlotId slot) {
+    const auto& view = segment.slots[slot.index()].view;
+    return view ? view->base : slot.value;
+  };
+  const auto meet = [&](const std::vector<SlotId>& a, const std::vector<SlotId>& b) {
+    return std::ranges::any_of(a, [&](SlotId x) { return std::ranges::any_of(b, [&](SlotId y) { return root(x) == root(y); }); });
+  };
+  const size_t n = segment.steps.size();
+  const auto op = [&](size_t i) -> const Op& { return std::get<Op>(segment.steps[i]); };
+  std::vector<size_t> piece(n);
+  for (size_t i = 0; i < n; ++i) {
+    piece[i] = phase_of(op(i).work) == Phase::kW ? 1 : 0;
+    if (phase_of(op(i).work) != Phase::kNone) continue;
+    for (size_t j = 0; j < i; ++j)
+      if (piece[j] == 1 && meet(op(j).writes, op(i).reads)) piece[i] = 1;
+  }
+  for (size_t i = n; i-- > 0;) {
+    if (piece[i] == 1 || !std::holds_alternative<Collective>(op(i).work)) continue;
+    bool any = false, all = true;
+    for (size_t j = i + 1; j < n; ++j)
+      if (meet(op(i).writes, op(j).reads)) any = true, all = all && piece[j] == 1;
+    if (any && all &&
+        std::ranges::all_of(op(i).writes, [&](SlotId w) { return segment.slots[w.index()].kind == SlotKind::kLocal; }))
+      piece[i] = 1;
+  }
+  return piece;
 }
 
 /// What an event of a unit calls: a segment of its template, or a piece of one. Registered in the plan when it is first called, forward
@@ -53,7 +87,8 @@ class UnitSegments {
       if (calls(Kind::kInput)) {
         const std::string& name = unit.backward.segment.name;  // "layer.B"
         const std::string stem = name.substr(0, name.size() - 1);
-        pieces = cut(unit.backward, {stem + "I", stem + "W"}, [](const Op& op) { return phase_of(op.work) == Phase::kW ? 1U : 0U; });
+        const std::vector<size_t> piece = pieces_by_phase(unit.backward.segment);
+        pieces = cut(unit.backward, {stem + "I", stem + "W"}, [&piece, i = size_t{0}](const Op&) mutable { return piece[i++]; });
         forms[Kind::kInput] = {std::move(pieces[0]), SegmentRole::kBackward};
         forms[Kind::kWeight] = {std::move(pieces[1]), SegmentRole::kBackward};
       }

@@ -25,6 +25,8 @@
 // Adds     current: per layer and micro-batch 8 all-reduces (maximum) of one f32 over tp (4 matrices, 2 inputs, 2 gradients)
 //          delayed: per step and stage an all-reduce (maximum) of 12 f32 a layer over dp and tp
 //          block: nothing
+//          under sequence parallelism the gathered inputs and gradients of products travel in 8 bits, block scales beside them; with
+//          current scaling 4 more all-reduces of one f32, over tp: those inputs and gradients are cut too
 // Memory   of inputs of products b*s*(2h + f/t) less than in bf16, b*s*h/t more for attention's output; scales; delayed:
 //          12*(16 + 2) f32 a layer. While it is used, one matrix in 8 bits
 // Refuses  shards that cut blocks; back ends without kernels of it (`check`)
@@ -102,6 +104,8 @@ class Rounding {
   void run() {
     rewrite(layer_.forward, [&](const Op& op) { return forward(op); });
     rewrite(layer_.backward, [&](const Op& op) { return backward(op); });
+    drop_gathered(layer_.forward);
+    drop_gathered(layer_.backward);
     keep_what_is_read();
   }
 
@@ -110,9 +114,15 @@ class Rounding {
   template <class With>
   void rewrite(DraftSegment& segment, With with) {
     segment_ = &segment;
+    gathers_.clear();
     std::vector<Step> steps = std::exchange(segment.segment.steps, {});
     for (Step& step : steps) {
       Op op = std::move(std::get<Op>(step));
+      if (const auto* c = std::get_if<Collective>(&op.work); c != nullptr && c->kind == CollectiveKind::kAllGather) {
+        const int32_t whole = op.writes[0].value;
+        gathers_[whole] = std::move(op);  // of what a product takes: rounded first
+        continue;
+      }
       if (std::holds_alternative<Linear>(op.work)) {
         op = with(op);
         op.strategy = kFp8Name;
@@ -122,7 +132,8 @@ class Rounding {
   }
 
   Op forward(Op op) {
-    const Factor x = round(op.label + ".x", op.reads[0], DType::f8e4m3, Keep::kAll);
+    const Factor x =
+        gathered(op.label + ".x", op.reads[0], round(op.label + ".x", part_of(op.reads[0]), DType::f8e4m3, Keep::kAll));
     const Factor w = round(op.label + ".w", op.reads[1], DType::f8e4m3, Keep::kScale);
     op.reads.erase(op.reads.begin(), op.reads.begin() + 2);  // a bias stays
     op.reads.insert(op.reads.begin(), {x.values, w.values, x.scales, w.scales});
@@ -133,14 +144,16 @@ class Rounding {
     const bool input = phase_of(op.work) == Phase::kI;
     const SlotId gradient = op.reads[input ? 0 : 1];
     const auto [known, fresh] = gradients_.try_emplace(op.label);
-    if (fresh) known->second = round(op.label + ".dy", gradient, gradient_format(), Keep::kNothing);
+    if (fresh)
+      known->second =
+          gathered(op.label + ".dy", gradient, round(op.label + ".dy", part_of(gradient), gradient_format(), Keep::kNothing));
     const Factor dy = known->second;
     if (input) {
       const Factor w = round_again(op.label + ".w", op.reads[1]);
       op.reads = {dy.values, w.values, dy.scales, w.scales};
       return op;
     }
-    const Factor x = kept(op.label + ".x");
+    const Factor x = gathered(op.label + ".x", op.reads[0], kept(op.label + ".x"));
     op.reads = {x.values, dy.values, x.scales, dy.scales};
     if (std::get<Linear>(op.work).bias) op.reads.push_back(gradient);
     return op;
@@ -148,6 +161,31 @@ class Rounding {
 
   DType gradient_format() const { return scaling_ == Scaling::kBlock ? DType::f8e4m3 : DType::f8e5m2; }
   std::string scale_name(const std::string& name) const { return name + (scaling_ == Scaling::kBlock ? ".scales" : ".scale"); }
+
+  /// What is rounded of a product's operand: the rank's part of it, where the operand is gathered.
+  SlotId part_of(SlotId operand) const {
+    const auto gather = gathers_.find(operand.value);
+    return gather == gathers_.end() ? operand : gather->second.reads[0];
+  }
+  /// The factor that stands for `operand`: its part in 8 bits is gathered where the operand was, with the scales of blocks.
+  Factor gathered(const std::string& name, SlotId operand, Factor part) {
+    const auto gather = gathers_.find(operand.value);
+    if (gather == gathers_.end()) return part;
+    const auto all = [&](const std::string& slot, SlotId from, const std::string& beside) {
+      Type whole = segment_->slot(operand).type;
+      whole.dtype = segment_->slot(from).type.dtype;
+      whole.shape[whole.shape.rank - 1] = segment_->slot(from).type.shape.last();
+      const SlotId to = add(slot + ".all", whole, false);
+      std::string label = gather->second.label;
+      const auto again = label.find(".again");
+      label.insert(again == std::string::npos ? label.size() : again, beside);
+      emit(gather->second.work, {from}, {to}, std::move(label));
+      std::get<Op>(segment_->segment.steps.back()).stream = gather->second.stream;
+      return to;
+    };
+    const SlotId values = all(name + ".q", part.values, "");
+    return {values, scaling_ == Scaling::kBlock ? all(scale_name(name), part.scales, ".scales") : part.scales};
+  }
 
   Factor round(const std::string& name, SlotId from, DType format, Keep keep) {
     const Type type = segment_->slot(from).type;
@@ -243,6 +281,14 @@ class Rounding {
     segment_->op(std::move(work), std::move(reads), std::move(writes), std::move(label), kFp8Name);
   }
 
+  /// What was gathered in 16 bits no longer is.
+  void drop_gathered(DraftSegment& segment) {
+    for (size_t s = segment.uses.size(); s-- > 0;) {
+      const SlotId slot(static_cast<int32_t>(s));
+      if (segment.uses[s].use == Use::kLocal && !segment.slot(slot).view && !is_used(segment, slot)) erase(segment, slot);
+    }
+  }
+
   /// What backward no longer reads is not kept for it.
   void keep_what_is_read() {
     DraftSegment& backward = layer_.backward;
@@ -277,6 +323,7 @@ class Rounding {
   UnitTemplate& layer_;
   const Scaling scaling_;
   DraftSegment* segment_ = nullptr;          ///< the one that is being rewritten
+  std::map<int32_t, Op> gathers_;            ///< of operands of products, by the slot that was gathered
   std::map<std::string, Factor> gradients_;  ///< by product
 };
 

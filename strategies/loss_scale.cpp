@@ -26,8 +26,9 @@ namespace {
 
 constexpr std::string_view kLossScaleName = "loss-scale";
 
-/// Before recompute all that backward makes for itself are gradients.
+/// Before recompute all that backward makes for itself are gradients, apart from what it gathers anew of forward's values.
 bool is_gradient(const DraftSegment& backward, size_t slot) {
+  if (!std::string_view(backward.segment.slots[slot].name).starts_with("d.")) return false;
   const auto& view = backward.segment.slots[slot].view;
   const Use use = backward.uses[view ? static_cast<size_t>(view->base) : slot].use;
   return use == Use::kGradient || use == Use::kGradientIn || use == Use::kGradientOut || use == Use::kLocal;

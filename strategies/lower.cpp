@@ -52,14 +52,18 @@ VerifyOptions verify_options(const Case& config, const LowerOptions& options) {
 }
 
 /// `collective_algorithm: auto` by kind and group of each collective, where strategies left a ring. A parameter server's exchanges
-/// are direct, whatever the key says.
+/// are direct, whatever the key says. Of `hierarchical` the ranks of each group on a node.
 void choose_algorithms(const Case& config, Plan& plan) {
-  if (config.canonical || config.layout.collective_algorithm != AlgorithmChoice::kAuto) return;
+  const AlgorithmChoice choice = config.layout.collective_algorithm;
+  if (config.canonical || (choice != AlgorithmChoice::kAuto && choice != AlgorithmChoice::kHierarchical)) return;
   for (Segment& segment : plan.segments)
     for (Step& step : segment.steps) {
       Op* op = std::get_if<Op>(&step);
       auto* c = op != nullptr ? std::get_if<Collective>(&op->work) : nullptr;
-      if (c != nullptr && c->algorithm == Algorithm::kRing)
+      if (c == nullptr) continue;
+      if (c->algorithm == Algorithm::kHierarchical)
+        c->per_node = group_per_node(plan.mesh, plan.comms[c->comm.index()], ranks_per_node(config));
+      if (choice == AlgorithmChoice::kAuto && c->algorithm == Algorithm::kRing)
         c->algorithm = automatic_algorithm(c->kind, group_size(plan.mesh, plan.comms[c->comm.index()]));
     }
 }

@@ -287,7 +287,7 @@ class HostUpdates {
 }  // namespace
 
 void update_every_bucket(Draft& draft, StageDraft& stage) {
-  if (draft.config.layout.dp == 1 && stage.buckets.empty()) {  // mirrored stages have filled them
+  if (draft.config.layout.data_ranks() == 1 && stage.buckets.empty()) {  // mirrored stages have filled them
     fill_buckets(draft, stage, {.bytes = draft.config.layout.bucket_bytes});
     for (Bucket& bucket : stage.buckets) bucket.reduced = bucket.gradient;
   }

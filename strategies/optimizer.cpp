@@ -152,20 +152,39 @@ void append(Draft& draft, StageDraft& stage, std::string name, const std::vector
   stage.events.push_back(std::move(event));
 }
 
-/// The losses of every sequence, in the order of sequences: where the ranks share each micro-batch out, a sum over ranks last would
-/// be another tree.
-std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
-  const AxisSet dp = data_axes(draft.plan.mesh);
+/// The losses of whole sequences, of which context-parallel ranks have parts: a sum over these ranks last would be another tree.
+std::vector<BufferId> sum_losses(Draft& draft, StageDraft& stage) {
+  const AxisSet cp = AxisSet::of(draft.plan.mesh.axis("cp"));
   std::vector<BufferId> all;
   for (const BufferId part : stage.losses) {
     if (!part) continue;  // of the mirrored stage
+    Buffer whole = stage.role.buffers[part.index()];
+    whole.name += ".whole";
+    whole.type = placed(whole.type, cp, Placement::replicate());
+    whole.view = View{part.value, 0, {}};
+    const std::string name = whole.name;
+    all.push_back(add_buffer(stage, std::move(whole)));
+    append(draft, stage, name, {part, all.back()},
+           Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("metrics.cp", cp), draft.algorithm()}, {0}, {1});
+  }
+  return all;
+}
+
+/// The losses of every sequence, in the order of sequences: where the ranks share each micro-batch out, a sum over ranks last would
+/// be another tree.
+std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage, const std::vector<BufferId>& losses) {
+  const AxisSet dp = sequence_axes(draft.plan.mesh);
+  std::vector<BufferId> all;
+  for (const BufferId part : losses) {
     const Buffer& b = stage.role.buffers[part.index()];
     Type type = placed(b.type, dp, Placement::replicate());
     type.shape[0] *= draft.plan.mesh.size(dp);
     const std::string name = b.name + ".all";
     const BufferId gathered = metric(stage, name, type, false);
     append(draft, stage, name, {part, gathered},
-           Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("metrics.dp", dp), draft.algorithm()}, {0}, {1});
+           Collective{CollectiveKind::kAllGather, ReduceOp::kSum,
+                      draft.comm(dp == data_axes(draft.plan.mesh) ? "metrics.dp" : "metrics.sequences", dp), draft.algorithm()},
+           {0}, {1});
     all.push_back(gathered);
   }
   return all;
@@ -183,17 +202,21 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
   for (const std::string_view name : {"replica", "dp", "node"})
     if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
   const bool dealt_together = !draft.plan.together.empty(), apart = draft.training && runs_apart(c);
-  std::vector<BufferId> buffers = dealt_together ? gather_losses(draft, stage) : stage.losses;
+  const bool cut = c.layout.cp > 1 && !c.canonical;  // whether parts of sequences are added up with the rest
+  if (cut) part_type.place[static_cast<size_t>(draft.plan.mesh.axis("cp"))] = Placement::partial();
+  std::vector<BufferId> buffers = c.layout.cp > 1 && c.canonical ? sum_losses(draft, stage) : stage.losses;
   std::erase(buffers, BufferId());
-  if (dealt_together) part_type = placed(part_type, data_axes(draft.plan.mesh), Placement::replicate());
+  if (dealt_together) buffers = gather_losses(draft, stage, buffers);
+  if (dealt_together) part_type = placed(part_type, sequence_axes(draft.plan.mesh), Placement::replicate());
   std::vector<int> reads(buffers.size());
   for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
   buffers.push_back(metric(stage, "loss.sum", part_type, false));
   append(draft, stage, "loss.sum", buffers, SumScalars{}, reads, {static_cast<int>(reads.size())});
   BufferId sum = buffers.back();
   if (has_mirrored_stages(draft)) sum = sum_scalar_over_mirrors(draft, stage, sum);
-  if (draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1 && !dealt_together && !apart)
-    sum = all_reduce_scalar(draft, stage, sum, "dp");
+  if (const std::string_view over = c.layout.cp > 1 && c.canonical ? "sequences" : "dp";
+      draft.plan.mesh.size(axes_of(draft.plan.mesh, over)) > 1 && !dealt_together && !apart)
+    sum = all_reduce_scalar(draft, stage, sum, over);
   if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
   const BufferId mean = metric(stage, "loss", apart ? part_type : whole, true);  // or a worker's part of it
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});

@@ -45,13 +45,26 @@ bool writes_any(const DraftSegment& segment, const Op& op, const Slots& slots) {
   return std::ranges::any_of(op.writes, [&](SlotId w) { return slots.contains(root_of(segment, w)); });
 }
 
+/// Whether `op` makes some slot of `needed`: writes it, or sends around a ring what another of `ops` then receives there. The halves of
+/// a hop go together.
+bool makes_any(const DraftSegment& segment, const Op& op, const std::vector<Op>& ops, const Slots& needed) {
+  constexpr std::string_view kSend = "send.", kReceive = "receive.";
+  if (!std::holds_alternative<Send>(op.work)) return writes_any(segment, op, needed);
+  const std::string_view message = std::string_view(op.label).substr(kSend.size());
+  return std::ranges::any_of(ops, [&](const Op& other) {
+    return std::holds_alternative<Recv>(other.work) && std::string_view(other.label).substr(kReceive.size()) == message &&
+           writes_any(segment, other, needed);
+  });
+}
+
 /// The forward ops that make some slot of `needed`, in order. `needed` grows by the slots that these ops read, except
 /// those in `kept`.
 std::vector<Op> ops_that_make(const DraftSegment& forward, Slots needed, const Slots& kept) {
-  std::vector<Op> ops;
+  std::vector<Op> ops, all;
+  for (const Step& step : forward.segment.steps) all.push_back(std::get<Op>(step));
   for (auto step = forward.segment.steps.rbegin(); step != forward.segment.steps.rend(); ++step) {
     const Op& op = std::get<Op>(*step);
-    if (!writes_any(forward, op, needed)) continue;
+    if (!makes_any(forward, op, all, needed)) continue;
     for (const SlotId r : op.reads)
       if (!kept.contains(root_of(forward, r))) needed.insert(root_of(forward, r));
     ops.push_back(op);
@@ -132,7 +145,7 @@ void insert_before_use(DraftSegment& backward, std::vector<Op> again) {
     for (const SlotId r : std::get<Op>(step).reads) needed.insert(root_of(backward, r));
     std::vector<Op> due;
     for (auto op = again.rbegin(); op != again.rend(); ++op) {
-      if (!writes_any(backward, *op, needed)) continue;
+      if (!makes_any(backward, *op, again, needed)) continue;
       for (const SlotId r : op->reads) needed.insert(root_of(backward, r));
       due.push_back(*op);
     }
@@ -150,6 +163,12 @@ bool has_word(std::string_view list, std::string_view word) {
   return padded.find(" " + std::string(word) + " ") != std::string::npos;
 }
 
+/// What backward makes again by itself (a weight in 8 bits, gathered keys) is made once.
+void leave_out(DraftSegment& backward, const std::vector<Op>& again) {
+  std::erase_if(backward.segment.steps,
+                [&](const Step& s) { return std::ranges::find(again, std::get<Op>(s).label, &Op::label) != again.end(); });
+}
+
 void make_all_again(UnitTemplate& layer) {
   Slots saved = saved_slots(layer);
   const Slots scales = scales_of(layer.forward, saved);
@@ -157,10 +176,8 @@ void make_all_again(UnitTemplate& layer) {
   std::vector<Op> again = ops_that_make(layer.forward, saved, scales);
   give_up(layer.forward, layer.backward, saved);
   move_to_backward(layer.forward, layer.backward, again, "full-recompute");
+  leave_out(layer.backward, again);
   auto& steps = layer.backward.segment.steps;
-  std::erase_if(steps, [&](const Step& s) {  // a weight in 8 bits, which backward makes again by itself, is made once
-    return std::ranges::find(again, std::get<Op>(s).label, &Op::label) != again.end();
-  });
   steps.insert(steps.begin(), std::make_move_iterator(again.begin()), std::make_move_iterator(again.end()));
 }
 
@@ -177,6 +194,7 @@ void make_some_again(UnitTemplate& layer, std::string_view modules) {
   std::vector<Op> again = ops_that_make(layer.forward, given_up, kept);
   give_up(layer.forward, layer.backward, given_up);
   move_to_backward(layer.forward, layer.backward, again, "selective-recompute");
+  leave_out(layer.backward, again);
   insert_before_use(layer.backward, std::move(again));
 }
 

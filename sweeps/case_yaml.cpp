@@ -55,9 +55,10 @@ class KeyWriter {
   std::string text_ = "version: 1\n";
 };
 
-/// What says nothing is left out: no path or list, and no checkpoints.
+/// What says nothing is left out: no path or list, no checkpoints, and no kind of what there is none of.
 bool is_unset(const CaseKey& key, const std::string& value) {
-  return value.empty() || (key.path == "checkpoint.save_every" && value == "0");
+  return value.empty() || (key.path == "checkpoint.save_every" && value == "0") ||
+         (key.path == "layout.cp_kind" && value == name_of(ContextKind::kNone));
 }
 
 std::string yaml_of(const Case& config, std::string_view machine, bool with_name) {

@@ -1,8 +1,9 @@
-// Causal attention, one (sequence, kv head) at a time, four query rows at a time: a block of scores is [4, tokens],
-// never [tokens, tokens].
+// Causal attention, one (sequence, kv head) at a time, four query rows at a time: a block of scores is [4, keys],
+// never [queries, keys].
 //
-// Scores put lanes along the keys (K transposed once a head), outputs and gradients along the head's depth. Row i uses keys 0 .. i:
-// what four rows have in common is done together, the rest of each row alone, so that no masked term is ever added.
+// Scores put lanes along the keys (K transposed once a head), outputs and gradients along the head's depth. Of each leaf of keys a row
+// uses the first ones, which are not after it: what four rows have in common is done together, the rest of each row alone, so that
+// no masked term is ever added. Leaves that no row sees cost nothing.
 #include "kernels/cpu/formulas.h"
 #include "kernels/cpu/panels.h"
 #include "kernels/cpu/sums.h"
@@ -17,46 +18,114 @@ inline constexpr int kVectors = 4;  // registers: 4 rows x 4 vectors of sums
 inline constexpr int kVectors = 1;
 #endif
 
-/// One sequence's view of the fused activation for one kv head.
-struct Head {
-  int64_t tokens, depth, padded_tokens, padded_depth;
-  int64_t stride;      ///< floats from one token's row to the next
-  int64_t key, value;  ///< offset of this head's key and value in a row
-  float scale;
+/// Leaves of a sum over keys or queries, at most: 16 in canonical mode, else the parts of the sequence.
+inline constexpr int kMostLeaves = 512;
+inline constexpr int64_t kMostDepth = 1024;
+
+/// Queries and keys of an attention, wherever they lie. Offsets count floats.
+struct View {
+  int64_t sequences, queries, keys;
+  int heads, kv_heads;
+  int64_t depth, tokens, first_query, first_key;
+  TokenOrder order;
+  bool canonical;
+  int64_t q_stride, q_group;    ///< from one token's row to the next; from one kv head's queries to the next's
+  int64_t kv_stride, kv_group;  ///< likewise of keys; a value follows its key
+  int per_group() const { return heads / kv_heads; }
+  int64_t padded_keys() const { return padded_to_lanes(keys); }
+  int64_t padded_depth() const { return padded_to_lanes(depth); }
+  int64_t query_at(int head) const { return head / per_group() * q_group + head % per_group() * depth; }
+  float scale() const { return 1.0f / __builtin_sqrtf(static_cast<float>(depth)); }
 };
 
-Head head_of(const AttentionShape& s, int group) {
-  const int64_t per_group = s.heads / s.kv_heads + 2;
-  const int64_t first = group * per_group * s.head_dim;
-  return {s.tokens,
-          s.head_dim,
-          padded_to_lanes(s.tokens),
-          padded_to_lanes(s.head_dim),
-          s.qkv_width(),
-          first + (per_group - 2) * s.head_dim,
-          first + (per_group - 1) * s.head_dim,
-          1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim))};
+View view_of(const AttentionShape& s) {
+  const int64_t group = int64_t{s.heads / s.kv_heads + 2} * s.head_dim;
+  return {s.sequences, s.tokens, s.tokens,    s.heads,       s.kv_heads, s.head_dim,    s.tokens, 0,
+          0,           s.order,  s.canonical, s.qkv_width(), group,      s.qkv_width(), group};
 }
-/// Offset of query head `head` (of all heads) in a row of qkv.
-int64_t query_offset(const AttentionShape& s, int head) {
-  const int64_t queries = s.heads / s.kv_heads;
-  return ((head / queries) * (queries + 2) + head % queries) * s.head_dim;
+View view_of(const AttentionBlockShape& s) {
+  return {s.sequences,
+          s.queries,
+          s.keys,
+          s.heads,
+          s.kv_heads,
+          s.head_dim,
+          s.tokens,
+          s.first_query,
+          s.first_key,
+          s.order,
+          s.canonical,
+          s.q_width(),
+          int64_t{s.heads / s.kv_heads} * s.head_dim,
+          s.kv_width(),
+          2 * int64_t{s.head_dim}};
 }
 
+/// Leaves of the places [first, first + extent), as offsets from `first`. None crosses a part of the order, so that positions
+/// ascend within each.
+struct Leaves {
+  int count = 0;
+  int64_t begin[kMostLeaves + 1];
+
+  Leaves(const View& v, int64_t first, int64_t extent) {
+    for (int64_t at = first; at < first + extent;) {
+      const int64_t run = v.order.run_end(at, v.tokens), end = run < first + extent ? run : first + extent;
+      const PartLeaves part({at, v.tokens}, end - at);
+      const int pieces = v.canonical ? part.count() : 1;
+      expect(count + pieces <= kMostLeaves, "attention: a sequence has at most 512 parts", count + pieces);
+      for (int i = 0; i < pieces; ++i) begin[count++] = at - first + (v.canonical ? part.begin(i) : 0);
+      at = end;
+    }
+    begin[count] = extent;
+  }
+};
+
+/// Of each leaf, how many keys a row sees: the first ones. Rows that are not there are as the last one.
+struct Seen {
+  int32_t keys[kMostLeaves][kQueryRows];
+  int32_t most[kMostLeaves];
+
+  void look(const View& v, const Leaves& leaves, int64_t first, int rows) {
+    for (int r = 0; r < kQueryRows; ++r) {
+      if (r >= rows) {
+        for (int i = 0; i < leaves.count; ++i) keys[i][r] = keys[i][rows - 1];
+        continue;
+      }
+      const int64_t position = v.order.position(v.first_query + first + r, v.tokens);
+      for (int i = 0; i < leaves.count; ++i)
+        keys[i][r] = static_cast<int32_t>(
+            leaves.begin[i] == leaves.begin[i + 1]
+                ? 0
+                : v.order.seen(v.first_key + leaves.begin[i], v.first_key + leaves.begin[i + 1], position, v.tokens));
+    }
+    for (int i = 0; i < leaves.count; ++i) {
+      most[i] = 0;
+      for (int r = 0; r < kQueryRows; ++r) most[i] = keys[i][r] > most[i] ? keys[i][r] : most[i];
+    }
+  }
+};
+
 /// to[d][t] = rows[t][d], padded with +0 along t.
-void transpose(const float* rows, const Head& h, float* to) {
-  for (int64_t d = 0; d < h.depth; ++d) {
-    for (int64_t t = 0; t < h.tokens; ++t) to[d * h.padded_tokens + t] = rows[t * h.stride + d];
-    for (int64_t t = h.tokens; t < h.padded_tokens; ++t) to[d * h.padded_tokens + t] = 0;
+void transpose(const float* rows, const View& v, float* to) {
+  const int64_t padded = v.padded_keys();
+  for (int64_t d = 0; d < v.depth; ++d) {
+    for (int64_t t = 0; t < v.keys; ++t) to[d * padded + t] = rows[t * v.kv_stride + d];
+    for (int64_t t = v.keys; t < padded; ++t) to[d * padded + t] = 0;
   }
 }
 /// to[t][d] = rows[t][d], padded with +0 along d.
-void copy_rows(const float* rows, int64_t stride, int64_t count, const Head& h, float* to) {
+void copy_rows(const float* rows, int64_t stride, int64_t count, int64_t depth, float* to) {
+  const int64_t padded = padded_to_lanes(depth);
   for (int64_t t = 0; t < count; ++t) {
-    for (int64_t d = 0; d < h.depth; ++d) to[t * h.padded_depth + d] = rows[t * stride + d];
-    for (int64_t d = h.depth; d < h.padded_depth; ++d) to[t * h.padded_depth + d] = 0;
+    for (int64_t d = 0; d < depth; ++d) to[t * padded + d] = rows[t * stride + d];
+    for (int64_t d = depth; d < padded; ++d) to[t * padded + d] = 0;
   }
 }
+
+/// Sizes that the loops over scratch need.
+struct Head {
+  int64_t depth, padded_tokens, padded_depth;
+};
 
 /// V vectors of out[r][key ...] = chain over d of rows[r][d] * transposed[d][key], for kQueryRows rows.
 template <int V>
@@ -83,25 +152,24 @@ SHARDLAB_INLINE void dot_strip(const float* const* rows, const float* transposed
     for (int j = 0; j < V; ++j) store(out + r * h.padded_tokens + j * kLanes, sum[r][j]);
 }
 
-/// Products of four rows with the keys (or values) 0 .. keys-1, rounded up to whole vectors.
-void dots(const float* const* rows, const float* transposed, int64_t keys, const Head& h, float* out) {
-  const int64_t end = padded_to_lanes(keys);
-  int64_t key = 0;
+/// Products of four rows with the keys (or values) [begin, end), and of those around them that make the vectors whole.
+void dots(const float* const* rows, const float* transposed, int64_t begin, int64_t end, const Head& h, float* out) {
+  int64_t key = begin / kLanes * kLanes;
   for (; key + kVectors * kLanes <= end; key += kVectors * kLanes) dot_strip<kVectors>(rows, transposed + key, h, out + key);
   for (; key < end; key += kLanes) dot_strip<1>(rows, transposed + key, h, out + key);
 }
 
-/// V vectors of sums over keys for kQueryRows rows: weights[r][key] * matrix[key][d], keys ascending. Row r has keys 0 ..
-/// common + r.
+/// V vectors of sums over the first keys[r] keys for row r of kQueryRows: weights[r][key] * matrix[key][d], keys ascending.
 template <int V>
-SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, int64_t common, int rows, const Head& h,
-                                    float* out) {
+SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, const int32_t* keys, const Head& h, float* out) {
   Floats sum[kQueryRows][V];
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) sum[r][j] = zeros();
-  for (int64_t key = 0; key <= common; ++key) {
+  int64_t common = keys[0];
+  for (int r = 1; r < kQueryRows; ++r) common = keys[r] < common ? keys[r] : common;
+  for (int64_t key = 0; key < common; ++key) {
     Floats v[V];
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) v[j] = load(matrix + key * h.padded_depth + j * kLanes);
@@ -113,8 +181,8 @@ SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, i
     }
   }
 #pragma GCC unroll 4
-  for (int r = 1; r < kQueryRows; ++r)
-    for (int64_t key = common + 1; key <= common + r && r < rows; ++key)
+  for (int r = 0; r < kQueryRows; ++r)
+    for (int64_t key = common; key < keys[r]; ++key)
 #pragma GCC unroll 4
       for (int j = 0; j < V; ++j)
         sum[r][j] = fma(floats(weights[r * h.padded_tokens + key]), load(matrix + key * h.padded_depth + j * kLanes), sum[r][j]);
@@ -124,24 +192,28 @@ SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, i
     for (int j = 0; j < V; ++j) store(out + r * h.padded_depth + j * kLanes, sum[r][j]);
 }
 
-/// out[r][d] = sum over keys 0 .. first + r of weights[r][key] * matrix[key][d]; out is [kQueryRows, padded_depth].
-void weighted_rows(const float* weights, const float* matrix, int64_t first, int rows, const Head& h, float* out) {
+/// out[r][d] = sum over the first keys[r] keys of weights[r][key] * matrix[key][d]; out is [kQueryRows, padded_depth].
+void weighted_rows(const float* weights, const float* matrix, const int32_t* keys, const Head& h, float* out) {
   int64_t d = 0;
   for (; d + kVectors * kLanes <= h.padded_depth; d += kVectors * kLanes)
-    weighted_strip<kVectors>(weights, matrix + d, first, rows, h, out + d);
-  for (; d < h.padded_depth; d += kLanes) weighted_strip<1>(weights, matrix + d, first, rows, h, out + d);
+    weighted_strip<kVectors>(weights, matrix + d, keys, h, out + d);
+  for (; d < h.padded_depth; d += kLanes) weighted_strip<1>(weights, matrix + d, keys, h, out + d);
 }
 
 /// V vectors of matrix[key][d] = fma(weights[r][key], row_r[d], matrix[key][d]), r ascending, for the rows r that see the key.
 template <int V>
-SHARDLAB_INLINE void scatter_strip(const float* weights, const float* rows_of, int64_t first, int rows, const Head& h,
+SHARDLAB_INLINE void scatter_strip(const float* weights, const float* rows_of, const int32_t* keys, int rows, const Head& h,
                                    float* matrix) {
   Floats row[kQueryRows][V];
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) row[r][j] = load(rows_of + r * h.padded_depth + j * kLanes);
-  const int64_t common = rows == kQueryRows ? first + 1 : 0;  // keys that all four rows see
+  int64_t common = rows == kQueryRows ? keys[0] : 0, most = keys[0];  // keys that all four rows see, and that any does
+  for (int r = 1; r < rows; ++r) {
+    common = keys[r] < common ? keys[r] : common;
+    most = keys[r] > most ? keys[r] : most;
+  }
   for (int64_t key = 0; key < common; ++key)
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) {
@@ -151,27 +223,28 @@ SHARDLAB_INLINE void scatter_strip(const float* weights, const float* rows_of, i
       for (int r = 0; r < kQueryRows; ++r) sum = fma(floats(weights[r * h.padded_tokens + key]), row[r][j], sum);
       store(to, sum);
     }
-  for (int64_t key = common; key < first + rows; ++key)
+  for (int64_t key = common; key < most; ++key)
     for (int j = 0; j < V; ++j) {
       float* to = matrix + key * h.padded_depth + j * kLanes;
       Floats sum = load(to);
-      for (int64_t r = key > first ? key - first : 0; r < rows; ++r)
-        sum = fma(floats(weights[r * h.padded_tokens + key]), load(rows_of + r * h.padded_depth + j * kLanes), sum);
+      for (int64_t r = 0; r < rows; ++r)
+        if (key < keys[r])
+          sum = fma(floats(weights[r * h.padded_tokens + key]), load(rows_of + r * h.padded_depth + j * kLanes), sum);
       store(to, sum);
     }
 }
 
-void scatter_rows(const float* weights, const float* rows_of, int64_t first, int rows, const Head& h, float* matrix) {
+void scatter_rows(const float* weights, const float* rows_of, const int32_t* keys, int rows, const Head& h, float* matrix) {
   int64_t d = 0;
   for (; d + kVectors * kLanes <= h.padded_depth; d += kVectors * kLanes)
-    scatter_strip<kVectors>(weights, rows_of + d, first, rows, h, matrix + d);
-  for (; d < h.padded_depth; d += kLanes) scatter_strip<1>(weights, rows_of + d, first, rows, h, matrix + d);
+    scatter_strip<kVectors>(weights, rows_of + d, keys, rows, h, matrix + d);
+  for (; d < h.padded_depth; d += kLanes) scatter_strip<1>(weights, rows_of + d, keys, rows, h, matrix + d);
 }
 
-/// Scores of a row become exponentials; gives their sum and the row's log-sum-exp.
-void softmax_row(float* scores, int64_t keys, float scale, float& sum, float& lse) {
+/// Scores of a row, which sees a key, become exponentials; gives the largest score and their sum.
+void softmax_row(float* scores, int64_t keys, float scale, float& max, float& sum) {
   const Floats factor = floats(scale);
-  float max = -__builtin_inff();
+  max = -__builtin_inff();
   Floats most = floats(max);
   int64_t j = 0;
   for (; j + kLanes <= keys; j += kLanes) {
@@ -192,12 +265,14 @@ void softmax_row(float* scores, int64_t keys, float scale, float& sum, float& ls
     store_some(scores + i, p, n);
     return p;
   });
-  lse = max + log_formula(sum);
 }
 
-void check(const AttentionShape& s) {
-  expect(s.kv_heads >= 1 && s.heads % s.kv_heads == 0, "attention: kv_heads divides heads; this is heads", s.heads);
-  expect(s.head_dim >= 1, "attention: head_dim is positive", s.head_dim);
+void check(const View& v) {
+  expect(v.kv_heads >= 1 && v.heads % v.kv_heads == 0, "attention: kv_heads divides heads; this is heads", v.heads);
+  expect(v.depth >= 1 && v.depth <= kMostDepth, "attention: head_dim is positive and at most 1024", v.depth);
+  expect(v.tokens % v.order.granule() == 0, "attention: the order's parts divide the tokens; this is tokens", v.tokens);
+  expect(!v.canonical || v.order.parts == 1 || kContractionLeaves % v.order.parts == 0,
+         "attention: in canonical mode the order's parts divide 16", v.order.parts);
 }
 
 /// Pointers to `rows` rows from `first` on, the last one repeated to make four.
@@ -205,122 +280,363 @@ SHARDLAB_INLINE void row_pointers(const float* base, int64_t stride, int64_t fir
   for (int r = 0; r < kQueryRows; ++r) to[r] = base + (first + (r < rows ? r : rows - 1)) * stride;
 }
 
-SHARDLAB_INLINE int rows_from(int64_t first, int64_t tokens) {
-  return static_cast<int>(tokens - first < kQueryRows ? tokens - first : kQueryRows);
+SHARDLAB_INLINE int rows_from(int64_t first, int64_t end) {
+  return static_cast<int>(end - first < kQueryRows ? end - first : kQueryRows);
+}
+
+/// Calls body(begin, end) for the runs of keys that hold what some row sees. Leaves that are seen to their end join the next.
+template <class Body>
+SHARDLAB_INLINE void for_seen(const Leaves& leaves, const Seen& seen, const Body& body) {
+  for (int i = 0; i < leaves.count;) {
+    const int64_t begin = leaves.begin[i];
+    int64_t end = begin + seen.most[i];
+    for (++i; i < leaves.count && leaves.begin[i] == end && seen.most[i] > 0; ++i) end += seen.most[i];
+    if (end > begin) body(begin, end);
+  }
+}
+
+/// Parts of the softmax of four rows: m, l and o as docs/canonical-order.md has them. A row without a key has m = -inf, l = 0, o = 0.
+struct Softmax {
+  float m[kQueryRows], l[kQueryRows];
+  float* o;  ///< [kQueryRows, padded_depth]
+};
+
+/// left = merge(left, right).
+void merge(Softmax& left, const Softmax& right, int64_t padded_depth) {
+  float power[kLanes] = {}, m[kQueryRows];
+  for (int r = 0; r < kQueryRows; ++r) {
+    m[r] = right.m[r] > left.m[r] ? right.m[r] : left.m[r];
+    if (left.l[r] == 0 || right.l[r] == 0) continue;
+    power[2 * r] = left.m[r] - m[r];
+    power[2 * r + 1] = right.m[r] - m[r];
+  }
+  float e[kLanes];
+  store(e, exp_formula(load(power)));
+  for (int r = 0; r < kQueryRows; ++r) {
+    float *to = left.o + r * padded_depth, *from = right.o + r * padded_depth;
+    if (right.l[r] == 0) continue;
+    if (left.l[r] == 0) {
+      std::memcpy(to, from, sizeof(float) * static_cast<size_t>(padded_depth));
+      left.m[r] = right.m[r];
+      left.l[r] = right.l[r];
+      continue;
+    }
+    left.m[r] = m[r];
+    left.l[r] = left.l[r] * e[2 * r] + right.l[r] * e[2 * r + 1];
+    const Floats a = floats(e[2 * r]), b = floats(e[2 * r + 1]);
+    for (int64_t d = 0; d < padded_depth; d += kLanes) store(to + d, load(to + d) * a + load(from + d) * b);
+  }
+}
+
+/// Partial softmaxes, and sums of dq, of four rows that are held at once.
+inline constexpr int kRowEntries = 6;
+
+/// The sums of one block of rows over leaves: by the tree, or in fast mode one after another.
+class RowSums {
+ public:
+  explicit RowSums(bool canonical) : canonical_(canonical) {}
+  template <class Join>
+  SHARDLAB_INLINE int push(int leaf, const Join& join) {
+    if (canonical_) return tree_.push(static_cast<uint32_t>(leaf), join);
+    if (size_ == 2) join(0);
+    return size_ == 0 ? size_++ : (size_ = 2, 1);
+  }
+  template <class Join>
+  SHARDLAB_INLINE bool finish(const Join& join) {
+    if (canonical_) return tree_.finish(join);
+    if (size_ == 2) join(0);
+    return size_ > 0;
+  }
+
+ private:
+  bool canonical_;
+  int size_ = 0;
+  TreeStack tree_;
+};
+
+/// Where a forward pass leaves its result. Offsets as of q; lse and sums are [sequences, heads, queries].
+struct ForwardResult {
+  float *o, *lse, *sums;
+  bool carry;
+};
+
+void write_row(const ForwardResult& to, const float* from, float m, float l, int64_t depth, int64_t out, int64_t row) {
+  float* o = to.o + out;
+  if (to.sums != nullptr) {
+    std::memcpy(o, from, sizeof(float) * static_cast<size_t>(depth));
+    to.sums[2 * row] = m;
+    to.sums[2 * row + 1] = l;
+    return;
+  }
+  if (l == 0) {
+    if (to.carry) return;
+    std::memset(o, 0, sizeof(float) * static_cast<size_t>(depth));
+    to.lse[row] = -__builtin_inff();
+    return;
+  }
+  const float lse = m + log_formula(l), old = to.carry ? to.lse[row] : -__builtin_inff();
+  const Floats inverse = floats(1.0f / l);
+  if (old == -__builtin_inff()) {
+    for_vectors(depth, [=](int64_t d, int n) { store_some(o + d, load(from + d) * inverse, n); });
+    to.lse[row] = lse;
+    return;
+  }
+  const float most = old > lse ? old : lse, e1 = exp_formula(old - most), e2 = exp_formula(lse - most), sum = e1 + e2;
+  const Floats a = floats(e1 / sum), b = floats(e2 / sum);
+  for_vectors(depth, [=](int64_t d, int n) { store_some(o + d, load_some(o + d, n) * a + (load(from + d) * inverse) * b, n); });
+  to.lse[row] = most + log_formula(sum);
+}
+
+void forward(const View& v, const float* q, const float* kv, const ForwardResult& to, void* scratch) {
+  check(v);
+  const Head h{v.depth, v.padded_keys(), v.padded_depth()};
+  float* keys = take<float>(scratch, v.depth * h.padded_tokens);
+  float* values = take<float>(scratch, v.keys * h.padded_depth);
+  float* scores = take<float>(scratch, kQueryRows * h.padded_tokens);
+  const Leaves leaves(v, v.first_key, v.keys);
+  Seen seen;
+  alignas(64) float sums[kRowEntries * kQueryRows * kMostDepth];
+  Softmax stack[kRowEntries];
+  for (int i = 0; i < kRowEntries; ++i) stack[i].o = sums + i * kQueryRows * h.padded_depth;
+  const auto join = [&](int i) { merge(stack[i], stack[i + 1], h.padded_depth); };
+  for (int64_t b = 0; b < v.sequences; ++b)
+    for (int group = 0; group < v.kv_heads; ++group) {
+      const float* key = kv + b * v.keys * v.kv_stride + group * v.kv_group;
+      transpose(key, v, keys);
+      copy_rows(key + v.depth, v.kv_stride, v.keys, v.depth, values);
+      for (int head = group * v.per_group(); head < (group + 1) * v.per_group(); ++head)
+        for (int64_t first = 0; first < v.queries; first += kQueryRows) {
+          const int rows = rows_from(first, v.queries);
+          const float* query[kQueryRows];
+          row_pointers(q + b * v.queries * v.q_stride + v.query_at(head), v.q_stride, first, rows, query);
+          seen.look(v, leaves, first, rows);
+          for_seen(leaves, seen, [&](int64_t begin, int64_t end) { dots(query, keys, begin, end, h, scores); });
+          RowSums tree(v.canonical);
+          for (int leaf = 0; leaf < leaves.count; ++leaf) {
+            if (seen.most[leaf] == 0) continue;
+            Softmax& part = stack[tree.push(leaf, join)];
+            const int64_t begin = leaves.begin[leaf];
+            for (int r = 0; r < kQueryRows; ++r) {
+              part.m[r] = -__builtin_inff();
+              part.l[r] = 0;
+              if (r < rows && seen.keys[leaf][r] > 0)
+                softmax_row(scores + r * h.padded_tokens + begin, seen.keys[leaf][r], v.scale(), part.m[r], part.l[r]);
+            }
+            weighted_rows(scores + begin, values + begin * h.padded_depth, seen.keys[leaf], h, part.o);
+          }
+          const bool any = tree.finish(join);
+          if (!any) std::memset(stack[0].o, 0, sizeof(float) * static_cast<size_t>(kQueryRows * h.padded_depth));
+          for (int r = 0; r < rows; ++r)
+            write_row(to, stack[0].o + r * h.padded_depth, any ? stack[0].m[r] : -__builtin_inff(), any ? stack[0].l[r] : 0.0f,
+                      v.depth, (b * v.queries + first + r) * (v.heads * v.depth) + head * v.depth,
+                      (b * v.heads + head) * v.queries + first + r);
+        }
+    }
+}
+
+/// Operands of a backward pass. dq has rows of `q_stride` as q, dkv of `dkv_stride`.
+struct Backward {
+  const float *dout, *o, *lse, *q, *kv;
+  float *dq, *dkv;
+  bool carry, carry_kv, by_head;
+  int64_t dkv_stride;
+};
+
+/// The scratch arrays of the backward pass of one kv head. `dkeys` and `dvalues` are a stack of entries of keys * padded_depth.
+struct BackwardScratch {
+  float *keys_transposed, *values_transposed, *keys, *p, *ds, *queries, *douts, *dkeys, *dvalues;
+  float* sums;  ///< kRowEntries of dq's
+};
+
+/// to = x, or added to what is there.
+SHARDLAB_INLINE void put_row(float* to, const float* from, int64_t depth, bool add) {
+  if (!add) {
+    std::memcpy(to, from, sizeof(float) * static_cast<size_t>(depth));
+    return;
+  }
+  for_vectors(depth, [=](int64_t d, int n) { store_some(to + d, load_some(to + d, n) + load_some(from + d, n), n); });
+}
+/// x += y over n floats, a multiple of 16; with y null "plus +0".
+void add_to(float* x, const float* y, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) store(x + i, load(x + i) + (y == nullptr ? zeros() : load(y + i)));
+}
+
+/// One block of query rows: dq, and the block's terms of dk and dv.
+void backward_rows(const View& v, const Backward& a, const Head& h, const BackwardScratch& x, const Leaves& leaves, Seen& seen,
+                   int64_t b, int head, int64_t first, int rows, float* dkeys, float* dvalues) {
+  const int64_t at = v.query_at(head), out_width = v.heads * v.depth;
+  const int64_t out_at = (b * v.queries + first) * out_width + head * v.depth;
+  const float* lse = a.lse + (b * v.heads + head) * v.queries + first;
+  seen.look(v, leaves, first, rows);
+  copy_rows(a.q + (b * v.queries + first) * v.q_stride + at, v.q_stride, rows, v.depth, x.queries);
+  copy_rows(a.dout + out_at, out_width, rows, v.depth, x.douts);
+  const float *query[kQueryRows], *dout[kQueryRows];
+  row_pointers(x.queries, h.padded_depth, 0, rows, query);
+  row_pointers(x.douts, h.padded_depth, 0, rows, dout);
+  for_seen(leaves, seen, [&](int64_t begin, int64_t end) {
+    dots(query, x.keys_transposed, begin, end, h, x.p);
+    dots(dout, x.values_transposed, begin, end, h, x.ds);
+  });
+  const Floats scale = floats(v.scale());
+  for (int r = 0; r < rows; ++r) {
+    const float* o = a.o + out_at + r * out_width;
+    const Floats delta = floats(lanes(v.depth, [&](int64_t d, int n) { return load_some(dout[r] + d, n) * load_some(o + d, n); }));
+    const Floats log_sum = floats(lse[r]);
+    for (int leaf = 0; leaf < leaves.count; ++leaf) {
+      float *p = x.p + r * h.padded_tokens + leaves.begin[leaf], *ds = x.ds + r * h.padded_tokens + leaves.begin[leaf];
+      for_vectors(seen.keys[leaf][r], [&](int64_t j, int n) {
+        const Floats weight = exp_formula(load(p + j) * scale - log_sum);
+        store_some(p + j, weight, n);
+        store_some(ds + j, (weight * (load(ds + j) - delta)) * scale, n);
+      });
+    }
+  }
+  const int64_t entry = kQueryRows * h.padded_depth;
+  const auto join = [&](int i) { add_to(x.sums + i * entry, x.sums + (i + 1) * entry, entry); };
+  RowSums tree(v.canonical);
+  for (int leaf = 0; leaf < leaves.count; ++leaf) {
+    if (seen.most[leaf] == 0) continue;
+    const int64_t begin = leaves.begin[leaf];
+    scatter_rows(x.ds + begin, x.queries, seen.keys[leaf], rows, h, dkeys + begin * h.padded_depth);
+    scatter_rows(x.p + begin, x.douts, seen.keys[leaf], rows, h, dvalues + begin * h.padded_depth);
+    float* sum = x.sums + tree.push(leaf, join) * entry;
+    weighted_rows(x.ds + begin, x.keys + begin * h.padded_depth, seen.keys[leaf], h, sum);
+    if (v.canonical) add_to(sum, nullptr, entry);
+  }
+  if (!tree.finish(join)) std::memset(x.sums, 0, sizeof(float) * static_cast<size_t>(entry));
+  float* dq = a.dq + (b * v.queries + first) * v.q_stride + at;
+  for (int r = 0; r < rows; ++r) put_row(dq + r * v.q_stride, x.sums + r * h.padded_depth, v.depth, a.carry);
+}
+
+void backward(const View& v, const Backward& a, void* scratch) {
+  check(v);
+  expect(!a.by_head || v.canonical, "attention: gradients by query head are for canonical mode", a.by_head);
+  const Head h{v.depth, v.padded_keys(), v.padded_depth()};
+  const int64_t matrix = v.keys * h.padded_depth;
+  const int entries = key_gradient_entries(v.canonical, v.per_group());
+  BackwardScratch x;
+  for (float** part : {&x.keys_transposed, &x.values_transposed}) *part = take<float>(scratch, v.depth * h.padded_tokens);
+  x.keys = take<float>(scratch, matrix);
+  for (float** part : {&x.p, &x.ds}) *part = take<float>(scratch, kQueryRows * h.padded_tokens);
+  for (float** part : {&x.queries, &x.douts}) *part = take<float>(scratch, kQueryRows * h.padded_depth);
+  alignas(64) float sums[kRowEntries * kQueryRows * kMostDepth];
+  x.sums = sums;
+  for (float** part : {&x.dkeys, &x.dvalues}) *part = take<float>(scratch, entries * matrix);
+  const Leaves leaves(v, v.first_key, v.keys), queries(v, v.first_query, v.queries);
+  const auto join = [&](int i) {
+    add_to(x.dkeys + i * matrix, x.dkeys + (i + 1) * matrix, matrix);
+    add_to(x.dvalues + i * matrix, x.dvalues + (i + 1) * matrix, matrix);
+  };
+  const auto clear = [&](int i) {
+    for (float* part : {x.dkeys, x.dvalues}) std::memset(part + i * matrix, 0, sizeof(float) * static_cast<size_t>(matrix));
+  };
+  const auto put = [&](int64_t b, int64_t column) {
+    for (int64_t t = 0; t < v.keys; ++t) {
+      float* row = a.dkv + (b * v.keys + t) * a.dkv_stride + column;
+      put_row(row, x.dkeys + t * h.padded_depth, v.depth, a.carry_kv);
+      put_row(row + v.depth, x.dvalues + t * h.padded_depth, v.depth, a.carry_kv);
+    }
+  };
+  Seen seen;
+  for (int64_t b = 0; b < v.sequences; ++b)
+    for (int group = 0; group < v.kv_heads; ++group) {
+      const float* key = a.kv + b * v.keys * v.kv_stride + group * v.kv_group;
+      transpose(key, v, x.keys_transposed);
+      transpose(key + v.depth, v, x.values_transposed);
+      copy_rows(key, v.kv_stride, v.keys, v.depth, x.keys);
+      TreeStack tree;
+      if (!v.canonical) clear(0);
+      for (int head = 0; head < v.per_group(); ++head) {
+        const int all = group * v.per_group() + head;
+        for (int leaf = 0; leaf < (v.canonical ? queries.count : 1); ++leaf) {
+          const int64_t begin = v.canonical ? queries.begin[leaf] : 0, end = v.canonical ? queries.begin[leaf + 1] : v.queries;
+          if (begin == end) continue;
+          const int at = v.canonical ? tree.push(static_cast<uint32_t>(head * kContractionLeaves + leaf), join) : 0;
+          if (v.canonical) clear(at);
+          for (int64_t first = begin; first < end; first += kQueryRows)
+            backward_rows(v, a, h, x, leaves, seen, b, all, first, rows_from(first, end), x.dkeys + at * matrix,
+                          x.dvalues + at * matrix);
+          if (v.canonical) add_to(x.dkeys + at * matrix, nullptr, matrix);
+          if (v.canonical) add_to(x.dvalues + at * matrix, nullptr, matrix);
+        }
+        if (!a.by_head) continue;
+        if (!tree.finish(join)) clear(0);
+        put(b, all * 2 * v.depth);
+      }
+      if (a.by_head) continue;
+      if (v.canonical && !tree.finish(join)) clear(0);
+      put(b, group * (a.dkv_stride / v.kv_heads));
+    }
 }
 
 }  // namespace
 
 void attention_forward(const AttentionForward& a) {
-  const AttentionShape& s = a.shape;
-  check(s);
-  void* scratch = a.scratch;
-  float* keys = take<float>(scratch, s.head_dim * padded_to_lanes(s.tokens));
-  float* values = take<float>(scratch, s.tokens * padded_to_lanes(s.head_dim));
-  float* scores = take<float>(scratch, kQueryRows * padded_to_lanes(s.tokens));
-  constexpr int64_t kMostDepth = 1024;
-  expect(s.head_dim <= kMostDepth, "attention: head_dim is at most 1024", s.head_dim);
-  float out[kQueryRows * kMostDepth];
-  const int queries = s.heads / s.kv_heads;
-  for (int64_t b = 0; b < s.sequences; ++b)
-    for (int group = 0; group < s.kv_heads; ++group) {
-      const Head h = head_of(s, group);
-      const float* qkv = a.qkv + b * s.tokens * h.stride;
-      transpose(qkv + h.key, h, keys);
-      copy_rows(qkv + h.value, h.stride, s.tokens, h, values);
-      for (int head = group * queries; head < (group + 1) * queries; ++head)
-        for (int64_t first = 0; first < s.tokens; first += kQueryRows) {
-          const int rows = rows_from(first, s.tokens);
-          const float* query[kQueryRows];
-          row_pointers(qkv + query_offset(s, head), h.stride, first, rows, query);
-          dots(query, keys, first + rows, h, scores);
-          float sum[kQueryRows];
-          for (int r = 0; r < rows; ++r)
-            softmax_row(scores + r * h.padded_tokens, first + r + 1, h.scale, sum[r],
-                        a.lse[(b * s.heads + head) * s.tokens + first + r]);
-          weighted_rows(scores, values, first, rows, h, out);
-          for (int r = 0; r < rows; ++r) {
-            const Floats inverse = floats(1.0f / sum[r]);
-            float* to = a.o + (b * s.tokens + first + r) * s.out_width() + head * h.depth;
-            for_vectors(h.depth, [=, from = out + r * h.padded_depth](int64_t d, int n) {
-              store_some(to + d, load(from + d) * inverse, n);
-            });
-          }
-        }
-    }
+  const int64_t queries = int64_t{a.shape.heads / a.shape.kv_heads} * a.shape.head_dim;
+  forward(view_of(a.shape), a.qkv, a.qkv + queries, {a.o, a.lse, nullptr, false}, a.scratch);
 }
-
-namespace {
-
-/// The scratch arrays of the backward pass of one kv head.
-struct BackwardScratch {
-  float *keys_transposed, *values_transposed, *keys, *dkeys, *dvalues, *p, *ds, *queries, *douts;
-};
-
-/// One block of query rows: dq, and the block's terms of dk and dv.
-void backward_block(const AttentionInput& a, const Head& h, const BackwardScratch& x, int64_t b, int head, int64_t first) {
-  const AttentionShape& s = a.shape;
-  const int rows = rows_from(first, s.tokens);
-  const int64_t at = query_offset(s, head), out_at = (b * s.tokens + first) * s.out_width() + head * h.depth;
-  const float* lse = a.lse + (b * s.heads + head) * s.tokens + first;
-  copy_rows(a.qkv + (b * s.tokens + first) * h.stride + at, h.stride, rows, h, x.queries);
-  copy_rows(a.dout + out_at, s.out_width(), rows, h, x.douts);
-  const float *query[kQueryRows], *dout[kQueryRows];
-  row_pointers(x.queries, h.padded_depth, 0, rows, query);
-  row_pointers(x.douts, h.padded_depth, 0, rows, dout);
-  dots(query, x.keys_transposed, first + rows, h, x.p);
-  dots(dout, x.values_transposed, first + rows, h, x.ds);
-  const Floats scale = floats(h.scale);
-  for (int r = 0; r < rows; ++r) {
-    const float* o = a.o + out_at + r * s.out_width();
-    const Floats delta = floats(lanes(h.depth, [&](int64_t d, int n) { return load_some(dout[r] + d, n) * load_some(o + d, n); }));
-    const Floats log_sum = floats(lse[r]);
-    float *p = x.p + r * h.padded_tokens, *ds = x.ds + r * h.padded_tokens;
-    for_vectors(first + r + 1, [&](int64_t j, int) {  // whole vectors: the rows of scratch are padded
-      const Floats weight = exp_formula(load(p + j) * scale - log_sum);
-      store(p + j, weight);
-      store(ds + j, (weight * (load(ds + j) - delta)) * scale);
-    });
-  }
-  float* dq = a.dqkv + (b * s.tokens + first) * h.stride + at;
-  scatter_rows(x.ds, x.queries, first, rows, h, x.dkeys);
-  scatter_rows(x.p, x.douts, first, rows, h, x.dvalues);
-  weighted_rows(x.ds, x.keys, first, rows, h, x.queries);  // the queries are not needed any more
-  for (int r = 0; r < rows; ++r)
-    std::memcpy(dq + r * h.stride, x.queries + r * h.padded_depth, sizeof(float) * static_cast<size_t>(h.depth));
-}
-
-}  // namespace
 
 void attention_input(const AttentionInput& a) {
-  const AttentionShape& s = a.shape;
-  check(s);
-  void* scratch = a.scratch;
-  const int64_t padded_tokens = padded_to_lanes(s.tokens), padded_depth = padded_to_lanes(s.head_dim);
-  BackwardScratch x;
-  for (float** part : {&x.keys_transposed, &x.values_transposed}) *part = take<float>(scratch, s.head_dim * padded_tokens);
-  for (float** part : {&x.keys, &x.dkeys, &x.dvalues}) *part = take<float>(scratch, s.tokens * padded_depth);
-  for (float** part : {&x.p, &x.ds}) *part = take<float>(scratch, kQueryRows * padded_tokens);
-  for (float** part : {&x.queries, &x.douts}) *part = take<float>(scratch, kQueryRows * padded_depth);
-  const int queries = s.heads / s.kv_heads;
-  const size_t depth_bytes = sizeof(float) * static_cast<size_t>(s.head_dim);
-  for (int64_t b = 0; b < s.sequences; ++b)
-    for (int group = 0; group < s.kv_heads; ++group) {
-      const Head h = head_of(s, group);
-      const float* qkv = a.qkv + b * s.tokens * h.stride;
-      transpose(qkv + h.key, h, x.keys_transposed);
-      transpose(qkv + h.value, h, x.values_transposed);
-      copy_rows(qkv + h.key, h.stride, s.tokens, h, x.keys);
-      std::memset(x.dkeys, 0, sizeof(float) * static_cast<size_t>(s.tokens * padded_depth));
-      std::memset(x.dvalues, 0, sizeof(float) * static_cast<size_t>(s.tokens * padded_depth));
-      for (int head = group * queries; head < (group + 1) * queries; ++head)
-        for (int64_t first = 0; first < s.tokens; first += kQueryRows) backward_block(a, h, x, b, head, first);
-      for (int64_t t = 0; t < s.tokens; ++t) {
-        float* row = a.dqkv + (b * s.tokens + t) * h.stride;
-        std::memcpy(row + h.key, x.dkeys + t * padded_depth, depth_bytes);
-        std::memcpy(row + h.value, x.dvalues + t * padded_depth, depth_bytes);
+  const int64_t queries = int64_t{a.shape.heads / a.shape.kv_heads} * a.shape.head_dim;
+  backward(view_of(a.shape),
+           {a.dout, a.o, a.lse, a.qkv, a.qkv + queries, a.dqkv, a.dqkv + queries, false, false, false, a.shape.qkv_width()},
+           a.scratch);
+}
+
+void attention_block_forward(const AttentionBlockForward& a) {
+  expect((a.lse == nullptr) != (a.sums == nullptr), "attention: a block gives lse, or sums", a.sums != nullptr);
+  forward(view_of(a.shape), a.q, a.kv, {a.o, a.lse, a.sums, a.carry}, a.scratch);
+}
+
+void attention_block_input(const AttentionBlockInput& a) {
+  const int64_t by_head = 2 * int64_t{a.shape.heads} * a.shape.head_dim;
+  backward(view_of(a.shape),
+           {a.dout, a.o, a.lse, a.q, a.kv, a.dq, a.dkv, a.carry, a.carry_kv, a.by_head, a.by_head ? by_head : a.shape.kv_width()},
+           a.scratch);
+}
+
+void attention_merge_forward(const AttentionMergeForward& a) {
+  expect(a.parts >= 1 && a.parts <= kMostParts, "attention: 1 to 16 parts are merged", a.parts);
+  expect(a.head_dim >= 1 && a.head_dim <= kMostDepth, "attention: head_dim is positive and at most 1024", a.head_dim);
+  const int64_t depth = a.head_dim, padded = padded_to_lanes(depth);
+  alignas(64) float sums[6 * kMostDepth];
+  Softmax stack[6];
+  for (int i = 0; i < 6; ++i) stack[i].o = sums + i * padded;
+  // One row at a time: the other three are empty.
+  const auto join = [&](int i) { merge(stack[i], stack[i + 1], padded); };
+  for (int64_t b = 0; b < a.sequences; ++b)
+    for (int head = 0; head < a.heads; ++head)
+      for (int64_t q = 0; q < a.queries; ++q) {
+        const int64_t row = (b * a.heads + head) * a.queries + q, out = ((b * a.queries + q) * a.heads + head) * depth;
+        TreeStack tree;
+        for (int part = 0; part < a.parts; ++part) {
+          Softmax& x = stack[tree.push(static_cast<uint32_t>(part), join)];
+          for (int r = 0; r < kQueryRows; ++r) x.m[r] = -__builtin_inff(), x.l[r] = 0;
+          x.m[0] = a.part_sums[static_cast<size_t>(part)][2 * row];
+          x.l[0] = a.part_sums[static_cast<size_t>(part)][2 * row + 1];
+          copy_rows(a.part_o[static_cast<size_t>(part)] + out, depth, 1, depth, x.o);
+        }
+        tree.finish(join);
+        write_row({a.o, a.lse, nullptr, false}, stack[0].o, stack[0].m[0], stack[0].l[0], depth, out, row);
       }
-    }
+}
+
+void attention_merge_input(const AttentionMergeInput& a) {
+  expect(a.parts >= 1 && a.parts <= kMostParts, "attention: 1 to 16 parts are merged", a.parts);
+  expect(a.kv_heads >= 1 && a.heads % a.kv_heads == 0, "attention: kv_heads divides heads; this is heads", a.heads);
+  const int queries = a.heads / a.kv_heads;
+  for (int64_t row = 0; row < a.rows; ++row)
+    for (int group = 0; group < a.kv_heads; ++group)
+      for_vectors(a.width, [&](int64_t i, int n) {
+        TreeCounter<Floats, kSequenceLevels> heads;
+        for (int head = group * queries; head < (group + 1) * queries; ++head) {
+          TreeCounter<Floats, kLeafLevels> parts;
+          for (int part = 0; part < a.parts; ++part)
+            parts.push(load_some(a.part[static_cast<size_t>(part)] + (row * a.heads + head) * a.width + i, n));
+          heads.push(parts.total());
+        }
+        store_some(a.y + (row * a.kv_heads + group) * a.width + i, heads.total(), n);
+      });
 }
 
 }  // namespace shardlab::kernels::SHARDLAB_VARIANT

@@ -48,15 +48,27 @@ int64_t sort_tokens(const EmbedWeight& a, Token* first, Token* second) {
   return n;
 }
 
-/// One vector of columns of one row: the sum over its tokens [list, end), sequence by sequence.
-SHARDLAB_INLINE Floats row_sum(const EmbedWeight& a, const Token* list, const Token* end, int64_t column, int n) {
-  TreeCounter<Floats, kSequenceLevels> sequences;
-  for (int64_t b = 0; b < a.sequences; ++b) {
+/// Leaves of one sequence in the numbering of leaves: a power of two, so that a sequence is a subtree.
+inline constexpr int64_t kLeafStride = 32;
+
+/// One vector of columns of one row: the sum over its tokens [list, end), leaf by leaf. No partial sum is -0, so that leaves without
+/// a token, which would add +0, are left out.
+SHARDLAB_INLINE Floats row_sum(const EmbedWeight& a, const PartLeaves& leaves, const Token* list, const Token* end, int64_t column,
+                               int n) {
+  Floats stack[kSequenceLevels + 8];
+  TreeStack tree;
+  const auto join = [&](int i) { stack[i] = stack[i] + stack[i + 1]; };
+  while (list != end) {
+    const int64_t b = list->place / a.tokens, t = list->place % a.tokens;
+    int leaf = 0;
+    while (leaves.begin(leaf + 1) <= t) ++leaf;
+    const int64_t past = b * a.tokens + leaves.begin(leaf + 1);
     Floats sum = zeros();
-    for (; list != end && list->place < (b + 1) * a.tokens; ++list) sum = sum + load_some(a.dx + list->place * a.width + column, n);
-    sequences.push(sum);
+    for (; list != end && list->place < past; ++list) sum = sum + load_some(a.dx + list->place * a.width + column, n);
+    stack[tree.push(static_cast<uint32_t>(b * kLeafStride + leaf), join)] = sum;
   }
-  return sequences.total();
+  tree.finish(join);
+  return stack[0];
 }
 
 }  // namespace
@@ -68,13 +80,14 @@ void embed_weight(const EmbedWeight& a) {
   Token* tokens = take<Token>(scratch, a.sequences * a.tokens);
   Token* spare = take<Token>(scratch, a.sequences * a.tokens);
   const int64_t count = sort_tokens(a, tokens, spare);
+  const PartLeaves leaves(a.part, a.tokens);
   if (!a.accumulate) std::memset(a.dtable, 0, sizeof(float) * static_cast<size_t>(a.table_rows * a.width));
   for (int64_t i = 0; i < count;) {
     int64_t end = i;
     while (end < count && tokens[end].id == tokens[i].id) ++end;
     float* row = a.dtable + tokens[i].id * a.width;
     for_vectors(a.width, [&](int64_t column, int n) {
-      const Floats sum = row_sum(a, tokens + i, tokens + end, column, n);
+      const Floats sum = row_sum(a, leaves, tokens + i, tokens + end, column, n);
       store_some(row + column, a.accumulate ? load_some(row + column, n) + sum : sum, n);
     });
     i = end;
@@ -90,11 +103,11 @@ void positions_forward(const PositionsForward& a) {
 
 void positions_weight(const PositionsWeight& a) {
   expect(a.sequences >= 1 && a.sequences < (1 << (kSequenceLevels - 1)), "positions: 1 <= sequences < 32768", a.sequences);
-  const int64_t n = a.tokens * a.width;
+  const int64_t n = a.tokens * a.width, stride = a.stride != 0 ? a.stride : n;
   for_vectors(n, [&](int64_t i, int m) {
     TreeCounter<Floats, kSequenceLevels> sum;
-    for (int64_t b = 0; b < a.sequences; ++b) sum.push(load_some(a.dx + b * n + i, m));
-    const Floats total = sum.total();
+    for (int64_t b = 0; b < a.sequences; ++b) sum.push(load_some(a.dx + b * stride + i, m));
+    const Floats total = sum.total() + zeros();
     store_some(a.dtable + i, a.accumulate ? load_some(a.dtable + i, m) + total : total, m);
   });
 }

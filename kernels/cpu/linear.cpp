@@ -31,12 +31,19 @@ struct Operand {
   int64_t step;
 };
 
-/// Leaves of the contraction: leaf i is [begin(i), begin(i + 1)).
+/// Leaves of the contraction: those of `part`, in each of `parts` equal runs of `length`. Leaf i ends where leaf i + 1 begins.
 struct ContractionLeaves {
-  const PartLeaves* part;  ///< or null: `count` equal ones
-  int64_t count, extent;
-  SHARDLAB_INLINE int64_t begin(int64_t i) const { return part != nullptr ? part->begin(static_cast<int>(i)) : extent / count * i; }
+  const PartLeaves* part;
+  int64_t parts, length;
+  SHARDLAB_INLINE int64_t count() const { return parts * part->count(); }
+  SHARDLAB_INLINE int64_t extent() const { return parts * length; }
+  SHARDLAB_INLINE int64_t begin(int64_t i) const {
+    const int64_t n = part->count();
+    return i / n * length + part->begin(static_cast<int>(i % n));
+  }
 };
+/// Levels of a counter over the leaves of all sequences.
+inline constexpr int kTokenLevels = kSequenceLevels + 4;
 
 struct Tile {
   Floats sum[kTileRows][kTileVectors];
@@ -89,7 +96,7 @@ void pack(const Operand& x, int64_t first, int64_t count, int padded, int64_t ex
 /// C[rows, columns] = tree of chains (+ bias), C row-major with rows of `columns`.
 void canonical_product(const Operand& a, const Operand& b, int64_t rows, int64_t columns, const ContractionLeaves& leaves,
                        const float* bias, float* c, void* scratch) {
-  const int64_t extent = leaves.extent, block = block_columns(extent);
+  const int64_t extent = leaves.extent(), count = leaves.count(), block = block_columns(extent);
   float* packed_a = take<float>(scratch, extent * kTileRows);
   float* packed_b = take<float>(scratch, extent * block);
   for (int64_t begin = 0; begin < columns; begin += block) {
@@ -101,10 +108,12 @@ void canonical_product(const Operand& a, const Operand& b, int64_t rows, int64_t
       pack(a, m, tile_rows, kTileRows, extent, packed_a);
       for (int64_t n = begin; n < end; n += kTileColumns) {
         const float* columns_b = packed_b + (n - begin) * extent;
-        TreeCounter<Tile, kSequenceLevels> tree;
-        for (int64_t leaf = 0; leaf < leaves.count; ++leaf) {
-          const int64_t p = leaves.begin(leaf);
-          tree.push(leaf_tile(packed_a + p * kTileRows, columns_b + p * kTileColumns, leaves.begin(leaf + 1) - p));
+        TreeCounter<Tile, kTokenLevels> tree;
+        int64_t p = 0;
+        for (int64_t leaf = 1; leaf <= count; ++leaf) {
+          const int64_t end = leaves.begin(leaf);
+          tree.push(leaf_tile(packed_a + p * kTileRows, columns_b + p * kTileColumns, end - p));
+          p = end;
         }
         const Tile tile = tree.total();
         for (int64_t i = 0; i < tile_rows; ++i)
@@ -132,7 +141,7 @@ void fast_product(char transposed_a, char transposed_b, int64_t m, int64_t n, in
 void linear_forward(const LinearForward& a) {
   if (a.canonical) {
     const PartLeaves part(a.in_part, a.in);
-    canonical_product({a.x, a.in, 1}, {a.w, a.in, 1}, a.rows, a.out, {&part, part.count(), a.in}, a.bias, a.y, a.scratch);
+    canonical_product({a.x, a.in, 1}, {a.w, a.in, 1}, a.rows, a.out, {&part, 1, a.in}, a.bias, a.y, a.scratch);
     return;
   }
   fast_product('N', 'T', a.rows, a.out, a.in, a.x, a.w, 0.0f, a.y);
@@ -146,7 +155,7 @@ void linear_forward(const LinearForward& a) {
 void linear_input(const LinearInput& a) {
   if (a.canonical) {
     const PartLeaves part(a.out_part, a.out);
-    canonical_product({a.dy, a.out, 1}, {a.w, 1, a.in}, a.rows, a.in, {&part, part.count(), a.out}, nullptr, a.dx, a.scratch);
+    canonical_product({a.dy, a.out, 1}, {a.w, 1, a.in}, a.rows, a.in, {&part, 1, a.out}, nullptr, a.dx, a.scratch);
     return;
   }
   fast_product('N', 'N', a.rows, a.in, a.out, a.dy, a.w, 0.0f, a.dx);
@@ -158,7 +167,11 @@ void linear_weight(const LinearWeight& a) {
     expect(!a.accumulate, "linear: canonical mode does not accumulate; plan Add ops", a.accumulate);
     expect(a.tokens.sequences >= 1 && a.tokens.sequences < (1 << (kSequenceLevels - 1)), "linear: 1 <= sequences < 32768",
            a.tokens.sequences);
-    canonical_product({a.dy, 1, a.out}, {a.x, 1, a.in}, a.out, a.in, {nullptr, a.tokens.sequences, rows}, nullptr, a.dw, a.scratch);
+    const PartLeaves part(a.tokens.part, a.tokens.tokens);
+    expect(part.count() <= kContractionLeaves, "linear: in canonical mode a rank's tokens are whole leaves of the sequence",
+           part.count());
+    canonical_product({a.dy, 1, a.out}, {a.x, 1, a.in}, a.out, a.in, {&part, a.tokens.sequences, a.tokens.tokens}, nullptr, a.dw,
+                      a.scratch);
   } else {
     fast_product('T', 'N', a.out, a.in, rows, a.dy, a.x, a.accumulate ? 1.0f : 0.0f, a.dw);
   }

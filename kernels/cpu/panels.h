@@ -21,6 +21,14 @@ SHARDLAB_SIZE int64_t block_columns(int64_t extent) {
 /// Query rows that attention works on at a time.
 inline constexpr int kQueryRows = 4;
 
+/// Partial sums of dk and dv that backward holds at once: one, or in canonical mode those of a tree over 16 leaves and the query heads
+/// of a group.
+SHARDLAB_SIZE int key_gradient_entries(bool canonical, int heads_of_group) {
+  int entries = canonical ? 6 : 1;
+  for (int n = heads_of_group - 1; canonical && n > 0; n /= 2) ++entries;
+  return entries;
+}
+
 #undef SHARDLAB_SIZE
 
 }  // namespace shardlab::kernels

@@ -55,6 +55,37 @@ class TreeCounter {
   uint64_t count_ = 0;
 };
 
+/// Which sums of a tree of leaves are complete: `push` is told which leaf comes, in ascending order; leaves without a term are left
+/// out, as they change nothing. Calls join(k) where entry k + 1 of the stack is to be added to entry k; the new leaf's entry is
+/// returned.
+class TreeStack {
+ public:
+  template <class Join>
+  SHARDLAB_INLINE int push(uint32_t leaf, const Join& join) {
+    while (size_ >= 2 && width(at_[size_ - 2] ^ at_[size_ - 1]) < width(at_[size_ - 1] ^ leaf)) pop(join);
+    at_[size_] = leaf;
+    return size_++;
+  }
+  /// Entry 0 becomes the sum of all; false where there was no leaf.
+  template <class Join>
+  SHARDLAB_INLINE bool finish(const Join& join) {
+    while (size_ >= 2) pop(join);
+    const bool any = size_ == 1;
+    size_ = 0;
+    return any;
+  }
+
+ private:
+  static SHARDLAB_INLINE int width(uint32_t x) { return x == 0 ? 0 : 32 - __builtin_clz(x); }
+  template <class Join>
+  SHARDLAB_INLINE void pop(const Join& join) {
+    --size_;
+    join(size_ - 1);
+  }
+  uint32_t at_[40];
+  int size_ = 0;
+};
+
 /// Levels of a counter over sequences of a micro-batch: up to 2^15 of them.
 inline constexpr int kSequenceLevels = 16;
 /// Levels of a counter over the 16 leaves of an extent, and one of a clipped part's.

@@ -1,115 +1,15 @@
 // Attention on the fp32 units, and what all types share.
-//
-// A block of 16 x 16 threads works on square tiles in shared memory: thread (y, x) has rows y, y + 16 ... of a tile of scores and
-// columns x, x + 16 ...; of a result the same rows, so that a row's maximum, sum and factors stay with its 16 threads.
 #include "kernels/cuda/attention.h"
 
 #include <cmath>
 
+#include "kernels/cuda/fp32_tiles.h"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/sums.h"
 #include "kernels/cuda/vectors.h"
 
 namespace shardlab::gpu::SHARDLAB_GPU_VARIANT {
 namespace {
-
-constexpr int kSide = 16;
-
-/// kDepth: head_dim padded with zeros; kTile: queries and keys of a tile.
-template <int kDepth, int kTile>
-struct Fp32Tiles {
-  static constexpr int kThreads = kSide * kSide;
-  static constexpr int kRows = kTile / kSide;      ///< rows (and columns of scores) of a thread
-  static constexpr int kColumns = kDepth / kSide;  ///< columns of a result of a thread
-  static constexpr int kStride = kDepth + 1, kScoreStride = kTile + 1;
-  static constexpr int kOperand = kTile * kStride, kScores = kTile * kScoreStride;  ///< floats
-
-  using Scores = float[kRows][kRows];
-  using Result = float[kRows][kColumns];
-
-  /// Rows first .. of one head: zeros past the sequence's end and past head_dim.
-  SHARDLAB_DEVICE static void fetch(const Thread& t, const float* from, int64_t stride, int64_t first, const AttentionShape& s,
-                                    float* to) {
-    for (int e = t.index(); e < kTile * kDepth; e += kThreads) {
-      const int row = e / kDepth, column = e % kDepth;
-      to[row * kStride + column] = first + row < s.tokens && column < s.head_dim ? from[(first + row) * stride + column] : 0.0f;
-    }
-  }
-  SHARDLAB_DEVICE static int row(const Thread& t, int i) { return t.index() / kSide + i * kSide; }
-  SHARDLAB_DEVICE static int column(const Thread& t, int j) { return t.index() % kSide + j * kSide; }
-
-  /// Rows of a times rows of b.
-  SHARDLAB_DEVICE static void dots(const Thread& t, const float* a, const float* b, Scores& sum) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i)
-#pragma unroll
-      for (int j = 0; j < kRows; ++j) sum[i][j] = 0;
-#pragma unroll 4
-    for (int d = 0; d < kDepth; ++d) {
-      float x[kRows], y[kRows];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        x[i] = a[row(t, i) * kStride + d];
-        y[i] = b[column(t, i) * kStride + d];
-      }
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-#pragma unroll
-        for (int j = 0; j < kRows; ++j) sum[i][j] = ::fmaf(x[i], y[j], sum[i][j]);
-    }
-  }
-
-  /// Shares a thread's scores with the other threads of its rows: they are in one warp.
-  SHARDLAB_DEVICE static void share(const Thread& t, const Scores& x, float* scores) {
-    t.sync_warp();
-#pragma unroll
-    for (int i = 0; i < kRows; ++i)
-#pragma unroll
-      for (int j = 0; j < kRows; ++j) scores[row(t, i) * kScoreStride + column(t, j)] = x[i][j];
-    t.sync_warp();
-  }
-
-  /// sum += scores times b, scores as shared.
-  SHARDLAB_DEVICE static void add_weighted(const Thread& t, const float* scores, const float* b, Result& sum) {
-#pragma unroll 2
-    for (int k = 0; k < kTile; ++k) {
-      float x[kRows];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) x[i] = scores[row(t, i) * kScoreStride + k];
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const float y = b[k * kStride + column(t, c)];
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) sum[i][c] = ::fmaf(x[i], y, sum[i][c]);
-      }
-    }
-  }
-
-  SHARDLAB_DEVICE static void write(const Thread& t, const Result& x, const float (&factor)[kRows], float* to, int64_t stride,
-                                    int64_t first, const AttentionShape& s) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i)
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-        if (first + row(t, i) < s.tokens && column(t, c) < s.head_dim)
-          to[(first + row(t, i)) * stride + column(t, c)] = x[i][c] * factor[i];
-  }
-
-  /// Over the 16 threads of a row.
-  SHARDLAB_DEVICE static float row_max(const Thread& t, float x) {
-#pragma unroll
-    for (int mask = kSide / 2; mask >= 1; mask /= 2) {
-      const float other = t.shuffle_xor(x, mask);
-      x = other > x ? other : x;
-    }
-    return x;
-  }
-  SHARDLAB_DEVICE static float row_sum(const Thread& t, float x) {
-#pragma unroll
-    for (int mask = kSide / 2; mask >= 1; mask /= 2) x = x + t.shuffle_xor(x, mask);
-    return x;
-  }
-};
 
 template <int kDepth, int kTile>
 struct Fp32Forward {
@@ -126,14 +26,14 @@ struct Fp32Forward {
     const int64_t tile = t.blocks_x() - 1 - t.block_x(), first = tile * kTile, head = t.block_y(), sequence = t.block_z();
     const Head h = head_of(s, head);
     const float* qkv = static_cast<const float*>(a.qkv.data) + sequence * s.tokens * h.stride;
-    Tiles::fetch(t, qkv + h.query, h.stride, first, s, queries);
+    Tiles::fetch(t, qkv + h.query, h.stride, first, s.tokens, s.head_dim, queries);
     typename Tiles::Result out = {};
     float most[kRows], sum[kRows] = {};
     for (float& m : most) m = -INFINITY;
     for (int64_t key = 0; key <= first; key += kTile) {
       t.barrier();
-      Tiles::fetch(t, qkv + h.key, h.stride, key, s, keys);
-      Tiles::fetch(t, qkv + h.value, h.stride, key, s, values);
+      Tiles::fetch(t, qkv + h.key, h.stride, key, s.tokens, s.head_dim, keys);
+      Tiles::fetch(t, qkv + h.value, h.stride, key, s.tokens, s.head_dim, values);
       t.barrier();
       typename Tiles::Scores x;
       Tiles::dots(t, queries, keys, x);
@@ -198,8 +98,8 @@ struct Fp32QueryGradient {
     const Head h = head_of(s, head);
     const float* qkv = static_cast<const float*>(a.qkv.data) + sequence * s.tokens * h.stride;
     const float* dout = static_cast<const float*>(a.dout.data) + sequence * s.tokens * s.out_width() + head * s.head_dim;
-    Tiles::fetch(t, qkv + h.query, h.stride, first, s, queries);
-    Tiles::fetch(t, dout, s.out_width(), first, s, douts);
+    Tiles::fetch(t, qkv + h.query, h.stride, first, s.tokens, s.head_dim, queries);
+    Tiles::fetch(t, dout, s.out_width(), first, s.tokens, s.head_dim, douts);
     float lse[kRows], dot[kRows], one[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -212,8 +112,8 @@ struct Fp32QueryGradient {
     const float scale = score_scale(s);
     for (int64_t key = 0; key <= first; key += kTile) {
       t.barrier();
-      Tiles::fetch(t, qkv + h.key, h.stride, key, s, keys);
-      Tiles::fetch(t, qkv + h.value, h.stride, key, s, values);
+      Tiles::fetch(t, qkv + h.key, h.stride, key, s.tokens, s.head_dim, keys);
+      Tiles::fetch(t, qkv + h.value, h.stride, key, s.tokens, s.head_dim, values);
       t.barrier();
       typename Tiles::Scores x, dp;
       Tiles::dots(t, queries, keys, x);
@@ -248,8 +148,8 @@ struct Fp32KeyGradient {
     const int64_t first = t.block_x() * kTile, group = t.block_y(), sequence = t.block_z(), per_group = s.heads / s.kv_heads;
     const Head kv = head_of(s, group * per_group);
     const float* qkv = static_cast<const float*>(a.qkv.data) + sequence * s.tokens * kv.stride;
-    Tiles::fetch(t, qkv + kv.key, kv.stride, first, s, keys);
-    Tiles::fetch(t, qkv + kv.value, kv.stride, first, s, values);
+    Tiles::fetch(t, qkv + kv.key, kv.stride, first, s.tokens, s.head_dim, keys);
+    Tiles::fetch(t, qkv + kv.value, kv.stride, first, s.tokens, s.head_dim, values);
     typename Tiles::Result dk = {}, dv = {};
     float one[kRows];
     for (float& x : one) x = 1.0f;
@@ -257,8 +157,8 @@ struct Fp32KeyGradient {
       const float* dout = static_cast<const float*>(a.dout.data) + sequence * s.tokens * s.out_width() + head * s.head_dim;
       for (int64_t query = first; query < s.tokens; query += kTile) {
         t.barrier();
-        Tiles::fetch(t, qkv + head_of(s, head).query, kv.stride, query, s, queries);
-        Tiles::fetch(t, dout, s.out_width(), query, s, douts);
+        Tiles::fetch(t, qkv + head_of(s, head).query, kv.stride, query, s.tokens, s.head_dim, queries);
+        Tiles::fetch(t, dout, s.out_width(), query, s.tokens, s.head_dim, douts);
         t.barrier();
         typename Tiles::Scores p, ds;
         Tiles::dots(t, keys, queries, p);
@@ -316,6 +216,9 @@ struct OutputDots {
   }
 };
 
+/// In canonical mode, and where positions are not the order in memory, attention is that of a block which is all of a sequence.
+bool in_leaves(const AttentionShape& s) { return s.canonical || s.order.kind != TokenOrder::Kind::kContiguous; }
+
 void check(const AttentionShape& s) {
   const std::string_view why = attention_refusal(s);
   expect(why.empty(), why.empty() ? "" : why.data(), s.head_dim);
@@ -341,6 +244,7 @@ void launch_fp32(const char* name, Geometry g, const Args& a, Stream s) {
 void attention_forward(const AttentionForward& a, Stream s) {
   check(a.shape);
   expect_type(a.o.dtype, a.qkv.dtype, false, "attention: qkv and o are of one type");
+  if (in_leaves(a.shape)) return attention_forward_in_leaves(a, s);
   if (a.qkv.dtype != DType::f32) return attention_forward_tensor(a, s);
   launch_fp32<Fp32Forward>("attention_forward", geometry::attention_forward(a.shape, false), a, s);
 }
@@ -351,6 +255,7 @@ void attention_input(const AttentionInput& a, Stream s) {
   expect_type(a.o.dtype, a.qkv.dtype, false, "attention: qkv and o are of one type");
   expect_type(a.dqkv.dtype, a.qkv.dtype, false, "attention: qkv and dqkv are of one type");
   expect(a.scratch.bytes >= scratch_bytes(a), "attention: scratch is large enough", a.scratch.bytes);
+  if (in_leaves(a.shape)) return attention_input_in_leaves(a, s);
   with_type(a.qkv.dtype, "attention: qkv is f32, bf16 or f16", [&]<class T>(Named<T>) {
     launch<OutputDots<T>>("attention_dots", geometry::attention_dots(a.shape), {a, static_cast<float*>(a.scratch.data)}, s);
   });

@@ -124,20 +124,56 @@ struct PositionsForwardRows {
   }
 };
 
+/// Element i of the result is one of `from`, or the tree over the copies of one.
+template <class T>
+struct Regrouped {
+  static constexpr int kCopyLevels = 5;  ///< of a tree over up to 16
+  const T* from;
+  T* to;
+  int64_t sequences, tokens, parts, width;
+  int64_t own, shared;  ///< elements of a part that no other part has, and those that are copies
+  int copies;
+  bool join;
+
+  SHARDLAB_DEVICE int64_t group() const { return copies * own + shared; }
+  SHARDLAB_DEVICE int64_t row() const { return parts / copies * group(); }
+  SHARDLAB_DEVICE int64_t in_part(int64_t p, int64_t b, int64_t t) const { return ((p * tokens + t) * sequences + b) * width; }
+  /// One at a time.
+  template <int N>
+  SHARDLAB_DEVICE void at(int64_t first) const {
+    for (int64_t i = first; i < first + N; ++i) join ? joined(i) : split(i);
+  }
+  SHARDLAB_DEVICE void split(int64_t i) const {
+    const int64_t c = i % width, b = i / width % sequences, t = i / width / sequences % tokens, p = i / width / sequences / tokens;
+    const int64_t in_group = c < own ? p % copies * own + c : copies * own + c - own;
+    to[i] = from[(b * tokens + t) * row() + p / copies * group() + in_group];
+  }
+  SHARDLAB_DEVICE void joined(int64_t i) const {
+    const int64_t c = i % row(), t = i / row() % tokens, b = i / row() / tokens, g = c / group(), in_group = c % group();
+    if (in_group < copies * own) {
+      to[i] = from[in_part(g * copies + in_group / own, b, t) + in_group % own];
+      return;
+    }
+    TreeCounter<float, kCopyLevels> sum;
+    for (int k = 0; k < copies; ++k) sum.push(value_of(from[in_part(g * copies + k, b, t) + own + in_group - copies * own]));
+    put(to + i, Values<1>{{sum.total(0.0f)}});
+  }
+};
+
 /// One column of a table, over sequences.
 template <class T>
 struct PositionsWeightSum {
   const T* dx;
   Output dtable;
-  int64_t sequences, sequence;
+  int64_t sequences, stride;
   bool accumulate;
   template <int N>
   SHARDLAB_DEVICE void at(int64_t i) const {
     Values<N> total{};
     for (int j = 0; j < N; ++j) {
       TreeCounter<float, kSequenceLevels> sum;
-      for (int64_t b = 0; b < sequences; ++b) sum.push(value_of(dx[b * sequence + i + j]));
-      total.at[j] = sum.total(0.0f);
+      for (int64_t b = 0; b < sequences; ++b) sum.push(value_of(dx[b * stride + i + j]));
+      total.at[j] = sum.total(0.0f) + 0.0f;
     }
     if (accumulate) total = values_at<N>(dtable, i) + total;
     put(dtable, i, total);
@@ -332,13 +368,35 @@ void positions_forward(const PositionsForward& a, Stream s) {
   });
 }
 
+void regroup(const gpu::Regroup& a, Stream s) {
+  constexpr int64_t kMostCopies = 16;
+  expect(a.copies >= 1 && a.copies <= kMostCopies && a.parts % a.copies == 0, "regroup: 1 to 16 copies divide the parts", a.copies);
+  expect_type(a.to.dtype, a.from.dtype, false, "regroup: rows and parts are of one type");
+  const int64_t shared = a.copies == 1 ? 0 : 2 * a.head_dim, own = a.width - shared;
+  expect(own > 0, "regroup: a part has elements of its own", own);
+  const int64_t rows = a.sequences * a.tokens, joined = a.parts / a.copies * (a.copies * own + shared);
+  with_type(a.from.dtype, "regroup: f32, bf16 or f16", [&]<class T>(Named<T>) {
+    const Regrouped<T> operation{static_cast<const T*>(a.from.data),
+                                 static_cast<T*>(a.to.data),
+                                 a.sequences,
+                                 a.tokens,
+                                 a.parts,
+                                 a.width,
+                                 own,
+                                 shared,
+                                 a.copies,
+                                 a.join};
+    elementwise<1>("regroup", operation, rows * (a.join ? joined : a.parts * a.width), false, s);
+  });
+}
+
 void positions_weight(const PositionsWeight& a, Stream s) {
   expect(a.sequences >= 1 && a.sequences <= kMostSequences, "positions: 1 <= sequences < 32768", a.sequences);
   expect_type(a.dtable.dtype, a.dx.dtype, true, "positions: dtable is f32 or of dx's type");
   with_type(a.dx.dtype, "positions: dx is f32, bf16 or f16", [&]<class T>(Named<T>) {
     const auto* dx = static_cast<const T*>(a.dx.data);
-    const int64_t sequence = a.tokens * a.width;
-    elementwise<2>("positions_weight", PositionsWeightSum<T>{dx, a.dtable, a.sequences, sequence, a.accumulate}, sequence,
+    const int64_t sequence = a.tokens * a.width, stride = a.stride != 0 ? a.stride : sequence;
+    elementwise<2>("positions_weight", PositionsWeightSum<T>{dx, a.dtable, a.sequences, stride, a.accumulate}, sequence,
                    aligned({a.dtable.data}), s);
   });
 }

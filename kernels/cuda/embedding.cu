@@ -42,8 +42,15 @@ struct EmbedWeightRows {
     const int64_t held = id - a.row_begin;
     if (held < 0 || held >= a.table_rows || exists_earlier(t, a, place, id, shared)) return;
     const int64_t column = (t.block_y() * kThreads + t.index()) * kVector;
+    const kernels::PartLeaves leaves(a.part, a.tokens);
     TreeCounter<Values<kVector>, kSequenceLevels> sequences;
-    for (int64_t b = 0; b < a.sequences; ++b) sequences.push(sequence_sum(t, a, b, place, id, column, shared));
+    for (int64_t b = 0; b < a.sequences; ++b) {
+      TreeCounter<Values<kVector>, kLeafLevels> sequence;
+      for (int leaf = 0; leaf < leaves.count(); ++leaf)
+        sequence.push(
+            leaf_sum(t, a, b * a.tokens + leaves.begin(leaf), b * a.tokens + leaves.begin(leaf + 1), place, id, column, shared));
+      sequences.push(sequence.total({}));
+    }
     if (column >= a.width) return;
     Values<kVector> total = sequences.total({});
     if (a.accumulate) total = values_at<kVector>(a.dtable, held * a.width + column) + total;
@@ -72,14 +79,14 @@ struct EmbedWeightRows {
     return false;
   }
 
-  /// The sum over the sequence's tokens with the id, in token order from +0.
-  SHARDLAB_DEVICE static Values<kVector> sequence_sum(const Thread& t, const Args& a, int64_t b, int64_t place, int32_t id,
-                                                      int64_t column, Shared& shared) {
+  /// The sum over the tokens [begin, end) with the id, in token order from +0.
+  SHARDLAB_DEVICE static Values<kVector> leaf_sum(const Thread& t, const Args& a, int64_t begin, int64_t end, int64_t place,
+                                                  int32_t id, int64_t column, Shared& shared) {
     Values<kVector> sum{};
-    if ((b + 1) * a.tokens <= place) return sum;
-    for (int64_t first = 0, step = 0; first < a.tokens; first += kThreads, ++step) {
+    if (end <= place) return sum;
+    for (int64_t first = begin, step = 0; first < end; first += kThreads, ++step) {
       const int64_t i = first + t.index();
-      const bool match = i < a.tokens && a.ids[b * a.tokens + i] == id;
+      const bool match = i < end && a.ids[i] == id;
       const uint32_t matches = t.ballot(match);
       int32_t* found = shared.found[step % 2];
       if (t.lane() == 0) found[t.warp()] = Thread::ones(matches);
@@ -94,7 +101,7 @@ struct EmbedWeightRows {
       if (column < a.width) {
 #pragma unroll 4
         for (int k = 0; k < count; ++k)
-          sum = sum + values_at<kVector>(static_cast<const T*>(a.dx.data) + (b * a.tokens + shared.list[k]) * a.width + column);
+          sum = sum + values_at<kVector>(static_cast<const T*>(a.dx.data) + int64_t{shared.list[k]} * a.width + column);
       }
       t.barrier();
     }
@@ -114,7 +121,7 @@ void embed_forward(const EmbedForward& a, Stream s) {
 
 void embed_weight(const EmbedWeight& a, Stream s) {
   expect(a.sequences >= 1 && a.sequences <= kMostSequences, "embed: 1 <= sequences < 32768", a.sequences);
-  expect(a.tokens < (int64_t{1} << 31), "embed: fewer than 2^31 tokens", a.tokens);
+  expect(a.sequences * a.tokens < (int64_t{1} << 31), "embed: fewer than 2^31 tokens", a.sequences * a.tokens);
   expect_type(a.dtable.dtype, a.dx.dtype, true, "embed: dtable is f32 or of dx's type");
   if (!a.accumulate) fill({a.dtable, a.table_rows * a.width, 0.0f}, s);
   with_type(a.dx.dtype, "embed: dx is f32, bf16 or f16", [&]<class T>(Named<T>) {

@@ -127,6 +127,26 @@ Geometry attention_dots(const AttentionShape& s) {
   return {.x = divided_up(s.tokens, kRows), .y = s.heads, .z = s.sequences, .threads = 32 * kRows};
 }
 
+namespace {
+
+/// As many queries, keys and heads as the block has, of which only the tiles are asked.
+AttentionShape as_whole(const AttentionBlockShape& s, int64_t tokens) {
+  return {s.sequences, tokens, s.heads, s.kv_heads, s.head_dim};
+}
+
+}  // namespace
+
+Geometry attention_block_forward(const AttentionBlockShape& s) { return attention_forward(as_whole(s, s.queries), false); }
+Geometry attention_block_query_gradient(const AttentionBlockShape& s) {
+  return attention_query_gradient(as_whole(s, s.queries), false);
+}
+Geometry attention_block_key_gradient(const AttentionBlockShape& s, bool by_head) {
+  Geometry g = attention_key_gradient(as_whole(s, s.keys), false);
+  if (by_head) g.y = s.heads;
+  return g;
+}
+Geometry attention_block_dots(const AttentionBlockShape& s) { return attention_dots(as_whole(s, s.queries)); }
+
 }  // namespace geometry
 
 namespace {
@@ -141,6 +161,7 @@ int64_t scratch_bytes(const NormWeight& a) {
 }
 int64_t scratch_bytes(const BiasWeight& a) { return in_lines(a.tokens.sequences * leaves_of(a.tokens) * a.width * 4); }
 int64_t scratch_bytes(const AttentionInput& a) { return in_lines(a.shape.sequences * a.shape.tokens * a.shape.heads * 4); }
+int64_t scratch_bytes(const AttentionBlockInput& a) { return in_lines(a.shape.sequences * a.shape.queries * a.shape.heads * 4); }
 int64_t scratch_bytes(const CrossEntropy& a) { return in_lines(a.tokens.rows() * 4); }
 int64_t scratch_bytes(const SumScalars& a) {
   int64_t n = 0;
@@ -167,6 +188,10 @@ std::string_view attention_refusal(const AttentionShape& s) {
   if (s.head_dim > 256) return "attention on a GPU: head_dim is at most 256";
   if (s.sequences > kMostBlocksYZ || s.heads > kMostBlocksYZ) return "attention on a GPU: at most 65535 sequences and heads";
   return {};
+}
+
+std::string_view attention_refusal(const AttentionBlockShape& s) {
+  return attention_refusal(AttentionShape{s.sequences, s.queries, s.heads, s.kv_heads, s.head_dim});
 }
 
 }  // namespace shardlab::gpu

@@ -89,6 +89,11 @@ Geometry attention_query_gradient(const AttentionShape& s, bool tensor_cores);
 Geometry attention_key_gradient(const AttentionShape& s, bool tensor_cores);
 /// D_i = do_i . o_i: a warp a row.
 Geometry attention_dots(const AttentionShape& s);
+/// Blocks of a sequence, fp32: a block of threads for a tile of queries and a head; of keys and a kv head, or `by_head` a head.
+Geometry attention_block_forward(const AttentionBlockShape& s);
+Geometry attention_block_query_gradient(const AttentionBlockShape& s);
+Geometry attention_block_key_gradient(const AttentionBlockShape& s, bool by_head);
+Geometry attention_block_dots(const AttentionBlockShape& s);
 
 }  // namespace geometry
 

@@ -22,6 +22,7 @@
 #include <memory>
 #include <string_view>
 
+#include "kernels/attention.h"
 #include "kernels/cuda/named.h"
 #include "kernels/cuda/operands.h"
 #include "kernels/leaves.h"
@@ -71,6 +72,7 @@ struct EmbedWeight {
   int64_t sequences = 1, tokens = 0, width = 0;
   int64_t row_begin = 0, table_rows = 0;
   bool accumulate = false;
+  Part part{};  ///< which tokens of a sequence they are, where it is cut
 };
 
 /// F. x[sequences,tokens,width], table[tokens,width] (f32 or T) -> y = x + table; y may be x.
@@ -80,13 +82,14 @@ struct PositionsForward {
   int64_t sequences = 1, tokens = 0, width = 0;
 };
 
-/// W. dx[sequences,tokens,width] -> dtable[tokens,width] (f32 or T): the tree over sequences. With `accumulate`: old + new.
+/// W. dx[sequences,tokens,width] -> dtable[tokens,width] (f32 or T): the tree over sequences, plus +0. With `accumulate`: old + new.
 /// (Rows of a longer table: Fill.)
 struct PositionsWeight {
   Input dx;
   Output dtable;
   int64_t sequences = 1, tokens = 0, width = 0;
   bool accumulate = false;
+  int64_t stride = 0;  ///< elements from one sequence of dx to the next, where they lie apart; 0: tokens * width
 };
 
 // ---- norms
@@ -170,6 +173,17 @@ struct MatmulOptions {
   bool tf32 = false;  ///< fp32 products may round their factors to tf32
 };
 
+/// Rows cut in parts, or put together of parts with `join`: x[sequences,tokens,row], y[parts,tokens,sequences,width], one type, as
+/// kernels::Regroup (kernels/regroup.h) has them; at most 16 copies.
+struct Regroup {
+  Input from;
+  Output to;
+  int64_t sequences = 1, tokens = 0, parts = 1, width = 0;
+  bool join = false;
+  int copies = 1;
+  int64_t head_dim = 0;  ///< where there are copies
+};
+
 // ---- rotary positions, attention
 
 /// F, or I with `backward` (rotates back), in place: q and k of qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim], rows
@@ -187,6 +201,8 @@ struct Rope {
 struct AttentionShape {
   int64_t sequences = 1, tokens = 0;
   int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank
+  bool canonical = false;                     ///< sums of 16 leaves of the sequence, which can be cut over ranks
+  TokenOrder order{};                         ///< of the tokens; canonical: its parts divide 16
   constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
   constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
 };
@@ -210,6 +226,55 @@ struct AttentionInput {
   Input qkv;
   Output dqkv;
   Scratch scratch;
+};
+
+/// Rows of qkv taken apart, q[rows,heads*head_dim] and kv[rows,kv_heads*2*head_dim]; with `back` put together. Types may differ.
+struct SplitHeads {
+  Output qkv, q, kv;
+  int64_t rows = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0;
+  bool back = false;
+};
+
+/// Queries at the places [first_query, first_query + queries) of a sequence of `tokens`, keys and values at [first_key, first_key +
+/// keys). Where canonical, both are whole leaves.
+struct AttentionBlockShape {
+  int64_t sequences = 1, queries = 0, keys = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t tokens = 0, first_query = 0, first_key = 0;
+  TokenOrder order{};
+  bool canonical = false;
+};
+
+/// F. As kernels::AttentionBlockForward; q and kv of any type, worked on as fp32.
+struct AttentionBlockForward {
+  AttentionBlockShape shape;
+  Input q, kv;
+  float* o = nullptr;
+  float* lse = nullptr;
+  float* sums = nullptr;
+  bool carry = false;
+};
+
+/// I. As kernels::AttentionBlockInput; operands of any type.
+struct AttentionBlockInput {
+  AttentionBlockShape shape;
+  Input dout, o;
+  const float* lse = nullptr;
+  Input q, kv;
+  Output dq, dkv;
+  bool carry = false, carry_kv = false, by_head = false;
+  Scratch scratch;
+};
+
+/// As kernels::AttentionMergeForward and kernels::AttentionMergeInput, but for the type of the result.
+struct AttentionMergeForward {
+  kernels::AttentionMergeForward merge;  ///< all but o
+  Output o;
+};
+struct AttentionMergeInput {
+  kernels::AttentionMergeInput merge;  ///< all but y
+  Output y;
 };
 
 // ---- elementwise
@@ -379,6 +444,7 @@ struct AdamW {
 int64_t scratch_bytes(const NormWeight& a);
 int64_t scratch_bytes(const BiasWeight& a);
 int64_t scratch_bytes(const AttentionInput& a);
+int64_t scratch_bytes(const AttentionBlockInput& a);
 int64_t scratch_bytes(const CrossEntropy& a);
 int64_t scratch_bytes(const SumScalars& a);
 int64_t scratch_bytes(const SquaredNorm& a);
@@ -387,6 +453,7 @@ int64_t scratch_bytes(const SquaredNorm& a);
 constexpr bool is_activation_type(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16; }
 /// Why attention refuses a shape ("head_dim 320 is over 256"), or empty.
 std::string_view attention_refusal(const AttentionShape& shape);
+std::string_view attention_refusal(const AttentionBlockShape& shape);
 
 /// The table. One launch an op; `matmul` opens the library.
 struct Kernels {
@@ -405,6 +472,12 @@ struct Kernels {
   void (*rope)(const Rope&, Stream);
   void (*attention_forward)(const AttentionForward&, Stream);
   void (*attention_input)(const AttentionInput&, Stream);
+  void (*split_heads)(const SplitHeads&, Stream);
+  void (*attention_block_forward)(const AttentionBlockForward&, Stream);
+  void (*attention_block_input)(const AttentionBlockInput&, Stream);
+  void (*attention_merge_forward)(const AttentionMergeForward&, Stream);
+  void (*attention_merge_input)(const AttentionMergeInput&, Stream);
+  void (*regroup)(const Regroup&, Stream);
   void (*activation_forward)(const ActivationForward&, Stream);
   void (*activation_input)(const ActivationInput&, Stream);
   void (*residual_forward)(const ResidualForward&, Stream);

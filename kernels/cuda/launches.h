@@ -19,6 +19,12 @@ void linear_weight(const LinearWeight& a, Stream s);
 void rope(const Rope& a, Stream s);
 void attention_forward(const AttentionForward& a, Stream s);
 void attention_input(const AttentionInput& a, Stream s);
+void split_heads(const SplitHeads& a, Stream s);
+void attention_block_forward(const AttentionBlockForward& a, Stream s);
+void attention_block_input(const AttentionBlockInput& a, Stream s);
+void attention_merge_forward(const AttentionMergeForward& a, Stream s);
+void attention_merge_input(const AttentionMergeInput& a, Stream s);
+void regroup(const Regroup& a, Stream s);
 void activation_forward(const ActivationForward& a, Stream s);
 void activation_input(const ActivationInput& a, Stream s);
 void residual_forward(const ResidualForward& a, Stream s);
@@ -62,5 +68,8 @@ std::unique_ptr<Matmul> matmul(const MatmulOptions& options, LaunchCheck& check)
 void attention_forward_tensor(const AttentionForward& a, Stream s);
 void attention_query_gradient_tensor(const AttentionInput& a, Stream s);
 void attention_key_gradient_tensor(const AttentionInput& a, Stream s);
+/// Attention over a whole sequence as one block of it.
+void attention_forward_in_leaves(const AttentionForward& a, Stream s);
+void attention_input_in_leaves(const AttentionInput& a, Stream s);
 
 }  // namespace shardlab::gpu::SHARDLAB_GPU_VARIANT

@@ -26,9 +26,9 @@ struct Operand {
 
 struct Product {
   Operand a, b;  ///< A(m, k), B(n, k)
-  int64_t rows, columns, depth;
-  kernels::Part part;  ///< leaves of the contraction, where `equal_leaves` is 0
-  int64_t equal_leaves;
+  int64_t rows, columns;
+  int64_t runs, length;  ///< the contraction: so many runs, each with the leaves of `part`
+  kernels::Part part;
   Input bias;
   Output c;  ///< [rows, columns]
   bool accumulate;
@@ -58,14 +58,12 @@ struct FixedProduct {
     float* slice_a = reinterpret_cast<float*>(t.shared());
     float* slice_b = slice_a + kTileDepth * kPadded;
     const int64_t first_row = t.block_y() * kTile, first_column = t.block_x() * kTile;
-    const kernels::PartLeaves part(p.part, p.depth);
-    const int64_t leaves = p.equal_leaves != 0 ? p.equal_leaves : part.count();
+    const kernels::PartLeaves part(p.part, p.length);
     TreeCounter<Tile, kLevels> tree;
-    for (int64_t leaf = 0; leaf < leaves; ++leaf) {
-      const int64_t begin = p.equal_leaves != 0 ? p.depth / leaves * leaf : part.begin(static_cast<int>(leaf));
-      const int64_t end = p.equal_leaves != 0 ? begin + p.depth / leaves : part.begin(static_cast<int>(leaf) + 1);
-      tree.push(leaf_tile(t, p, first_row, first_column, begin, end, slice_a, slice_b));
-    }
+    for (int64_t run = 0; run < p.runs; ++run)
+      for (int leaf = 0; leaf < part.count(); ++leaf)
+        tree.push(leaf_tile(t, p, first_row, first_column, run * p.length + part.begin(leaf), run * p.length + part.begin(leaf + 1),
+                            slice_a, slice_b));
     write(t, p, first_row, first_column, tree.total(Tile{}));
   }
 
@@ -152,8 +150,9 @@ struct FixedProduct {
 void multiply(const char* name, const Product& p, DType type, Stream s) {
   const Geometry g = geometry::fixed_product(p.rows, p.columns);
   with_type(type, "linear: factors are f32, bf16 or f16", [&]<class T>(Named<T>) {
-    if (p.equal_leaves < int64_t{1} << kLeafLevels) return launch<FixedProduct<T, kLeafLevels>>(name, g, p, s);
-    launch<FixedProduct<T, kSequenceLevels>>(name, g, p, s);
+    const int64_t leaves = p.runs * kernels::PartLeaves(p.part, p.length).count();
+    if (leaves < int64_t{1} << kLeafLevels) return launch<FixedProduct<T, kLeafLevels>>(name, g, p, s);
+    launch<FixedProduct<T, kTokenLevels>>(name, g, p, s);
   });
 }
 
@@ -168,9 +167,9 @@ void linear_forward(const LinearForward& a, Stream s) {
             .b = {a.w.data, a.in, 1},
             .rows = a.rows,
             .columns = a.out,
-            .depth = a.in,
+            .runs = 1,
+            .length = a.in,
             .part = a.in_part,
-            .equal_leaves = 0,
             .bias = a.bias,
             .c = a.y,
             .accumulate = false},
@@ -185,9 +184,9 @@ void linear_input(const LinearInput& a, Stream s) {
             .b = {a.w.data, 1, a.in},
             .rows = a.rows,
             .columns = a.in,
-            .depth = a.out,
+            .runs = 1,
+            .length = a.out,
             .part = a.out_part,
-            .equal_leaves = 0,
             .bias = {},
             .c = a.dx,
             .accumulate = false},
@@ -203,9 +202,9 @@ void linear_weight(const LinearWeight& a, Stream s) {
             .b = {a.x.data, 1, a.in},
             .rows = a.out,
             .columns = a.in,
-            .depth = a.tokens.rows(),
-            .part = {},
-            .equal_leaves = a.tokens.sequences,
+            .runs = a.tokens.sequences,
+            .length = a.tokens.tokens,
+            .part = a.tokens.part,
             .bias = {},
             .c = a.dw,
             .accumulate = a.accumulate},

@@ -78,7 +78,7 @@ class TreeCounter {
 };
 
 /// Leaves of an extent that is cut in 16, and one more of a clipped part's; sequences of a micro-batch, fewer than 2^15.
-inline constexpr int kLeafLevels = 6, kSequenceLevels = 16;
+inline constexpr int kLeafLevels = 6, kSequenceLevels = 16, kTokenLevels = kSequenceLevels + 4;  // of leaves of all sequences
 inline constexpr int64_t kMostSequences = (1 << 15) - 1;
 
 }  // namespace shardlab::gpu::SHARDLAB_GPU_VARIANT

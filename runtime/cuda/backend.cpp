@@ -15,6 +15,7 @@
 #include "plan/work.h"
 #include "runtime/cuda/named.h"
 #include "runtime/operands.h"
+#include "runtime/positions.h"
 
 namespace shardlab::runtime::cuda {
 
@@ -54,7 +55,11 @@ class CudaBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Norm& w);
   Launch bind_work(const BoundOp& op, const Linear& w);
   Launch bind_work(const BoundOp& op, const Rope& w);
+  Launch bind_work(const BoundOp& op, const Regroup& w);
   Result<Launch> bind_attention(const BoundOp& op, const Attention& w);
+  Result<Launch> bind_block(const BoundOp& op, const AttentionBlock& w);
+  Launch bind_work(const BoundOp& op, const SplitHeads& w);
+  Launch bind_work(const BoundOp& op, const AttentionMerge& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
   Launch bind_work(const BoundOp& op, const Residual& w);
   Launch bind_work(const BoundOp& op, const Dropout& w);
@@ -91,6 +96,9 @@ class CudaBackend final : public Backend {
     args.scratch = lent(op);
     return launch(op, kernel, args);
   }
+  template <class Args, class Move>
+  Launch by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move);
+  Launch sum_sequences(const BoundOp& op, bool accumulate);
   /// A matrix product: by the library's method or, in canonical mode, by the fixed-order kernel.
   template <class Args>
   Launch product(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), void (gpu::Matmul::*method)(const Args&, gpu::Stream),
@@ -129,6 +137,16 @@ Error refuse(const BoundOp& op, std::string_view why, std::string_view hint) {
 
 bool is_float(DType t) { return gpu::is_activation_type(t); }
 
+/// What lies `elements` further on.
+Input past(Input a, int64_t elements) { return {static_cast<const std::byte*>(a.data) + bytes_of(a.dtype, elements), a.dtype}; }
+Output past(Output a, int64_t elements) { return {static_cast<std::byte*>(a.data) + bytes_of(a.dtype, elements), a.dtype}; }
+
+Launch one_after_another(std::vector<Launch> each) {
+  return [each = std::move(each)](const StepState& state) {
+    for (const Launch& one : each) one(state);
+  };
+}
+
 /// Ops whose operands may be of fp64: sums of squared norms.
 bool has_wide_form(const Work& work) {
   return std::holds_alternative<Add>(work) || std::holds_alternative<Fill>(work) || std::holds_alternative<SquaredNorm>(work);
@@ -144,6 +162,7 @@ Uniform uniform_operands(const Work& work) {
                           return Uniform{2, 0};
                         },
                         [](const Norm& w) {
+                          if (w.over == SumOver::kSequences) return Uniform{1, 0};
                           return w.phase == Phase::kF ? Uniform{1, 1} : w.phase == Phase::kI ? Uniform{2, 1} : Uniform{2, 0};
                         },
                         [](const Attention& w) {
@@ -162,6 +181,9 @@ Uniform uniform_operands(const Work& work) {
                           return Uniform{1, 1};
                         },
                         [](const Rope&) {
+                          return Uniform{1, 1};
+                        },
+                        [](const Regroup&) {
                           return Uniform{1, 1};
                         },
                         [](const auto&) { return Uniform{}; },
@@ -216,6 +238,7 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
     SHARDLAB_TRY(check_types(op));
   SHARDLAB_TRY(check_workspace(op, options_));
   if (const Attention* a = std::get_if<Attention>(&work)) return bind_attention(op, *a);
+  if (const AttentionBlock* a = std::get_if<AttentionBlock>(&work)) return bind_block(op, *a);
   return std::visit([&](const auto& w) { return bind_work(op, w); }, work);
 }
 
@@ -260,17 +283,19 @@ void CudaBackend::enter_thread(int stream) {
 Launch CudaBackend::bind_work(const BoundOp& op, const LoadBatch& w) {
   SHARDLAB_CHECK(op.source != nullptr, "`{}` reads a batch and the session has no data", describe(*op.plan, *op.instruction));
   const Tensor& out = op.writes[0];
-  const kernels::Part part = part_of(op, *out.type, 1);
-  const int64_t sequences = out.shape()[0], tokens = out.shape()[1], length = part.total + 1;
+  const int64_t sequences = out.shape()[0], length = logical_shape(*out.type, op.mesh())[1] + 1;
   const int64_t first = op.first_sequence(*out.type), per_step = op.sequences_per_step(*out.type);
-  const int64_t shift = part.begin + (w.targets ? 1 : 0), bytes = out.type->bytes();
+  const int64_t bytes = out.type->bytes();
+  std::vector<int64_t> places = positions_of(op, *out.type);  // a target stands behind its token in the text, wherever that lies
+  for (int64_t& place : places) place += w.targets ? 1 : 0;
   auto whole = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(length));
   auto* const staged = reinterpret_cast<int32_t*>(device_.reserve(Space::kHost, bytes));
-  return [this, source = op.source, data = out.data, whole, staged, bytes, sequences, tokens, first, per_step, shift,
+  return [this, source = op.source, data = out.data, whole, staged, bytes, sequences, first, per_step, places,
           s = op.instruction->stream](const StepState& state) {
+    int32_t* to = staged;
     for (int64_t i = 0; i < sequences; ++i) {
       source->sequence(state.step * per_step + first + i, *whole);
-      std::copy_n(whole->begin() + shift, tokens, staged + i * tokens);
+      for (const int64_t place : places) *to++ = (*whole)[static_cast<size_t>(place)];
     }
     device_.copy(data, staged, bytes, s);
   };
@@ -301,32 +326,52 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Embed& w) {
                                  .width = table.shape[1],
                                  .row_begin = part_of(op, table, 0).begin,
                                  .table_rows = table.shape[0],
-                                 .accumulate = w.accumulate});
+                                 .accumulate = w.accumulate,
+                                 .part = tokens.part});
 }
 
+/// A token takes the row of its position: where positions are consecutive, one launch takes the rows of all.
 Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
-  const Tokens tokens = tokens_of(op, *op.reads[0].type);
-  const int64_t width = op.reads[0].shape().last();
-  if (w.phase == Phase::kF)
-    return launch(op, k_.positions_forward,
-                  gpu::PositionsForward{input(op.reads[0]), input(op.reads[1]), output(op.writes[0]), tokens.sequences,
-                                        tokens.tokens, width});
+  const Type& x = *op.reads[0].type;
+  const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
+  if (w.phase == Phase::kF) {
+    std::vector<gpu::PositionsForward> calls;
+    for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+      const bool whole = n == tokens;
+      for (int64_t b = 0; b < (whole ? 1 : sequences); ++b) {
+        const int64_t from = (b * tokens + first) * width;
+        calls.push_back({past(input(op.reads[0]), from), past(input(op.reads[1]), position * width),
+                         past(output(op.writes[0]), from), whole ? sequences : 1, n, width});
+      }
+    });
+    return [this, calls, s = op.instruction->stream](const StepState&) {
+      for (const auto& args : calls) k_.positions_forward(args, stream(s));
+    };
+  }
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  const Output dtable = output(op.writes[0]);
-  const gpu::PositionsWeight args{input(op.reads[0]), dtable, tokens.sequences, tokens.tokens, width, w.accumulate};
-  const int64_t used = tokens.tokens * width, unused = op.writes[0].shape().elements() - used;
-  if (w.accumulate || unused == 0) return launch(op, k_.positions_weight, args);
-  // Positions beyond the sequence have no token, and a gradient of 0.
-  const gpu::Fill rest{{static_cast<std::byte*>(dtable.data) + bytes_of(dtable.dtype, used), dtable.dtype}, unused, 0.0f};
-  return [this, args, rest, s = op.instruction->stream](const StepState&) {
-    k_.positions_weight(args, stream(s));
-    k_.fill(rest, stream(s));
+  std::vector<gpu::PositionsWeight> calls;
+  for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+    calls.push_back({past(input(op.reads[0]), first * width), past(output(op.writes[0]), position * width), sequences, n, width,
+                     w.accumulate, tokens * width});
+  });
+  // Positions of which no token is here have a gradient of 0.
+  const int64_t used = tokens * width, all = op.writes[0].shape().elements();
+  const bool in_front = calls.size() == 1 && calls[0].dtable.data == output(op.writes[0]).data;
+  const gpu::Fill rest =
+      in_front ? gpu::Fill{past(output(op.writes[0]), used), all - used, 0.0f} : gpu::Fill{output(op.writes[0]), all, 0.0f};
+  return [this, calls, rest, fills = !w.accumulate && rest.n > 0, s = op.instruction->stream](const StepState&) {
+    if (fills) k_.fill(rest, stream(s));
+    for (const auto& args : calls) k_.positions_weight(args, stream(s));
   };
 }
 
 // ---- the layers
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Norm& w) {
+  if (w.accumulate)
+    for (size_t i = 0; i < op.writes.size(); ++i)
+      check_in_place(op, op.writes[i], op.reads[op.reads.size() - op.writes.size() + i]);
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate);
   const Type& x = *op.reads[w.phase == Phase::kF ? 0 : 1].type;
   const int64_t rows = rows_of(x), width = x.shape.last();
   if (w.phase == Phase::kF)
@@ -351,18 +396,51 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Norm& w) {
                                  .rows = rows,
                                  .width = width,
                                  .rms = w.rms});
-  if (w.accumulate)
-    for (size_t i = 0; i < op.writes.size(); ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
-  return launch_with_scratch(op, k_.norm_weight,
-                             gpu::NormWeight{.dy = input(op.reads[0]),
-                                             .x = input(op.reads[1]),
-                                             .stats = op.reads[2].as<const float>(),
-                                             .dgamma = output(op.writes[0]),
-                                             .dbeta = w.rms ? Output{} : output(op.writes[1]),
-                                             .tokens = tokens_of(op, x),
-                                             .width = width,
-                                             .rms = w.rms,
-                                             .accumulate = w.accumulate});
+  const gpu::NormWeight args{.dy = input(op.reads[0]),
+                             .x = input(op.reads[1]),
+                             .stats = op.reads[2].as<const float>(),
+                             .dgamma = output(op.writes[0]),
+                             .dbeta = w.rms ? Output{} : output(op.writes[1]),
+                             .tokens = tokens_of(op, x),
+                             .width = width,
+                             .rms = w.rms,
+                             .accumulate = w.accumulate};
+  if (w.over == SumOver::kAll) return launch_with_scratch(op, k_.norm_weight, args);
+  return by_sequence(op, k_.norm_weight, args, [](gpu::NormWeight& a, int64_t sequence) {
+    const int64_t row = sequence * a.tokens.tokens;
+    a.dy = past(a.dy, row * a.width);
+    a.x = past(a.x, row * a.width);
+    a.stats += row * (a.rms ? 1 : 2);
+    a.dgamma = past(a.dgamma, sequence * a.width);
+    if (!a.rms) a.dbeta = past(a.dbeta, sequence * a.width);
+  });
+}
+
+/// A launch of the kernel for each sequence, one after another in the stream's scratch; `move` takes its operands to a sequence.
+template <class Args, class Move>
+Launch CudaBackend::by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move) {
+  const int64_t sequences = args.tokens.sequences;
+  args.tokens.sequences = 1;
+  std::vector<Launch> each;
+  for (int64_t i = 0; i < sequences; ++i) {
+    Args one = args;
+    move(one, i);
+    each.push_back(launch_with_scratch(op, kernel, one));
+  }
+  return one_after_another(std::move(each));
+}
+
+/// Each write is the sum over sequences of the read beside it: to a sum over tokens a sequence is one token.
+Launch CudaBackend::sum_sequences(const BoundOp& op, bool accumulate) {
+  std::vector<Launch> each;
+  for (size_t i = 0; i < op.writes.size(); ++i)
+    each.push_back(launch_with_scratch(op, k_.bias_weight,
+                                       gpu::BiasWeight{.dy = input(op.reads[i]),
+                                                       .dbias = output(op.writes[i]),
+                                                       .tokens = tokens_of(op, *op.reads[i].type),
+                                                       .width = op.reads[i].shape().last(),
+                                                       .accumulate = accumulate}));
+  return one_after_another(std::move(each));
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Linear& w) {
@@ -420,7 +498,8 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
   SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
   rope_table_ = op.rope_table;
   rope_values_.resize(static_cast<size_t>(tokens.tokens * w.head_dim));
-  kernels::rope_table(part_of(op, qkv, 1).begin, tokens.tokens, w.head_dim, w.theta, rope_values_.data());
+  const auto part = part_of(op, qkv, 1);
+  kernels::rope_table(part.begin, tokens.tokens, w.head_dim, w.theta, rope_values_.data(), op.plan->token_order, part.total);
   return launch(op, k_.rope,
                 gpu::Rope{.qkv = output(op.writes[0]),
                           .sequences = tokens.sequences,
@@ -432,14 +511,33 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
                           .table = op.rope_table});
 }
 
+Launch CudaBackend::bind_work(const BoundOp& op, const Regroup& w) {
+  const Shape& parts = (w.join ? op.reads[0] : op.writes[0]).shape();
+  return launch(op, k_.regroup,
+                gpu::Regroup{.from = input(op.reads[0]),
+                             .to = output(op.writes[0]),
+                             .sequences = parts[2],
+                             .tokens = parts[1],
+                             .parts = parts[0],
+                             .width = parts[3],
+                             .join = w.join,
+                             .copies = w.copies,
+                             .head_dim = w.head_dim});
+}
+
 /// Own kernels, or cuDNN's where they were asked for or take the shape. Which it was is noted.
 Result<Launch> CudaBackend::bind_attention(const BoundOp& op, const Attention& w) {
   const bool backward = w.phase == Phase::kI;
   const Type& out = *(backward ? op.reads[0] : op.writes[0]).type;
-  const gpu::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim};
+  const gpu::AttentionShape shape{out.shape[0],       out.shape[1],        w.heads, w.kv_heads, w.head_dim,
+                                  options_.canonical, op.plan->token_order};
   gpu::LibraryAttention* library = nullptr;
-  std::string reason = options_.canonical ? "canonical order" : "";
-  if (options_.attention != AttentionBy::kOwn && !options_.canonical) {
+  const bool reordered = shape.order.kind != TokenOrder::Kind::kContiguous;  // libraries mask by the place in memory
+  std::string reason = options_.canonical ? "canonical order" : reordered ? "order of tokens" : "";
+  if (reordered && options_.attention == AttentionBy::kCudnn && !options_.canonical)
+    return refuse(op, fmt::format("cannot run on cuDNN: tokens lie in {} parts, not in the order of the text", shape.order.parts),
+                  "use attention: auto, or own");
+  if (options_.attention != AttentionBy::kOwn && !options_.canonical && !reordered) {
     StreamLibraries& shared = libraries_[op.instruction->stream];
     const Result<void> prepared = prepare_cudnn(shared, shape, out.dtype, backward);
     if (!prepared.ok() && options_.attention == AttentionBy::kCudnn)
@@ -471,6 +569,68 @@ Result<Launch> CudaBackend::bind_attention(const BoundOp& op, const Attention& w
 }
 
 /// The stream's handle, opened by the first op that asks; and its plan for the shape.
+Launch CudaBackend::bind_work(const BoundOp& op, const SplitHeads& w) {
+  const bool back = w.phase == Phase::kI;
+  const Tensor &qkv = back ? op.writes[0] : op.reads[0], &q = back ? op.reads[0] : op.writes[0],
+               &kv = back ? op.reads[1] : op.writes[1];
+  return launch(op, k_.split_heads,
+                gpu::SplitHeads{output(qkv), output(q), output(kv), rows_of(*qkv.type), w.heads, w.kv_heads, w.head_dim, back});
+}
+
+Result<Launch> CudaBackend::bind_block(const BoundOp& op, const AttentionBlock& w) {
+  const kernels::AttentionBlockShape b = block_shape(op, w, options_.canonical);
+  const gpu::AttentionBlockShape shape{b.sequences, b.queries,     b.keys,      b.heads, b.kv_heads, b.head_dim,
+                                       b.tokens,    b.first_query, b.first_key, b.order, b.canonical};
+  if (const auto why = gpu::attention_refusal(shape); !why.empty())
+    return refuse(op, fmt::format("cannot run: {}", why), "choose a model with smaller heads");
+  if (w.phase == Phase::kF) {
+    if (w.carry)
+      for (const size_t i : {size_t{0}, size_t{1}}) check_in_place(op, op.writes[i], op.reads[2 + i]);
+    return launch(op, k_.attention_block_forward,
+                  gpu::AttentionBlockForward{.shape = shape,
+                                             .q = input(op.reads[0]),
+                                             .kv = input(op.reads[1]),
+                                             .o = op.writes[0].as<float>(),
+                                             .lse = w.partial ? nullptr : op.writes[1].as<float>(),
+                                             .sums = w.partial ? op.writes[1].as<float>() : nullptr,
+                                             .carry = w.carry});
+  }
+  if (w.carry) check_in_place(op, op.writes[0], op.reads[5]);
+  if (w.carry_kv) check_in_place(op, op.writes[1], op.reads[w.carry ? 6 : 5]);
+  return launch(op, k_.attention_block_input,
+                gpu::AttentionBlockInput{.shape = shape,
+                                         .dout = input(op.reads[0]),
+                                         .o = input(op.reads[1]),
+                                         .lse = op.reads[2].as<const float>(),
+                                         .q = input(op.reads[3]),
+                                         .kv = input(op.reads[4]),
+                                         .dq = output(op.writes[0]),
+                                         .dkv = output(op.writes[1]),
+                                         .carry = w.carry,
+                                         .carry_kv = w.carry_kv,
+                                         .by_head = w.partial,
+                                         .scratch = lent(op)});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const AttentionMerge& w) {
+  const std::vector<size_t> order = merge_order(op, w);
+  const Shape& y = op.writes[0].shape();
+  const int parts = static_cast<int>(order.size());
+  if (w.phase == Phase::kF) {
+    gpu::AttentionMergeForward args{{y[0], y[1], w.heads, w.head_dim, parts}, output(op.writes[0])};
+    for (size_t i = 0; i < order.size(); ++i) {
+      args.merge.part_o[i] = op.reads[2 * order[i]].as<const float>();
+      args.merge.part_sums[i] = op.reads[2 * order[i] + 1].as<const float>();
+    }
+    args.merge.lse = op.writes[1].as<float>();
+    return launch(op, k_.attention_merge_forward, args);
+  }
+  gpu::AttentionMergeInput args{
+      {y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads, (w.keys ? 2 : 1) * int64_t{w.head_dim}, parts}, output(op.writes[0])};
+  for (size_t i = 0; i < order.size(); ++i) args.merge.part[i] = op.reads[order[i]].as<const float>();
+  return launch(op, k_.attention_merge_input, args);
+}
+
 Result<void> CudaBackend::prepare_cudnn(StreamLibraries& shared, const gpu::AttentionShape& shape, DType type, bool backward) {
   const auto none = [](std::string why) { return Error{ExitCode::kUsage, std::move(why), "", ""}; };
   if (options_.cudnn == nullptr) return none(options_.no_cudnn);
@@ -507,12 +667,16 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Residual& w) {
                                        .rows = rows_of(x),
                                        .width = width});
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  return launch_with_scratch(op, k_.bias_weight,
-                             gpu::BiasWeight{.dy = input(op.reads[0]),
-                                             .dbias = output(op.writes[0]),
-                                             .tokens = tokens_of(op, x),
-                                             .width = width,
-                                             .accumulate = w.accumulate});
+  const gpu::BiasWeight args{.dy = input(op.reads[0]),
+                             .dbias = output(op.writes[0]),
+                             .tokens = tokens_of(op, x),
+                             .width = width,
+                             .accumulate = w.accumulate};
+  if (w.over != SumOver::kTokens) return launch_with_scratch(op, k_.bias_weight, args);
+  return by_sequence(op, k_.bias_weight, args, [](gpu::BiasWeight& a, int64_t sequence) {
+    a.dy = past(a.dy, sequence * a.tokens.tokens * a.width);
+    a.dbias = past(a.dbias, sequence * a.width);
+  });
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Dropout& w) {

@@ -85,7 +85,7 @@ Moved NcclCommunicator::collective(const CollectiveCall& call, Task& task) {
   for (const NcclCall& c : op.calls) issue(c, bytes_at(call.source, c.source), bytes_at(call.target, c.target), stream);
   end_turn();
   Moved moved;
-  moved.sent_bytes = sent_elements(call.kind, call.algorithm, call.elements, size(), index_, call.root) * bits_of(call.dtype) / 8;
+  moved.sent_bytes = sent_elements(call.kind, call.algorithm, call.elements, size(), index_, call.root, call.per_node) * bits_of(call.dtype) / 8;
   return moved;
 }
 

@@ -75,7 +75,7 @@ Result<void> OneGpuCommunicator::prepare(const CollectiveCall& call) {
 Moved OneGpuCommunicator::collective(const CollectiveCall& call, Task& task) {
   Meeting::Member& own = *meeting_.members[static_cast<size_t>(index_)];
   const StreamHandle stream = device().stream(task.stream());
-  const int64_t sent = sent_elements(call.kind, call.algorithm, call.elements, size(), index_, call.root) * bits_of(call.dtype) / 8;
+  const int64_t sent = sent_elements(call.kind, call.algorithm, call.elements, size(), index_, call.root, call.per_node) * bits_of(call.dtype) / 8;
   own.call = call;
   check(node_.api(), node_.api().record_event(own.ready, stream), "cudaEventRecord");
   own.arrived.advance();

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <optional>
 #include <set>
 
 #include "plan/collective_steps.h"
+#include "plan/op_fields.h"
 #include "plan/work.h"
 #include "simulator/interpreter/device_constants.h"
 #include "simulator/interpreter/device_model.h"
@@ -36,6 +38,7 @@ SlotId rows_slot(const Op& op) {
   return std::visit(Overload{
                         [&](const Norm&) { return op.reads[0]; },
                         [&](const Rope&) { return op.reads[0]; },
+                        [&](const Regroup& r) { return r.join ? op.writes[0] : op.reads[0]; },
                         [&](const Residual&) { return op.reads[0]; },
                         [&](const Dropout&) { return op.reads[0]; },
                         [&](const Positions&) { return op.reads[0]; },
@@ -51,9 +54,13 @@ const Type& full_type(const Segment& segment, const Op& op, const Collective& c)
   return slot(segment, c.kind == CollectiveKind::kAllGather ? op.writes[0] : op.reads[0]).type;
 }
 
-std::string_view name_of(Algorithm a) {
-  return a == Algorithm::kRing ? "ring" : a == Algorithm::kHalvingDoubling ? "halving-doubling" : "direct";
-}
+/// Is it priced by the steps that follow one another, at each step's own links? The others are by what a rank sends, over the slowest.
+bool in_turn(Algorithm a) { return a == Algorithm::kTree || a == Algorithm::kHierarchical; }
+
+/// The algorithm whose measured steps stand for those of `a`: a ring's for what is made of the same exchanges in another order.
+Algorithm measured_as(Algorithm a) { return in_turn(a) ? Algorithm::kRing : a; }
+
+std::string_view name_of(Algorithm a) { return kAlgorithms[static_cast<size_t>(measured_as(a))]; }
 
 std::string_view name_of(CrossEntropy::Part part) {
   switch (part) {
@@ -72,11 +79,13 @@ bool is_collective_kernel(const std::string& kernel) {
 
 /// Steps of a collective's algorithm in a group of `size`.
 double steps_of(const Collective& c, int size) {
-  return static_cast<double>(collective_steps(c.kind, c.algorithm, size, 0, c.root % size).size());
+  return static_cast<double>(collective_steps(c.kind, c.algorithm, size, 0, c.root % size, c.per_node).size());
 }
 
 /// Of the whole buffer, what a member sends in a step: the most that one of them does, over the steps.
 double sent_a_step(const Collective& c, int size) {
+  if (in_turn(c.algorithm))
+    return static_cast<double>(steps_in_turn(c.kind, c.algorithm, size, size, c.per_node).elements) / size / steps_of(c, size);
   int64_t most = 0;  // parts
   for (int member = 0; member < size; ++member) most = std::max(most, sent_elements(c.kind, c.algorithm, size, size, member));
   return static_cast<double>(most) / size / steps_of(c, size);
@@ -147,6 +156,7 @@ std::string kernel_of(const Op& op) {
                  [&](const Linear& l) { name += l.bias ? ".bias" : ""; },
                  [&](const Norm& n) { name += n.rms ? ".rms" : ""; },
                  [&](const Activation& a) { name += a.swiglu ? ".swiglu" : ".gelu"; },
+                 [&](const Regroup& r) { name += r.join ? ".join" : ".split"; },
                  [&](const CrossEntropy& c) { name += fmt::format(".{}", name_of(c.part)); },
                  [&](const Collective& c) { name += fmt::format(".{}", name_of(c.algorithm)); },
                  [&](const Kernel& k) { name += "." + k.name; },
@@ -168,6 +178,12 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
   if (const auto* a = std::get_if<Attention>(&op.work)) {
     const Shape& s = slot(segment, op.reads[0]).type.shape;
     return {s[0], a->heads, s[1], a->head_dim};
+  }
+  if (const auto* a = std::get_if<AttentionBlock>(&op.work)) {
+    // The side of the causal attention of a whole sequence that has as many pairs.
+    const double pairs = static_cast<double>(pairs_of_block(segment, op, plan.mesh, plan.token_order));
+    const Shape& q = slot(segment, op.reads[a->phase == Phase::kF ? 0 : 3]).type.shape;
+    return {q[0], a->heads, std::max<int64_t>(1, std::llround(std::sqrt(2 * pairs + 0.25) - 0.5)), a->head_dim};
   }
   if (const auto* c = std::get_if<Collective>(&op.work))
     return {full_type(segment, op, *c).bytes(), group_size(plan.mesh, comm_of(plan, op))};
@@ -287,7 +303,11 @@ RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instructi
   const bool emulated = multiplies_narrow(*instruction.segment, *instruction.op);
   const std::string kernel = emulated ? kernel_of(*instruction.op) : kernel_of(*instruction.segment, *instruction.op);
   if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
-  if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
+  auto levels = kernels_.find(kernel);
+  // A block of attention does for its pairs what attention does for as many of a whole sequence.
+  if (const auto* a = std::get_if<AttentionBlock>(&instruction.op->work); a != nullptr && levels == kernels_.end())
+    levels = kernels_.find(a->phase == Phase::kF ? "attention.F" : "attention.I");
+  if (levels != kernels_.end()) {
     std::vector<int64_t> shape = cost_shape_of(plan, *instruction.segment, *instruction.op);
     double times = 1;
     bool more_cores = false;
@@ -303,22 +323,25 @@ RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instructi
     if (emulated || (!product && reads_narrow(instruction))) answer.extrapolated = true;
     return answer;
   }
-  const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
+  const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh, plan.token_order);
   const double bytes = static_cast<double>(std::max(work.memory.value, work.payload.value));
   return {std::max(time_at(static_cast<double>(work.flops.value), peak_flops_), time_at(bytes, memory_bytes_per_s_)), true};
 }
 
-/// Where a group is larger than any measured, puts in place of its shape that of the largest, with as much to move in a step.
+/// Where a group is larger than any measured, or its steps are not those that were, puts in place of its shape that of the largest,
+/// with as much to move in a step.
 /// Returns how many times the steps of that it has.
 double CalibratedCostModel::to_largest_group(const Collective& c, const std::string& kernel, std::vector<int64_t>& shape) const {
   const int ranks = static_cast<int>(shape[1]);
   const auto groups = groups_.find(kernel);
-  if (groups == groups_.end() || ranks <= groups->second.largest) return 1;
+  if (groups == groups_.end() || (ranks <= groups->second.largest && !in_turn(c.algorithm))) return 1;
   const auto [largest, least_bytes] = groups->second;
-  const double bytes = static_cast<double>(shape[0]) * sent_a_step(c, ranks) / sent_a_step(c, largest);
+  Collective measured = c;
+  measured.algorithm = measured_as(c.algorithm);
+  const double bytes = static_cast<double>(shape[0]) * sent_a_step(c, ranks) / sent_a_step(measured, largest);
   // Fewer bytes than the fewest measured cost no less: a step of nothing is still a step.
   shape = {std::max(std::llround(bytes), std::min<long long>(least_bytes, shape[0])), largest};
-  return steps_of(c, ranks) / steps_of(c, largest);
+  return steps_of(c, ranks) / steps_of(measured, largest);
 }
 
 Seconds CalibratedCostModel::compute(const Plan& plan, const Instruction& instruction, int busy_cores) const {
@@ -339,7 +362,8 @@ namespace {
 
 /// What a kernel of the device does.
 DatasheetRates::Kernel kernel_work(const Segment& segment, const Op& op, const WorkAmount& work) {
-  const bool product = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work);
+  const bool product = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work) ||
+                       std::holds_alternative<AttentionBlock>(op.work);
   return {static_cast<double>(work.flops.value), static_cast<double>(work.memory.value), product, multiplies_narrow(segment, op)};
 }
 
@@ -351,7 +375,7 @@ DatasheetCostModel::DatasheetCostModel(const Machine& machine, Precision precisi
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
   const Segment& segment = *instruction.segment;
   const Op& op = *instruction.op;
-  const WorkAmount work = work_of(segment, op, plan.mesh);
+  const WorkAmount work = work_of(segment, op, plan.mesh, plan.token_order);
   const double bytes = static_cast<double>(work.memory.value);
   switch (place_of(segment, op)) {
     case Where::kDevice: break;
@@ -371,7 +395,17 @@ namespace {
 double sent_in(const Segment& segment, const Op& op, int ranks) {
   const Collective& c = std::get<Collective>(op.work);
   const Type& full = full_type(segment, op, c);
-  return static_cast<double>(bytes_of(full.dtype, sent_elements(c.kind, c.algorithm, full.shape.elements(), ranks, 0, c.root)));
+  return static_cast<double>(
+      bytes_of(full.dtype, sent_elements(c.kind, c.algorithm, full.shape.elements(), ranks, 0, c.root, c.per_node)));
+}
+
+/// Of a collective that is priced step by step.
+StepsTaken in_turn_of(const Segment& segment, const Op& op, const Collective& c, int ranks) {
+  const Type& full = full_type(segment, op, c);
+  const StepsInTurn turn = steps_in_turn(c.kind, c.algorithm, full.shape.elements(), ranks, c.per_node);
+  return {static_cast<double>(turn.steps), static_cast<double>(bytes_of(full.dtype, turn.elements)),
+          static_cast<double>(turn.steps_across), static_cast<double>(bytes_of(full.dtype, turn.elements_across)),
+          c.algorithm == Algorithm::kHierarchical};
 }
 
 double message_bytes(const Plan& plan, const Instruction& instruction) {
@@ -388,6 +422,7 @@ Communication communication_of(const Plan& plan, const Instruction& instruction,
     c.sent_bytes = message_bytes(plan, instruction);
   } else if (!c.groups.empty() && c.groups[0].size() > 1) {
     const int size = static_cast<int>(c.groups[0].size());
+    if (in_turn(collective->algorithm)) c.turn = in_turn_of(*instruction.segment, *instruction.op, *collective, size);
     c.sent_bytes = sent_in(*instruction.segment, *instruction.op, size);
     c.steps = steps_of(*collective, size);
   }
@@ -400,12 +435,14 @@ Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instructi
   if (const auto* c = std::get_if<Collective>(&op.work)) {
     const int size = static_cast<int>(ranks.size());
     if (size == 1) return {};
+    if (in_turn(c->algorithm))
+      return rates_.in_turn_demand(use_of(c->kind), in_turn_of(*instruction.segment, op, *c, size), rates_.way_between(ranks));
     return rates_.collective_demand(use_of(c->kind), sent_in(*instruction.segment, op, size), rates_.way_between(ranks));
   }
   if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
     return rates_.message_demand(message_bytes(plan, instruction), rates_.way_between(ranks),
                                  std::holds_alternative<Send>(op.work));
-  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh);
+  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh, plan.token_order);
   Demand d = PlacedCostModel::demand(plan, instruction, ranks, alone);
   switch (place_of(*instruction.segment, op)) {
     case Where::kDevice: return rates_.kernel_demand(kernel_work(*instruction.segment, op, work));
@@ -436,6 +473,7 @@ Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instructio
   if (c == nullptr) return Seconds(rates_.message_seconds(message_bytes(plan, instruction), way));
   const int size = static_cast<int>(ranks.size());
   if (size == 1) return Seconds(0);
+  if (in_turn(c->algorithm)) return Seconds(rates_.in_turn_seconds(in_turn_of(*instruction.segment, op, *c, size), way));
   const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
   return Seconds(rates_.collective_seconds(static_cast<double>(steps), sent_in(*instruction.segment, op, size), way));
 }
@@ -453,13 +491,15 @@ PlacedCostModel::Slowest DatasheetCostModel::slowest_of(const Plan&, const Instr
     const DatasheetRates::Way way = rates_.way_between(ranks);
     if (before == way) continue;
     before = way;
-    const Seconds seconds(c == nullptr ? rates_.message_seconds(bytes, way)
-                                       : rates_.collective_seconds(communication.steps, bytes, way));
+    const Seconds seconds(c == nullptr            ? rates_.message_seconds(bytes, way)
+                          : in_turn(c->algorithm) ? rates_.in_turn_seconds(communication.turn, way)
+                                                  : rates_.collective_seconds(communication.steps, bytes, way));
     if (seconds > worst.seconds) worst.ranks = ranks, worst.seconds = seconds, slowest = way;
   }
   if (worst.ranks.empty()) return worst;
-  worst.demand = c == nullptr ? rates_.message_demand(bytes, slowest, std::holds_alternative<Send>(instruction.op->work))
-                              : rates_.collective_demand(use_of(c->kind), bytes, slowest);
+  worst.demand = c == nullptr            ? rates_.message_demand(bytes, slowest, std::holds_alternative<Send>(instruction.op->work))
+                 : in_turn(c->algorithm) ? rates_.in_turn_demand(use_of(c->kind), communication.turn, slowest)
+                                         : rates_.collective_demand(use_of(c->kind), bytes, slowest);
   return worst;
 }
 

@@ -22,6 +22,7 @@ struct Communication {
   std::vector<std::vector<int>> groups;  ///< who meets, once for each meeting that the asking rank stands for (`who_meet`)
   double sent_bytes = 0;                 ///< by the first rank of a group: the message, or what a collective's algorithm sends
   double steps = 1;                      ///< of the algorithm
+  StepsTaken turn;                       ///< of a tree and a hierarchical collective
 };
 /// All groups have one size. Those of one rank send nothing.
 Communication communication_of(const Plan& plan, const Instruction& instruction, std::vector<std::vector<int>> groups);
@@ -60,7 +61,8 @@ std::string kernel_of(const Op& op);
 std::string kernel_of(const Segment& segment, const Op& op);
 
 /// The extents that determine the cost of `op` on one rank, in the order of `RatePoint::shape`:
-///   linear [m, n, k] as `matmul_extents`; attention [b, heads, s, d]; norm, rope, activation, residual, dropout, embed and
+///   linear [m, n, k] as `matmul_extents`; attention [b, heads, s, d], of a block with the s whose
+///   causal pairs are as many; norm, rope, activation, residual, dropout, embed and
 ///   positions [rows, width of one row]; cross_entropy [elements / logical vocabulary, logical vocabulary]; collectives [bytes of
 ///   the full buffer, ranks]; p2p and every other op [bytes read and written].
 std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op);

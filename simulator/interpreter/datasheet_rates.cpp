@@ -93,6 +93,20 @@ double DatasheetRates::collective_seconds(double steps, double sent, const Way& 
   return steps * rates.latency_s + time_at(sent, rates.bytes_per_s);
 }
 
+double DatasheetRates::in_turn_seconds(const StepsTaken& turn, const Way& way) const {
+  if (!turn.leveled || !way.network()) return collective_seconds(turn.steps, turn.bytes, way);
+  return (turn.steps - turn.steps_across) * efficiency_.step_latency_s + time_at(turn.bytes - turn.bytes_across, way.link) +
+         turn.steps_across * efficiency_.network_latency_s + time_at(turn.bytes_across, way.inter);
+}
+
+Demand DatasheetRates::in_turn_demand(CollectiveUse use, const StepsTaken& turn, const Way& way) const {
+  Demand d = collective_demand(use, turn.bytes, way);
+  if (!turn.leveled || !way.network()) return d;
+  d.of(Resource::kLinkOut) = d.of(Resource::kLinkIn) = time_at(turn.bytes - turn.bytes_across, way.link);
+  d.of(Resource::kNetworkOut) = d.of(Resource::kNetworkIn) = time_at(turn.bytes_across, way.inter);
+  return d;
+}
+
 /// Of the k members on a node each has a ring of its own that leaves by its rail: it sends one part in k of its bytes there.
 Demand DatasheetRates::collective_demand(CollectiveUse use, double sent, const Way& way) const {
   Demand d;

@@ -18,6 +18,13 @@ namespace shardlab::simulator {
 /// A plan's collective in the words of the network's models.
 CollectiveUse use_of(CollectiveKind kind);
 
+/// Steps that follow one another and the bytes that a rank moves in them; `leveled`: those between nodes are known apart.
+struct StepsTaken {
+  double steps = 1, bytes = 0;
+  double steps_across = 0, bytes_across = 0;
+  bool leveled = false;
+};
+
 /// Formula and sources: DatasheetCostModel (simulator/interpreter/cost_model.h).
 class DatasheetRates {
  public:
@@ -41,6 +48,10 @@ class DatasheetRates {
   /// A collective of `steps` in which a rank sends `sent` bytes.
   double collective_seconds(double steps, double sent, const Way& way) const;
   Demand collective_demand(CollectiveUse use, double sent, const Way& way) const;
+  /// A collective whose steps follow one another at each one's own links: of `turn`, `across` are between nodes, where a rank has its
+  /// own rail, and the rest within one; of a tree over nodes all are as slow as the network.
+  double in_turn_seconds(const StepsTaken& turn, const Way& way) const;
+  Demand in_turn_demand(CollectiveUse use, const StepsTaken& turn, const Way& way) const;
   double message_seconds(double bytes, const Way& way) const;
   /// Of the rank that sends it, or of the one that receives it.
   Demand message_demand(double bytes, const Way& way, bool sends) const;

@@ -182,7 +182,10 @@ DeviceModel::Waited DeviceModel::matmul_waited(const Matmul& x, bool short_run) 
                                                         : c.matmul_weight_rate;
   const int halvings = unaligned_halvings(x);  // 16 bits are the third
   const double aligned = halvings == 0 ? 1 : std::pow(c.matmul_unaligned, halvings / 3.0);
-  const double per_sm = rate_[static_cast<int>(x.precision)] * product * aligned / c.sms;
+  const bool tf32 = x.tf32 && x.precision == Precision::kFp32;
+  const double peak = tf32 ? std::max(rate_[static_cast<int>(Precision::kBf16)] / 2, rate_[static_cast<int>(Precision::kFp32)])
+                           : rate_[static_cast<int>(x.precision)];
+  const double per_sm = peak * product * aligned / c.sms;
   const double memory = memory_bytes_per_s_ * c.matmul_memory;
   double best = HUGE_VAL;
   for (const Tile& tile : kTiles) {

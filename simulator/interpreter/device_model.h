@@ -43,6 +43,7 @@ struct Matmul {
   bool accumulate = false;  ///< the result is read and added to
   bool grouped = false;     ///< the `batch` products are launches of their own on four streams (experts), not one launch
   double slowest = 1;       ///< of devices that wait for one another: DeviceModel::slowest_of
+  bool tf32 = false;        ///< fp32 operands are rounded to 19 bits for the tensor cores, which do half as many as of 16 bits
 };
 
 enum class Pass : uint8_t { kForward, kBackward };

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <span>
+#include <utility>
 
 #include "plan/automatic.h"
 #include "plan/collective_steps.h"
@@ -47,6 +49,7 @@ std::span<const FabricConstant> fabric_constants() {
       {"remote_send_efficiency", &F::remote_send_efficiency, L::kCluster},
       {"all_to_all_efficiency", &F::all_to_all_efficiency, L::kNode},
       {"all_to_all_latency_s", &F::all_to_all_latency_s, L::kNode},
+      {"rank_latency_s", &F::rank_latency_s, L::kShape},
       {"message_s", &F::message_s, L::kNode},
       {"memory_traffic", &F::memory_traffic, L::kNode},
   };
@@ -107,8 +110,30 @@ double CollectiveCost::bus_bytes_per_s(double bytes) const {
   return s > 0 && s < HUGE_VAL ? bytes / s * bus_factor(kind_, ranks_) : 0;
 }
 
-Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& measured) {
+namespace {
+
+/// What sets a constant busbw.* of a machine file; null: the name is none of these.
+std::function<void(double)> measured_constant(const std::string& name, MeasuredFabric& to) {
+  using M = MeasuredFabric;
+  constexpr std::pair<std::string_view, std::optional<double> M::*> kRates[] = {
+      {"busbw.all_reduce", &M::all_reduce},
+      {"busbw.all_gather", &M::all_gather},
+      {"busbw.reduce_scatter", &M::reduce_scatter},
+      {"busbw.intra_all_reduce", &M::intra_all_reduce},
+      {"busbw.intra_all_gather", &M::intra_all_gather},
+      {"busbw.intra_reduce_scatter", &M::intra_reduce_scatter}};
+  for (const auto& [known, member] : kRates)
+    if (name == known) return [&to, member = member](double value) { to.*member = value; };
+  if (name == "busbw.bytes") return [&to](double value) { to.bytes = value; };
+  if (name == "busbw.nodes") return [&to](double value) { to.nodes = static_cast<int>(std::min(value, 1e9)); };
+  return nullptr;
+}
+
+}  // namespace
+
+Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& given) {
   Fabric fabric;
+  MeasuredFabric told;  // by the machine's own file
   const auto refuse = [&](const std::string& what, const std::string& hint) {
     return Error{ExitCode::kUsage, fmt::format("machine `{}` {}", machine.id, what), hint, {}};
   };
@@ -123,17 +148,26 @@ Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& measured
   for (const auto& entry : machine.fabric) {
     const std::string& name = entry.first;  // not a structured binding: a lambda captures it
     const double value = entry.second;
+    if (const auto constant = measured_constant(name, told); constant != nullptr) {
+      if (!std::isfinite(value) || value < 0 || value > 1e18)
+        return refuse(fmt::format("has fabric constant `{}` = {}", name, value), "constants are positive numbers");
+      constant(value);
+      continue;
+    }
     const auto table = fabric_constants();
     const auto it = std::find_if(table.begin(), table.end(), [&](const FabricConstant& c) { return c.name == name; });
     if (it == table.end()) {
       std::string names;
       for (const FabricConstant& c : table) names += fmt::format("{}{}", names.empty() ? "" : " ", c.name);
+      names += " busbw.[intra_](all_reduce|all_gather|reduce_scatter) busbw.bytes busbw.nodes";
       return refuse(fmt::format("states `{}` of its fabric", name), "one of: " + names);
     }
     if (!std::isfinite(value) || value < 0 || (value == 0 && it->level != FabricConstant::Level::kShape))
       return refuse(fmt::format("has fabric constant `{}` = {}", name, value), "constants are positive numbers");
     fabric.constants_.*(it->value) = value;
   }
+  const bool asks = given != MeasuredFabric{};  // who asks knows more than the file
+  const MeasuredFabric& measured = asks ? given : told;
   if (fabric.constants_.oversubscription < 1)
     return refuse(fmt::format("has oversubscription {}", fabric.constants_.oversubscription), "1 is a network without any");
   for (const auto& value : {measured.all_reduce, measured.all_gather, measured.reduce_scatter, measured.intra_all_reduce,
@@ -147,7 +181,8 @@ Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& measured
   fabric.inter_bytes_per_s_ = machine.inter_bytes_per_s;
   fabric.memory_bytes_per_s_ = machine.device.memory_bytes_per_s;
   fabric.provenance_ = machine.device.provenance;
-  if (measured.nodes < 0 || measured.nodes > machine.nodes)
+  // What a file says of more nodes than the machine is asked with holds for its network all the same.
+  if (measured.nodes < 0 || (asks && measured.nodes > machine.nodes))
     return refuse(fmt::format("has {} nodes, its fabric was measured over {}", machine.nodes, measured.nodes), "0 stands for all");
   fabric.correct(measured, measured.nodes > 0 ? measured.nodes : machine.nodes);
   return fabric;
@@ -320,7 +355,15 @@ CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group, const Col
   return cost;
 }
 
-/// Formula: steps * latency + bytes sent / rate, of the rank that sends most of the buffer.
+double Fabric::exchange_seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style) const {
+  const double seconds = collective_seconds(kind, bytes, group, style);
+  const bool ring = kind == CollectiveUse::kAllGather || kind == CollectiveUse::kReduceScatter;
+  if (!ring || style.stepped || group.nodes <= 1 || constants_.rank_latency_s <= 0) return seconds;
+  return std::hypot(seconds, (group.ranks() - 1) * constants_.rank_latency_s);
+}
+
+/// Formula: steps * latency + bytes sent / rate, of the rank that sends most of the buffer; of a tree and of levels by the steps that
+///   follow one another, each at its own links.
 CollectiveCost Fabric::by_steps(CollectiveUse kind, const Group& group, AlgorithmChoice choice) const {
   const int n = group.ranks();
   const CollectiveKind plans = kind == CollectiveUse::kAllReduce       ? CollectiveKind::kAllReduce
@@ -333,11 +376,27 @@ CollectiveCost Fabric::by_steps(CollectiveUse kind, const Group& group, Algorith
                                                   .fewest_on_a_node = group.ranks_per_node,
                                                   .link = link_bytes_per_s_ * efficiency.link,
                                                   .inter = inter_bytes_per_s_ * efficiency.network});
-  const double latency = static_cast<double>(collective_steps(plans, algorithm, n, 0).size()) * rates.latency_s;
-  const double sent = static_cast<double>(sent_elements(plans, algorithm, n, n, 0)) / n;  // of the buffer
   CollectiveCost cost;
   cost.kind_ = kind, cost.generation_ = generation_, cost.ranks_ = n;
-  const double rate = rates.bytes_per_s > 0 && sent > 0 ? rates.bytes_per_s / sent : HUGE_VAL;
+  double latency = 0, seconds_a_byte = 0;  // of the buffer
+  const auto per_byte = [&](int64_t parts, double bytes_per_s) {
+    return bytes_per_s > 0 ? static_cast<double>(parts) / n / bytes_per_s : 0;
+  };
+  if (algorithm == Algorithm::kTree || algorithm == Algorithm::kHierarchical) {
+    const bool levels = algorithm == Algorithm::kHierarchical && group.nodes > 1;
+    const StepsInTurn turn =
+        steps_in_turn(plans, algorithm, n, n, algorithm == Algorithm::kHierarchical ? group.ranks_per_node : 1);
+    const auto across = static_cast<double>(levels ? turn.steps_across : 0);
+    latency = (static_cast<double>(turn.steps) - across) * (levels ? efficiency.step_latency_s : rates.latency_s) +
+              across * efficiency.network_latency_s;
+    seconds_a_byte = levels ? per_byte(turn.elements - turn.elements_across, link_bytes_per_s_ * efficiency.link) +
+                                  per_byte(turn.elements_across, inter_bytes_per_s_ * efficiency.network)
+                            : per_byte(turn.elements, rates.bytes_per_s);
+  } else {
+    latency = static_cast<double>(collective_steps(plans, algorithm, n, 0).size()) * rates.latency_s;
+    seconds_a_byte = per_byte(sent_elements(plans, algorithm, n, n, 0), rates.bytes_per_s);
+  }
+  const double rate = seconds_a_byte > 0 ? 1 / seconds_a_byte : HUGE_VAL;
   cost.lines_[cost.count_++] = {{NcclAlgorithm::kPairwise, NcclProtocol::kSimple, latency / kMicro, rate / kGiga}, latency, rate};
   return cost;
 }

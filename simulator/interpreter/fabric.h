@@ -66,7 +66,8 @@ class CollectiveCost {
   std::array<Line, kMaxNcclCells> lines_;
 };
 
-/// Measurements on the very fabric: nccl-tests busbw, bytes/s. The error of the model on the measured group corrects the model of
+/// Measurements on the very fabric: nccl-tests busbw, bytes/s. A machine file has them as constants busbw.all_reduce,
+/// busbw.intra_all_gather, busbw.bytes and so on of its fabric (`shardlab comm --import`). The error of the model on the measured group corrects the model of
 /// every group. A rate over 64 nodes says nothing directly about a group over two nodes, whose ring has 32 times fewer steps.
 struct MeasuredFabric {
   std::optional<double> all_reduce, all_gather, reduce_scatter;                    ///< over all devices of all nodes
@@ -75,6 +76,7 @@ struct MeasuredFabric {
   /// measured. 0: so large that latency did not count; the rate is corrected, latency is not.
   double bytes = 256 << 20;
   int nodes = 0;  ///< over which the first three were measured; 0: all of the machine
+  friend bool operator==(const MeasuredFabric&, const MeasuredFabric&) = default;
 };
 
 /// The mutual cost of computing and communicating at the same time: factors of time, 1 or more.
@@ -110,7 +112,9 @@ struct FabricConstants {
   double remote_send_efficiency = 0.66;  ///< of the rail, by one message between nodes: a message has fewer channels than a ring
   double all_to_all_efficiency = 0.7;    ///< of the links' rate, by exchanges of all with all
   double all_to_all_latency_s = 40e-6;   ///< an exchange of two
-  double message_s = 0.5e-6;             ///< of each further peer in an exchange of all with all
+  double rank_latency_s =
+      0;  ///< of each rank behind the first, where a ring across nodes begins with nothing under way; 0: the model's
+  double message_s = 0.5e-6;  ///< of each further peer in an exchange of all with all
   double memory_traffic = 3;  ///< bytes of device memory moved per byte sent: received, read to forward or reduce, read or written
                               ///< locally
 };
@@ -144,6 +148,12 @@ class Fabric {
   double collective_seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style = {}) const {
     return group.ranks() <= 1 ? 0 : prepare(kind, group, style).seconds(bytes);
   }
+
+  /// As `collective_seconds`, for an exchange that compute waits for. Tables are measured with one collective after the other, in which
+  /// each rank begins the next before the last is done with this one. Of a gather or a scatter that begins when nothing is under way
+  /// every rank's latency is seen.
+  /// Formula: sqrt(seconds^2 + ((ranks - 1) rank_latency_s)^2) across nodes: the longer of both, and more where they are alike.
+  double exchange_seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style = {}) const;
 
   /// One message between two devices of a node.
   double local_send_seconds(double bytes) const;

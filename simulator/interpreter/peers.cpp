@@ -60,7 +60,7 @@ class Meetings {
     const auto known = sent_.find(i.op);
     if (known != sent_.end()) return known->second;
     const int64_t elements =
-        sent_elements(c.kind, c.algorithm, full->shape.elements(), static_cast<int>(group.size()), index, c.root);
+        sent_elements(c.kind, c.algorithm, full->shape.elements(), static_cast<int>(group.size()), index, c.root, c.per_node);
     return sent_[i.op] = bytes_of(full->dtype, elements);
   }
 

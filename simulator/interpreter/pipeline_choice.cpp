@@ -17,6 +17,7 @@ Case probe_of(const Case& config) {
   Case probe = config;
   probe.layout = Layout{};
   probe.layout.tp = config.layout.tp;
+  probe.layout.sequence_parallel = config.layout.sequence_parallel;
   probe.layout.pp = 2;
   probe.layout.schedule = Schedule::kZbH1;
   probe.layout.overlap = config.layout.overlap;

@@ -73,6 +73,7 @@ Predicted predict(const Case& config, const Plan& plan, const std::vector<Progra
   const int rank = longest_rank(out.trace);
   add_times(plan, step_seconds(out.trace), analyse(plan, programs, out.trace, rank, 0),
             idle_by_cause(plan, programs, out.trace, rank, 0), out.figures);
+  out.figures.parts = scaled(parts_of_step(plan, programs, out.trace, rank, 0), 1.0 / plan.period);
   add_rest(config, plan, arena_bytes, costs, out.figures);
   return out;
 }

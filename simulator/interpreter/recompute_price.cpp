@@ -15,6 +15,7 @@ Case probe_of(const Case& config, const LayerTreatment& treatment) {
   Case probe = config;
   probe.layout = Layout{};
   probe.layout.tp = config.layout.tp;
+  probe.layout.sequence_parallel = config.layout.sequence_parallel;
   probe.layout.overlap = config.layout.overlap;
   probe.layout.collective_algorithm = config.layout.collective_algorithm;
   probe.model.layers = kProbeLayers;

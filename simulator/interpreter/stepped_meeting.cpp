@@ -8,7 +8,7 @@ MeetingSchedule schedule_of(const Op& op, int size) {
   if (const auto* c = std::get_if<Collective>(&op.work)) {
     MeetingSchedule schedule;
     for (int member = 0; member < size; ++member)
-      schedule.push_back(collective_steps(c->kind, c->algorithm, size, member, c->root));
+      schedule.push_back(collective_steps(c->kind, c->algorithm, size, member, c->root, c->per_node));
     return schedule;
   }
   CollectiveStep send, receive;

@@ -142,6 +142,9 @@ void CaseDealer::deal_techniques(Case& c) {
   if (l.zero == 3 && one_in(6)) l.offload.parameters = of({OffloadTo::kCpu, OffloadTo::kNvme});
   if (l.dp > 1 && one_in(6)) deal_compression(c);
   c.canonical = one_in(10);
+  // Half of what can have it, without a draw: the other cases stay those that they were.
+  const bool scatters = l.collective_algorithm == AlgorithmChoice::kAuto || l.collective_algorithm == AlgorithmChoice::kDirect;
+  l.sequence_parallel = l.tp > 1 && scatters && mix(~drawn_) % 2 == 0;
 }
 
 void CaseDealer::deal_compression(Case& c) {

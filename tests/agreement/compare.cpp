@@ -69,6 +69,7 @@ std::string line_of_case(const Case& c) {
   };
   add(l.zero == 3, fmt::format("fsdp {}/{}{}", l.fsdp.unit, l.fsdp.prefetch, l.fsdp.reshard ? "" : " kept"));
   add(l.hybrid_shard > 0, fmt::format("hybrid{}", l.hybrid_shard));
+  add(l.sequence_parallel, "sequence-parallel");
   add(!l.overlap, "no-overlap");
   add(l.bucket_bytes > 0, fmt::format("bucket{}", l.bucket_bytes >> 20));
   add(l.recompute != Recompute::kNone,

@@ -40,7 +40,9 @@ std::vector<std::string> words_of(const Row& row) {
   std::vector<std::string> w{"all",
                              fmt::format("zero {}{}", l.zero, l.dp == 1 ? " dp 1" : ""),
                              l.pp > 1 ? std::string(name_of(l.schedule)) : "pp 1",
-                             l.tp > 1 ? "tp" : "tp 1",
+                             l.sequence_parallel ? "tp, sequence parallel"
+                             : l.tp > 1          ? "tp"
+                                                 : "tp 1",
                              std::string(name_of(c.train.precision)),
                              std::string(name_of(c.model.family)),
                              "recompute " + std::string(name_of(l.recompute))};

@@ -3,6 +3,7 @@
 #include <map>
 #include <random>
 
+#include "simulator/estimator/analytic/inside.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
@@ -147,6 +148,86 @@ TEST_CASE("more of what saves memory never takes more") {
       CHECK(live(cut) <= live(p));
     }
   }
+}
+
+TEST_CASE("ends that count as layers take a layer from the stages that hold them") {
+  ModelShape shape = llama_8b();
+  shape.layers = 94;
+  const Point even{.pp = 8, .vpp = 3, .schedule = Schedule::kInterleaved, .grad_accumulation = 8};
+  Point ends = even;
+  ends.embedding_as_layer = ends.head_as_layer = true;
+  const StageLayers split(shape, ends);
+  CHECK(split.layers(0) == 11);
+  CHECK(split.layers(3) == 12);
+  CHECK(split.layers(7) == 11);
+  CHECK(split.before(7) == 83);
+  CHECK(split.holder(83) == 7);
+  CHECK(split.sound);
+  // 8 x 12 parts of one layer: two of them are the ends.
+  ends.vpp = 12;
+  const Prepared prepared = study(shape, "megatron", 1);
+  CHECK(refusal_of(prepared, ends) == Refusal::kNone);
+  Point thirteen = ends;
+  thirteen.vpp = 13;
+  CHECK(refusal_of(prepared, thirteen) == Refusal::kSchedule);
+}
+
+TEST_CASE("stages at the ends may have layers of their own number") {
+  ModelShape shape = llama_8b();
+  shape.layers = 12;
+  Point uneven{.pp = 4, .schedule = Schedule::k1F1B, .first_layers = 2, .last_layers = 2};
+  const StageLayers split(shape, uneven);
+  int64_t all = 0;
+  for (int32_t stage = 0; stage < 4; ++stage) {
+    CHECK(split.before(stage) == all);
+    all += split.layers(stage);
+  }
+  CHECK(all == 12);
+  CHECK(split.layers(1) == 4);
+  uneven.first_layers = 13;
+  CHECK(refusal_of(study(shape, "megatron", 1), uneven) == Refusal::kLayers);
+}
+
+TEST_CASE("under fp8 linears keep what they read in 8 bits, where the framework does") {
+  const auto kept = [](const char* profile, Precision precision) {
+    double bytes = 0;
+    for (const ActivationItem& item : activations_by_kind(study(llama_8b(), profile, 1), {.precision = precision, .seq_len = 4096}))
+      bytes += static_cast<double>(item.kept);
+    return bytes;
+  };
+  // Both norms, the activated feed-forward and, beside attention's own output, the projection's input: one byte less or more each.
+  const double tokens = 4096, saved = tokens * (2 * 4096 + 14336), more = tokens * 4096;
+  CHECK(kept("megatron", Precision::kBf16) - kept("megatron", Precision::kFp8) == Approx(saved - more));
+  CHECK(kept("torchtitan", Precision::kBf16) == kept("torchtitan", Precision::kFp8));
+}
+
+TEST_CASE("bytes held for exchanges grow with tokens and width alone") {
+  const Prepared prepared = study(llama_8b(), "nanotron", 8);
+  const HeldBytes held = held_bytes(prepared, {.tp = 8, .micro_batch = 2, .seq_len = 4096});
+  CHECK(held.typical == 40LL * 2 * 2 * 4096 * 4096);
+  CHECK(held.most == 70LL * 2 * 2 * 4096 * 4096);
+  CHECK(held_bytes(prepared, {.tp = 2, .micro_batch = 2, .seq_len = 4096}).typical == held.typical);
+  CHECK(held_bytes(prepared, {.tp = 1, .micro_batch = 2, .seq_len = 4096}).most == 0);
+  CHECK(held_bytes(study(llama_8b(), "megatron", 8), {.tp = 8, .seq_len = 4096}).most == 0);
+}
+
+TEST_CASE("parts of an optimizer are offloaded one by one, and layers of activations") {
+  Estimator estimator(study(llama_8b(), "megatron", 1));
+  Point point{.zero = 1, .offload_optimizer = Medium::kCpu};
+  const auto optimizer = [&](uint8_t parts) {
+    point.offload_parts = parts;
+    const MemoryBytes m = estimator.stage_memory(point, 0);
+    return m[MemoryPart::kMaster] + m[MemoryPart::kMoments];
+  };
+  const int64_t psi = 8'030'261'248;
+  CHECK(optimizer(Point::kWholeOptimizer) == 0);
+  CHECK(optimizer(Point::kMaster) == 8 * psi);
+  CHECK(optimizer(Point::kFirstMoment) == 8 * psi);
+  CHECK(optimizer(Point::kMaster | Point::kSecondMoment) == 4 * psi);
+  Point half{.offload_activations = Medium::kCpu, .offload_layers = 16}, all = half, none;
+  all.offload_layers = 0, none.micro_batch = half.micro_batch;
+  const auto kept = [&](const Point& p) { return static_cast<double>(estimator.stage_memory(p, 0)[MemoryPart::kActivations]); };
+  CHECK(kept(none) - kept(half) == Approx((kept(none) - kept(all)) / 2));
 }
 
 }  // namespace

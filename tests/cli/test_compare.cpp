@@ -64,7 +64,7 @@ TEST_CASE("single cases are compared whatever their settings, with the op kinds 
   const Output o = shardlab_program(scratch, fmt::format("compare {0}/a {0}/b", scratch / "run"));
   INFO(o.out << o.err);
   REQUIRE(o.code == 0);
-  REQUIRE(o.out.find("1 cases compared") != std::string::npos);
+  REQUIRE(o.out.find("1 case compared") != std::string::npos);
   REQUIRE(o.out.find("layout.dp 1 -> 2") != std::string::npos);
   REQUIRE(o.out.find("Seconds by kind of op, predicted") != std::string::npos);
   REQUIRE(o.out.find("all_reduce") != std::string::npos);

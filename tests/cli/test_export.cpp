@@ -119,9 +119,9 @@ TEST_CASE("public weights train here, and come out as they went in") {
     REQUIRE(run.code == 0);
     return cell(parse_csv(slurp(scratch / name + "/results.csv")), 1, "loss_first");
   };
-  const std::string one = loss("one", "checkpoint: {resume: checkpoint}\n");
+  const std::string one = loss("one", "dp: 1\ncheckpoint: {resume: checkpoint}\n");
   REQUIRE(loss("two", "dp: 2\nzero: 3\ncheckpoint: {resume: checkpoint}\n") == one);
-  REQUIRE(loss("seed", "") != one);
+  REQUIRE(loss("seed", "dp: 1\n") != one);
 }
 
 TEST_CASE("weights that do not fit the model are refused by name") {

@@ -1,4 +1,6 @@
 // `--help`: two examples a verb that do what they say, in lines that a terminal of 100 columns shows whole.
+#include <fmt/format.h>
+
 #include <set>
 
 #include "cli/help.h"
@@ -12,7 +14,8 @@
 namespace shardlab::testing {
 namespace {
 
-/// A folder with everything that the examples name: the shipped sweeps, a calibration, a run of a few cases, two cases, measured rows.
+/// A folder with everything that the examples name: the shipped sweeps, a calibration, a run of a few cases and its two shards, two
+/// cases, measured rows, what nccl-tests printed.
 class Desk {
  public:
   Desk() {
@@ -32,14 +35,24 @@ class Desk {
         "torchrun pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --vocab-size 50257 "
         "\\\n"
         "  --max-position-embeddings 1024 --micro-batch-size 8 --global-batch-size 512 --tensor-model-parallel-size 2 --lr 1e-3\n");
+    fs::copy_file(source_dir() + "/tests/fuzz/corpus/nccl_tests/text", scratch_ / "all_reduce_perf.txt");
     REQUIRE(run("run small.yaml --out runs/quickstart").code == 0);
     fs::create_directory_symlink("quickstart", scratch_ / "runs/before");
+    for (const char* shard : {"1", "2"})
+      REQUIRE(run(fmt::format("run small.yaml --shard {0}/2 --out runs/sweep.shard-{0}-of-2", shard)).code == 0);
     for (const auto& entry : fs::directory_iterator(scratch_ / "runs/quickstart"))
       if (fs::exists(entry.path() / "case.yaml")) case_ = entry.path().filename().string();
     REQUIRE_FALSE(case_.empty());
   }
   Output run(const std::string& arguments) const {
     return shardlab_program(scratch_, arguments, fmt::format("cd {0} && HOME={0} XDG_CONFIG_HOME={0}", scratch_ / "."));
+  }
+  /// What a command wrote into the file that it names last, after `>` or `-o`.
+  std::string file_of(const std::string& command) const {
+    const size_t space = command.rfind(' ');
+    return command.find(" > ") != std::string::npos || command.find(" -o ") != std::string::npos
+               ? slurp(scratch_ / command.substr(space + 1))
+               : "";
   }
   std::string named(std::string command) const {
     if (const size_t at = command.find("CASE"); at != std::string::npos) command.replace(at, 4, case_);
@@ -93,7 +106,7 @@ TEST_CASE("the examples of help do what they say") {
       const Output o = desk.run(words);
       INFO(words << "\n" << o.err);
       CHECK(o.code == 0);
-      CHECK_FALSE((o.out + o.err).empty());
+      CHECK_FALSE((o.out + o.err + desk.file_of(words)).empty());
     }
   }
 }

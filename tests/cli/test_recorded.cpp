@@ -9,6 +9,7 @@
 #include "profiler/trace_file.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
+#include "tests/reports/page.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -45,11 +46,13 @@ class Run {
     REQUIRE(folders.size() == 2);
     for (const std::string& folder : folders) REQUIRE(std::system(fmt::format("gunzip {}{}.gz", folder, kTrace).c_str()) == 0);
   }
+  /// The page of a report, and its data as text behind it.
   std::string page() const {
     const Output report = shardlab_program(scratch, fmt::format("report {0} --html {0}/r.html", scratch / "run"));
     INFO(report.err);
     REQUIRE(report.code == 0);
-    return slurp(scratch / "run/r.html");
+    const std::string page = slurp(scratch / "run/r.html");
+    return page + data_of(page);
   }
   /// What `explain` says of a case.
   std::string explained(const std::string& folder) const {
@@ -145,7 +148,9 @@ TEST_CASE("simulated sweeps keep no traces until they are asked to, and the repo
     CHECK(entry.path().string().find("trace") == std::string::npos);
   const Output report = shardlab_program(scratch, fmt::format("report {0} --html {0}/r.html", scratch / "run"));
   CHECK(report.err.find("warning") == std::string::npos);
-  CHECK(has(slurp(scratch / "run/r.html"), "No timelines: no case has traces; keep them with `shardlab run --traces all`."));
+  CHECK(has(slurp(scratch / "run/r.html"),
+            "Timelines of 1 of 1 cases, simulated again for this page: the run kept no traces of them; keep them with `shardlab "
+            "run --traces all`."));
   const Output refused = shardlab_program(scratch, fmt::format("run {} --traces some", sweep));
   CHECK(refused.code == 2);
   CHECK(has(refused.err, "use none, measured or all"));

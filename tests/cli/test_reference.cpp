@@ -173,9 +173,9 @@ TEST_CASE("every shipped sweep and case file follows the schema") {
 
 TEST_CASE("the schema takes what the loader takes of each key, and refuses what has another form") {
   const Validator schema(cli::file_schema(cli::SchemaOf::kSweep));
-  const std::vector<std::string> samples = {"0",         "1",   "2",    "8",     "64k",  "1Mi",   "-1",   "0.5",
-                                            "1e-3",      "1e6", "true", "false", "none", "auto",  "fp32", "bf16",
-                                            "selective", "cpu", "ring", "5m",    "x y",  "1.5.2", "k"};
+  const std::vector<std::string> samples = {"0",         "1",    "2",    "8",    "64k",   "1Mi",   "8Ki",  "3ki",  "-1",
+                                            "0.5",       "1e-3", "1e6",  "true", "false", "none",  "auto", "fp32", "bf16",
+                                            "selective", "cpu",  "ring", "5m",   "x y",   "1.5.2", "k"};
   for (const CaseKey& key : case_keys()) {
     // A key stands under its path.
     const auto under = [&](const std::string& text) {
@@ -212,6 +212,7 @@ TEST_CASE("the schema takes what the loader takes of each key, and refuses what 
       {R"({"axes": {"tp": {"pow2": [1, 8]}, "model": ["gpt2", "./x.json"], "recompute": ["none", ["attn.core"]]}})",
        R"({"zip": [{"schedule": ["1f1b"], "vpp": [1]}]})",
        R"({"model": {"preset": "gpt2", "layers": 4}, "machine": "local", "offload": {"optimizer": "cpu"}, "fsdp": {"unit": 2}, "learning_rate": 0.001})",
+       R"({"include": [{"layout.tp": 2, "layout.recompute_options": {"every": 2}, "measure.steps": 2, "train.seq_len": "2Ki"}]})",
        R"({"exclude": [{"tp": 8, "pp": [4, 8]}], "time_to_loss": {"loss": 2.5, "mean_of": 20}})"}) {
     INFO(good << schema.check(Json::parse(good)));
     CHECK(schema.check(Json::parse(good)).empty());

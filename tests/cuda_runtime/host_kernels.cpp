@@ -1,5 +1,6 @@
 #include "tests/cuda_runtime/host_kernels.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -51,15 +52,15 @@ void embed_forward(const gpu::EmbedForward& a, gpu::Stream) {
   cpu().embed_forward({a.ids, in(a.table), out(a.x), a.rows, a.width, a.row_begin, a.table_rows});
 }
 void embed_weight(const gpu::EmbedWeight& a, gpu::Stream) {
-  const kernels::EmbedWeight args{a.ids,   in(a.dx),    out(a.dtable), a.sequences, a.tokens,
-                                  a.width, a.row_begin, a.table_rows,  a.accumulate};
+  const kernels::EmbedWeight args{a.ids,       in(a.dx),     out(a.dtable), a.sequences, a.tokens, a.width,
+                                  a.row_begin, a.table_rows, a.accumulate,  nullptr,     a.part};
   with_scratch(cpu().embed_weight, args, kernels::embed_scratch_bytes(args));
 }
 void positions_forward(const gpu::PositionsForward& a, gpu::Stream) {
   cpu().positions_forward({in(a.x), in(a.table), out(a.y), a.sequences, a.tokens, a.width});
 }
 void positions_weight(const gpu::PositionsWeight& a, gpu::Stream) {
-  cpu().positions_weight({in(a.dx), out(a.dtable), a.sequences, a.tokens, a.width, a.accumulate});
+  cpu().positions_weight({in(a.dx), out(a.dtable), a.sequences, a.tokens, a.width, a.accumulate, a.stride});
 }
 void norm_forward(const gpu::NormForward& a, gpu::Stream) {
   cpu().norm_forward({in(a.x), in(a.gamma), in(a.beta), out(a.y), a.stats, a.rows, a.width, a.epsilon, a.rms});
@@ -93,7 +94,9 @@ void rope(const gpu::Rope& a, gpu::Stream) {
               .backward = a.backward,
               .table = a.table});
 }
-kernels::AttentionShape shape_of(const gpu::AttentionShape& s) { return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim}; }
+kernels::AttentionShape shape_of(const gpu::AttentionShape& s) {
+  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, s.order, s.canonical};
+}
 void attention_forward(const gpu::AttentionForward& a, gpu::Stream) {
   const kernels::AttentionForward args{shape_of(a.shape), in(a.qkv), out(a.o), a.lse};
   with_scratch(cpu().attention_forward, args, kernels::attention_scratch_bytes(args));
@@ -101,6 +104,38 @@ void attention_forward(const gpu::AttentionForward& a, gpu::Stream) {
 void attention_input(const gpu::AttentionInput& a, gpu::Stream) {
   const kernels::AttentionInput args{shape_of(a.shape), in(a.dout), in(a.o), a.lse, in(a.qkv), out(a.dqkv)};
   with_scratch(cpu().attention_input, args, kernels::attention_scratch_bytes(args));
+}
+void split_heads(const gpu::SplitHeads& a, gpu::Stream) {
+  const int64_t queries = int64_t{a.heads / a.kv_heads} * a.head_dim, keys = 2 * int64_t{a.head_dim};
+  for (int64_t i = 0; i < a.rows * a.kv_heads; ++i) {
+    float *whole = out(a.qkv) + i * (queries + keys), *q = out(a.q) + i * queries, *kv = out(a.kv) + i * keys;
+    const auto move = [&](float* part, float* at, int64_t n) { std::copy_n(a.back ? part : at, n, a.back ? at : part); };
+    move(q, whole, queries);
+    move(kv, whole + queries, keys);
+  }
+}
+kernels::AttentionBlockShape shape_of(const gpu::AttentionBlockShape& s) {
+  return {s.sequences, s.queries,     s.keys,      s.heads, s.kv_heads, s.head_dim,
+          s.tokens,    s.first_query, s.first_key, s.order, s.canonical};
+}
+void attention_block_forward(const gpu::AttentionBlockForward& a, gpu::Stream) {
+  const kernels::AttentionBlockForward args{shape_of(a.shape), in(a.q), in(a.kv), a.o, a.lse, a.sums, a.carry};
+  with_scratch(cpu().attention_block_forward, args, kernels::attention_scratch_bytes(args));
+}
+void attention_block_input(const gpu::AttentionBlockInput& a, gpu::Stream) {
+  const kernels::AttentionBlockInput args{shape_of(a.shape), in(a.dout), in(a.o), a.lse,      in(a.q),  in(a.kv),
+                                          out(a.dq),         out(a.dkv), a.carry, a.carry_kv, a.by_head};
+  with_scratch(cpu().attention_block_input, args, kernels::attention_scratch_bytes(args));
+}
+void attention_merge_forward(const gpu::AttentionMergeForward& a, gpu::Stream) {
+  kernels::AttentionMergeForward args = a.merge;
+  args.o = out(a.o);
+  cpu().attention_merge_forward(args);
+}
+void attention_merge_input(const gpu::AttentionMergeInput& a, gpu::Stream) {
+  kernels::AttentionMergeInput args = a.merge;
+  args.y = out(a.y);
+  cpu().attention_merge_input(args);
 }
 void activation_forward(const gpu::ActivationForward& a, gpu::Stream) {
   cpu().activation_forward({in(a.u), out(a.a), a.n, a.swiglu});
@@ -195,6 +230,12 @@ constexpr gpu::Kernels kTable{
     .rope = rope,
     .attention_forward = attention_forward,
     .attention_input = attention_input,
+    .split_heads = split_heads,
+    .attention_block_forward = attention_block_forward,
+    .attention_block_input = attention_block_input,
+    .attention_merge_forward = attention_merge_forward,
+    .attention_merge_input = attention_merge_input,
+    .regroup = emulated<&gpu::Kernels::regroup>,
     .activation_forward = activation_forward,
     .activation_input = activation_input,
     .residual_forward = residual_forward,

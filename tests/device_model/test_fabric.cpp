@@ -271,3 +271,20 @@ TEST_CASE("what a fabric refuses") {
   measured.all_reduce = -1;
   CHECK_FALSE(Fabric::of(cluster(), measured).ok());
 }
+
+TEST_CASE("an exchange that begins from rest sees every rank's latency, or the rate, whichever is longer") {
+  Machine m = cluster();
+  const Fabric plain = fabric_of(m);
+  m.fabric["rank_latency_s"] = 50e-6;
+  const Fabric f = fabric_of(m);
+  const Group across{8, 4}, within{8, 1};
+  const auto gather = [&](double bytes, const Group& group) { return f.exchange_seconds(CollectiveUse::kAllGather, bytes, group); };
+  const auto table = [&](CollectiveUse kind, double bytes, const Group& group) {
+    return plain.collective_seconds(kind, bytes, group);
+  };
+  CHECK(gather(1e3, across) == Approx(31 * 50e-6).epsilon(0.05));
+  CHECK(gather(1e10, across) == Approx(table(CollectiveUse::kAllGather, 1e10, across)).epsilon(0.01));
+  CHECK(gather(1e6, within) == table(CollectiveUse::kAllGather, 1e6, within));
+  CHECK(f.exchange_seconds(CollectiveUse::kAllReduce, 1e6, across) == table(CollectiveUse::kAllReduce, 1e6, across));
+  CHECK(f.collective_seconds(CollectiveUse::kAllGather, 1e6, across) == table(CollectiveUse::kAllGather, 1e6, across));
+}

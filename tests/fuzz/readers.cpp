@@ -38,6 +38,7 @@
 #include "sweeps/expression_keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
+#include "sweeps/nccl_tests.h"
 #include "sweeps/sweep.h"
 #include "tests/namespaces.h"
 
@@ -296,6 +297,16 @@ void read_safetensors(std::string_view bytes) {
   }
 }
 
+/// What nccl-tests prints, and the machine file that comes of it.
+void read_nccl_tests(std::string_view bytes) {
+  const auto tests = parse_nccl_tests(bytes, "all_reduce_perf.txt");
+  if (!tests.ok()) return;
+  for (const NcclTest& test : *tests)
+    SHARDLAB_CHECK(test.ranks > 0 && test.nodes > 0, "{} ranks on {} nodes", test.ranks, test.nodes);
+  const auto machine = with_measured_fabric("id: m\ndevice: {memory: 1, memory_bandwidth: 1, peak_flops: {fp32: 1}}\n", 8, *tests);
+  if (machine.ok()) SHARDLAB_CHECK(parse_machine(*machine, "fuzz.yaml").ok(), "{}", *machine);
+}
+
 constexpr std::array kReaders = {Reader{"sweep", read_sweep},
                                  Reader{"case", read_case},
                                  Reader{"machine", read_machine_file},
@@ -304,6 +315,7 @@ constexpr std::array kReaders = {Reader{"sweep", read_sweep},
                                  Reader{"model", read_model},
                                  Reader{"plan", read_plan},
                                  Reader{"schedule", read_schedule},
+                                 Reader{"nccl_tests", read_nccl_tests},
                                  Reader{"rows", read_table},
                                  Reader{"trace", read_trace},
                                  Reader{"activity", read_activity},

@@ -333,6 +333,99 @@ TEST_CASE("mixed: attention and rope, with grouped-query heads") {
   });
 }
 
+TEST_CASE("mixed: attention of a part of a sequence to a part, and what is put together of parts") {
+  for_types([](const Types& t, const kernels::Kernels& k) {
+    for (const int kv_heads : {1, 2, 4})
+      for (const bool partial : {false, true}) {
+        const kernels::AttentionBlockShape shape{2, 16, 16, 4, kv_heads, 6, 64, 16, 16, {}, partial};
+        const int64_t q_size = 2 * 16 * shape.q_width(), kv_size = 2 * 16 * shape.kv_width(), rows = 2 * 4 * 16;
+        const int64_t dkv_size = partial ? 2 * q_size : kv_size;
+        Packed q = random_packed(t.activation, q_size, 1, 3.0f), kv = random_packed(t.activation, kv_size, 2, 3.0f);
+        Packed dout = random_packed(t.activation, q_size, 3), o = random_packed(t.activation, q_size, 4);
+        const Floats qs = q.values(), kvs = kv.values(), douts = dout.values(), os = o.values();
+        Floats want = random_packed(DType::f32, q_size, 5).values(), want_rows = random_packed(DType::f32, 2 * rows, 6).values();
+        Floats got = want, got_rows = want_rows;
+        kernels::AttentionBlockForward forward{
+            .shape = shape, .q = qs.data(), .kv = kvs.data(), .o = want.data(), .carry = !partial};
+        (partial ? forward.sums : forward.lse) = want_rows.data();
+        Scratch scratch(kernels::attention_scratch_bytes(forward));
+        forward.scratch = scratch.data();
+        k.attention_block_forward(forward);
+        REQUIRE(scratch.intact());
+        run_mixed<kernels::MixedAttentionBlockForward>(k, &MixedKernels::attention_block_forward,
+                                                       {.shape = shape,
+                                                        .q = q.stored(),
+                                                        .kv = kv.stored(),
+                                                        .o = got.data(),
+                                                        .lse = partial ? nullptr : got_rows.data(),
+                                                        .sums = partial ? got_rows.data() : nullptr,
+                                                        .carry = !partial});
+        REQUIRE(bit_difference(got, want) == "");
+        REQUIRE(bit_difference(got_rows, want_rows) == "");
+
+        const Floats lse = random_packed(DType::f32, rows, 7).values();
+        Packed dq = random_packed(t.activation, q_size, 8), dkv = random_packed(t.activation, dkv_size, 9);
+        Floats want_dq = dq.values(), want_dkv = dkv.values();
+        kernels::AttentionBlockInput input{.shape = shape,
+                                           .dout = douts.data(),
+                                           .o = os.data(),
+                                           .lse = lse.data(),
+                                           .q = qs.data(),
+                                           .kv = kvs.data(),
+                                           .dq = want_dq.data(),
+                                           .dkv = want_dkv.data(),
+                                           .carry = !partial,
+                                           .carry_kv = !partial,
+                                           .by_head = partial};
+        Scratch input_scratch(kernels::attention_scratch_bytes(input));
+        input.scratch = input_scratch.data();
+        k.attention_block_input(input);
+        REQUIRE(input_scratch.intact());
+        run_mixed<kernels::MixedAttentionBlockInput>(k, &MixedKernels::attention_block_input,
+                                                     {.shape = shape,
+                                                      .dout = dout.stored(),
+                                                      .o = o.stored(),
+                                                      .q = q.stored(),
+                                                      .kv = kv.stored(),
+                                                      .dq = dq.stored(),
+                                                      .dkv = dkv.stored(),
+                                                      .lse = lse.data(),
+                                                      .carry = !partial,
+                                                      .carry_kv = !partial,
+                                                      .by_head = partial});
+        REQUIRE(bit_difference(dq.values(), dq.rounded(want_dq)) == "");
+        REQUIRE(bit_difference(dkv.values(), dkv.rounded(want_dkv)) == "");
+
+        Packed sum(t.activation, kv_size), merged(t.activation, q_size), whole(t.activation, q_size + kv_size),
+            part(t.activation, q_size), keys(t.activation, kv_size);
+        Floats want_sum = poisoned(kv_size), want_merged = poisoned(q_size), want_lse = poisoned(rows), got_lse = want_lse;
+        const Floats gradients = random_packed(DType::f32, 2 * q_size, 10).values(),
+                     more = random_packed(DType::f32, 2 * q_size, 11).values();
+        kernels::AttentionMergeInput add{2 * 16, 4, kv_heads, 12, 2, {gradients.data(), more.data()}, want_sum.data()};
+        k.attention_merge_input(add);
+        run_mixed<kernels::MixedAttentionMergeInput>(k, &MixedKernels::attention_merge_input, {add, sum.stored()});
+        REQUIRE(bit_difference(sum.values(), sum.rounded(want_sum)) == "");
+        Floats sums = random_packed(DType::f32, 2 * rows, 12).values();
+        for (size_t i = 1; i < sums.size(); i += 2) sums[i] = 1 + std::abs(sums[i]);
+        kernels::AttentionMergeForward merge{
+            2, 16, 4, 6, 2, {gradients.data(), more.data()}, {sums.data(), sums.data()}, want_merged.data(), want_lse.data()};
+        k.attention_merge_forward(merge);
+        merge.lse = got_lse.data();
+        run_mixed<kernels::MixedAttentionMergeForward>(k, &MixedKernels::attention_merge_forward, {merge, merged.stored()});
+        REQUIRE(bit_difference(merged.values(), merged.rounded(want_merged)) == "");
+        REQUIRE(bit_difference(got_lse, want_lse) == "");
+
+        // q and kv put together and taken apart again.
+        const kernels::MixedSplitHeads join{whole.stored(), q.stored(), kv.stored(), 2 * 16, 4, kv_heads, 6, true};
+        run_mixed<kernels::MixedSplitHeads>(k, &MixedKernels::split_heads, join);
+        run_mixed<kernels::MixedSplitHeads>(k, &MixedKernels::split_heads,
+                                            {whole.stored(), part.stored(), keys.stored(), 2 * 16, 4, kv_heads, 6, false});
+        REQUIRE(bit_difference(part.values(), qs) == "");
+        REQUIRE(bit_difference(keys.values(), kvs) == "");
+      }
+  });
+}
+
 TEST_CASE("mixed: activations, residual, dropout and what is elementwise") {
   for_types([](const Types& t, const kernels::Kernels& k) {
     for (const int64_t n : {3, 4099})

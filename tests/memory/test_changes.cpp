@@ -95,7 +95,6 @@ TEST_CASE("shardlab's own proposals are layouts that it runs") {
     CHECK(c.device_bytes == bytes.peak_bytes + static_cast<int64_t>(prepared.profile().memory_context));
     CHECK(c.device_bytes <= 80'000'000'000);
     CHECK(c.point.cp == 1);
-    CHECK_FALSE(c.point.sequence_parallel);
   }
 }
 

@@ -61,8 +61,8 @@ std::string norm_difference(std::span<const double> want, std::span<const double
 }  // namespace
 
 template <class T>
-Expected<T> expect(const Subject& subject) {
-  reference::Trainer<T> trainer(subject.model, subject.train, subject.sequences);
+Expected<T> expect(const Subject& subject, const TokenOrder& order) {
+  reference::Trainer<T> trainer(subject.model, subject.train, subject.sequences, order);
   Expected<T> expected;
   expected.initial = by_name(trainer);
   for (int64_t step = 0; step < kSteps; ++step) {
@@ -77,8 +77,8 @@ Expected<T> expect(const Subject& subject) {
   return expected;
 }
 
-template Expected<float> expect(const Subject&);
-template Expected<double> expect(const Subject&);
+template Expected<float> expect(const Subject&, const TokenOrder&);
+template Expected<double> expect(const Subject&, const TokenOrder&);
 
 std::string differences(const Case& config, const Expected<float>& want, const Trained& have) {
   std::string text;

@@ -241,6 +241,36 @@ std::vector<Case> offload_layouts() {
   return list;
 }
 
+std::vector<Case> sequence_layouts() {
+  Case base;
+  base.canonical = true;
+  base.layout.sequence_parallel = true;
+  std::vector<Case> list{base};
+  times<int>(list, {2, 4}, [](Case& c, int v) { c.layout.tp = v; });
+  times<std::array<int, 3>>(list, {{1, 1, 0}, {1, 2, 0}, {2, 1, 0}, {2, 1, 1}, {2, 1, 2}, {2, 1, 3}, {2, 2, 1}, {4, 1, 3}},
+                            [](Case& c, std::array<int, 3> v) {
+                              c.layout.dp = v[0];
+                              c.layout.pp = v[1];
+                              c.layout.zero = v[2];
+                            });
+  times<Schedule>(list, {Schedule::kNone, Schedule::k1F1B, Schedule::kZbH1}, [](Case& c, Schedule v) { c.layout.schedule = v; });
+  times<int>(list, {1, 2, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  times<std::string>(
+      list, {"none", "full", "attn.core", "attn.norm attn.core mlp.norm mlp.act", "1*full@cpu 1*attn.norm+mlp.act 1*none"},
+      [](Case& c, std::string v) {
+        Layout& l = c.layout;
+        if (v == "none") return;
+        l.recompute = v == "full" ? Recompute::kFull : v.front() == '1' ? Recompute::kByLayer : Recompute::kSelective;
+        if (l.recompute == Recompute::kSelective) l.recompute_options.modules = v;
+        if (l.recompute == Recompute::kByLayer) l.recompute_options.layers = v;
+      });
+  times<Offload>(list, {{}, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu}},
+                 [](Case& c, Offload v) { c.layout.offload = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
+  std::erase_if(list, [](const Case& c) { return c.layout.world_size() > 8; });
+  return list;
+}
+
 std::vector<Case> served_layouts() {
   Case base;
   base.canonical = true;
@@ -262,6 +292,28 @@ std::vector<Case> served_layouts() {
                   {.optimizer = OffloadTo::kCpu},
                   {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kNvme}},
                  [](Case& c, Offload v) { c.layout.offload = v; });
+  return list;
+}
+
+std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds) {
+  Case base;
+  base.canonical = true;
+  std::vector<Case> list{base};
+  times<ContextKind>(list, kinds, [](Case& c, ContextKind v) { c.layout.cp_kind = v; });
+  // cp, dp, tp, pp, zero, grad_accumulation
+  times<std::array<int, 6>>(list,
+                            {{2, 1, 1, 1, 0, 8}, {4, 2, 1, 1, 0, 4}, {2, 2, 2, 1, 2, 4}, {2, 2, 1, 2, 3, 4}, {4, 1, 1, 2, 0, 8}},
+                            [](Case& c, std::array<int, 6> v) {
+                              c.layout.cp = v[0];
+                              c.layout.dp = v[1];
+                              c.layout.tp = v[2];
+                              c.layout.pp = v[3];
+                              c.layout.zero = v[4];
+                              c.train.grad_accumulation = v[5];
+                              c.layout.schedule = v[3] > 1 ? Schedule::k1F1B : Schedule::kNone;
+                            });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kSelective, Recompute::kFull},
+                   [](Case& c, Recompute v) { c.layout.recompute = v; });
   return list;
 }
 
@@ -319,7 +371,9 @@ std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts)
 std::string layout_name(const Case& config) {
   const Layout& l = config.layout;
   std::string name = fmt::format("dp{} tp{} pp{}", l.dp, l.tp, l.pp);
+  if (l.sequence_parallel) name += " sequence-parallel";
   if (l.pp > 1) name += fmt::format(" {}", name_of(l.schedule));
+  if (l.cp > 1) name += fmt::format(" cp{} {}", l.cp, name_of(l.cp_kind));
   name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
   if (l.hybrid_shard > 0) name += fmt::format(" hybrid{}", l.hybrid_shard);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,8 +36,15 @@ std::vector<Case> selective_layouts();
 /// State in host memory, alone and under other strategies.
 std::vector<Case> offload_layouts();
 
+/// Sequence parallelism with every ZeRO stage, pipelines, recompute and offload.
+std::vector<Case> sequence_layouts();
+
 /// A server on every worker's rank, under accumulation, tensor and pipeline parallelism, recompute and offload.
 std::vector<Case> served_layouts();
+
+/// Parts of each sequence on several ranks, alone and under other strategies, by the kinds of context parallelism in `kinds`. Canonical
+/// rows have one sequence a micro-batch.
+std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds);
 
 /// Ranks along dp and tp that are no powers of two, which canonical mode refuses: for `uneven_subjects` in fast mode.
 std::vector<Case> uneven_layouts();

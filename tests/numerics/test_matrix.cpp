@@ -119,6 +119,11 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
     for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 8)) rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, 8)) rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, 24)) rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, 48)) rows.push_back(std::move(config));
+    // Kinds that leave the order of tokens as it is; the others have tests of their own (test_context_parallel.cpp).
+    for (Case& config :
+         deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kRing, ContextKind::kUlysses})), number, 8))
+      rows.push_back(std::move(config));
     for (const Case& config : rows) {
       if (!bitwise(config)) continue;
       const auto trained = train(config);
@@ -210,11 +215,24 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, is_even ? 64 : 8))
       rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, is_even ? 160 : 16))
+      rows.push_back(std::move(config));
+    for (Case& config :
+         deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kAllGather, ContextKind::kRing, ContextKind::kZigzag,
+                                                                  ContextKind::kStriped, ContextKind::kUlysses})),
+              number, 16))
+      // Masks of dropout follow the order in which tokens lie: another order is another draw, and not another rounding. With the
+      // same order on one rank the bits are equal (test_context_parallel.cpp).
+      if (config.train.dropout == 0 || config.layout.cp_kind == ContextKind::kRing ||
+          config.layout.cp_kind == ContextKind::kUlysses)
+        rows.push_back(std::move(config));
     for (Case& config : rows) {
       config.canonical = false;
       if (coverage.rows() % 3 == 2) config.threads_per_rank = 2;
       config.layout.collective_algorithm = algorithms[coverage.rows() % algorithms.size()];
-      if (!check(config).ok()) config.layout.collective_algorithm = AlgorithmChoice::kRing;  // halving-doubling wants powers of two
+      // Halving-doubling wants powers of two, and what is scattered by tokens neither it nor a ring.
+      for (const AlgorithmChoice other : {AlgorithmChoice::kRing, AlgorithmChoice::kAuto})
+        if (!check(config).ok()) config.layout.collective_algorithm = other;
       const auto trained = train(config);
       INFO(subject.name << ": " << config.name << ", " << config.threads_per_rank << " threads a rank"
                         << (trained ? "" : "\n" + to_string(trained.error())));

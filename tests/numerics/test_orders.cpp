@@ -2,6 +2,7 @@
 // another.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -165,11 +166,12 @@ TEST_CASE("rope and attention, grouped queries included") {
           REQUIRE_SAME(want, turned);
         }
         Values o = poisoned(b * s * inner), lse = poisoned(b * heads.heads * s), dqkv = poisoned(b * s * width);
-        kernels::AttentionForward f{{b, s, q, kv, d}, qkv.data(), o.data(), lse.data(), nullptr};
+        const kernels::AttentionShape shape{b, s, q, kv, d, {}, true};
+        kernels::AttentionForward f{shape, qkv.data(), o.data(), lse.data(), nullptr};
         const Scratch f_scratch(attention_scratch_bytes(f));
         f.scratch = f_scratch.memory();
         k.attention_forward(f);
-        kernels::AttentionInput i{{b, s, q, kv, d}, dout.data(), o.data(), lse.data(), qkv.data(), dqkv.data(), nullptr};
+        kernels::AttentionInput i{shape, dout.data(), o.data(), lse.data(), qkv.data(), dqkv.data(), nullptr};
         const Scratch i_scratch(attention_scratch_bytes(i));
         i.scratch = i_scratch.memory();
         k.attention_input(i);
@@ -184,6 +186,273 @@ TEST_CASE("rope and attention, grouped queries included") {
         REQUIRE_SAME(want_o, o);
         REQUIRE_SAME(want_lse, lse);
         REQUIRE_SAME(want_dqkv, dqkv);
+      }
+  });
+}
+
+namespace {
+
+/// A sequence of tokens in an order, its queries and its packed keys and values.
+struct Sequence {
+  reference::Heads heads;
+  int64_t s;
+  TokenOrder order;
+  Values qkv, dout;
+  int64_t q_width() const { return heads.heads * heads.dim; }
+  int64_t kv_width() const { return 2 * heads.kv_heads * heads.dim; }
+  Values queries() const {
+    Values q;
+    for (int64_t t = 0; t < s; ++t)
+      for (int64_t head = 0; head < heads.heads; ++head)
+        for (int64_t c = 0; c < heads.dim; ++c) q.push_back(qkv[static_cast<size_t>(t * heads.width() + heads.query(head) + c)]);
+    return q;
+  }
+  Values keys() const {
+    Values kv;
+    for (int64_t t = 0; t < s; ++t)
+      for (int64_t group = 0; group < heads.kv_heads; ++group)
+        for (int64_t c = 0; c < 2 * heads.dim; ++c)
+          kv.push_back(qkv[static_cast<size_t>(t * heads.width() + heads.key(group) + c)]);
+    return kv;
+  }
+  kernels::AttentionBlockShape block(int64_t parts, int64_t query, int64_t key, bool canonical) const {
+    const int64_t n = s / parts;
+    return {1,
+            n,
+            key < 0 ? s : n,
+            static_cast<int>(heads.heads),
+            static_cast<int>(heads.kv_heads),
+            static_cast<int>(heads.dim),
+            s,
+            query * n,
+            key < 0 ? 0 : key * n,
+            order,
+            canonical};
+  }
+};
+
+Sequence sequence(reference::Heads heads, int64_t s, TokenOrder order) {
+  return {heads, s, order, normal(s * heads.width(), 1), normal(s * heads.heads * heads.dim, 2)};
+}
+
+/// The orders that `parts` ranks may hold a sequence in.
+std::vector<TokenOrder> orders(int parts) {
+  using Kind = TokenOrder::Kind;
+  return {{}, {Kind::kZigzag, parts}, {Kind::kStriped, parts}};
+}
+
+/// o, lse and dqkv, in the layout of the whole, from blocks on `parts` ranks.
+struct Blocks {
+  Values o, lse, dq, dkv;
+};
+
+template <class Args>
+void run(void (*kernel)(const Args&), Args args) {
+  const Scratch scratch(attention_scratch_bytes(args));
+  args.scratch = scratch.memory();
+  kernel(args);
+}
+
+/// Canonical: partial results of every block, merged.
+Blocks merged(const kernels::Kernels& k, const Sequence& x, int64_t parts) {
+  const int64_t n = x.s / parts, d = x.heads.dim, heads = x.heads.heads, width = x.q_width();
+  const Values q = x.queries(), kv = x.keys();
+  Blocks out{poisoned(x.s * width), poisoned(heads * x.s), {}, {}};
+  std::vector<std::vector<Values>> dkv_parts(static_cast<size_t>(parts));  // of each rank's keys, by the queries of each rank
+  const int q_heads = static_cast<int>(heads), kv_heads = static_cast<int>(x.heads.kv_heads), depth = static_cast<int>(d);
+  for (int64_t rank = 0; rank < parts; ++rank) {
+    const Values mine = part(q, rank, n * width), dout = part(x.dout, rank, n * width);
+    std::vector<Values> o, sums;
+    kernels::AttentionMergeForward merge{1, n, q_heads, depth, static_cast<int>(parts)};
+    for (int64_t block = 0; block < parts; ++block) {
+      const Values keys = part(kv, block, n * x.kv_width());
+      o.push_back(poisoned(n * width));
+      sums.push_back(poisoned(2 * heads * n));
+      run(k.attention_block_forward, kernels::AttentionBlockForward{x.block(parts, rank, block, true), mine.data(), keys.data(),
+                                                                    o.back().data(), nullptr, sums.back().data()});
+    }
+    for (size_t i = 0; i < o.size(); ++i) merge.part_o[i] = o[i].data(), merge.part_sums[i] = sums[i].data();
+    Values lse = poisoned(heads * n);
+    merge.o = out.o.data() + rank * n * width;
+    merge.lse = lse.data();
+    k.attention_merge_forward(merge);
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t t = 0; t < n; ++t)
+        out.lse[static_cast<size_t>(head * x.s + rank * n + t)] = lse[static_cast<size_t>(head * n + t)];
+    std::vector<Values> dq;
+    for (int64_t block = 0; block < parts; ++block) {
+      const Values keys = part(kv, block, n * x.kv_width());
+      dq.push_back(poisoned(n * width));
+      auto& dkv = dkv_parts[static_cast<size_t>(block)].emplace_back(poisoned(2 * n * width));
+      run(k.attention_block_input,
+          kernels::AttentionBlockInput{x.block(parts, rank, block, true), dout.data(), merge.o, lse.data(), mine.data(),
+                                       keys.data(), dq.back().data(), dkv.data(), false, false, true});
+    }
+    Values sum = poisoned(n * width);
+    kernels::AttentionMergeInput m{n, q_heads, q_heads, d, static_cast<int>(parts)};
+    for (size_t i = 0; i < dq.size(); ++i) m.part[i] = dq[i].data();
+    m.y = sum.data();
+    k.attention_merge_input(m);
+    append(out.dq, sum);
+  }
+  for (const auto& from : dkv_parts) {
+    Values sum = poisoned(n * x.kv_width());
+    kernels::AttentionMergeInput m{n, q_heads, kv_heads, 2 * d, static_cast<int>(parts)};
+    for (size_t i = 0; i < from.size(); ++i) m.part[i] = from[i].data();
+    m.y = sum.data();
+    k.attention_merge_input(m);
+    append(out.dkv, sum);
+  }
+  return out;
+}
+
+/// Fast: running results, blocks in the order in which a ring brings them; or all keys at once.
+Blocks running(const kernels::Kernels& k, const Sequence& x, int64_t parts, bool whole) {
+  const int64_t n = x.s / parts, heads = x.heads.heads, width = x.q_width(), kv_width = x.kv_width();
+  const Values q = x.queries(), kv = x.keys();
+  Blocks out{poisoned(x.s * width), poisoned(heads * x.s), {}, Values(kv.size(), 0.0f)};
+  for (int64_t rank = 0; rank < parts; ++rank) {
+    const Values mine = part(q, rank, n * width), dout = part(x.dout, rank, n * width);
+    Values lse = poisoned(heads * n), dq = poisoned(n * width);
+    float* o = out.o.data() + rank * n * width;
+    const auto keys_of = [&](int64_t turn) { return whole ? int64_t{-1} : (rank - turn + parts) % parts; };
+    for (int64_t turn = 0; turn < (whole ? 1 : parts); ++turn) {
+      const int64_t block = keys_of(turn);
+      const Values keys = whole ? kv : part(kv, block, n * kv_width);
+      run(k.attention_block_forward, kernels::AttentionBlockForward{x.block(parts, rank, block, false), mine.data(), keys.data(), o,
+                                                                    lse.data(), nullptr, turn > 0});
+    }
+    for (int64_t turn = 0; turn < (whole ? 1 : parts); ++turn) {
+      const int64_t block = keys_of(turn);
+      const Values keys = whole ? kv : part(kv, block, n * kv_width);
+      run(k.attention_block_input,
+          kernels::AttentionBlockInput{x.block(parts, rank, block, false), dout.data(), o, lse.data(), mine.data(), keys.data(),
+                                       dq.data(), out.dkv.data() + (whole ? 0 : block * n * kv_width), turn > 0, true, false});
+    }
+    append(out.dq, dq);
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t t = 0; t < n; ++t)
+        out.lse[static_cast<size_t>(head * x.s + rank * n + t)] = lse[static_cast<size_t>(head * n + t)];
+  }
+  return out;
+}
+
+/// The reference's dqkv taken apart.
+Values queries_of(const Sequence& x, const Values& dqkv) { return Sequence{x.heads, x.s, x.order, dqkv, {}}.queries(); }
+Values keys_of(const Sequence& x, const Values& dqkv) { return Sequence{x.heads, x.s, x.order, dqkv, {}}.keys(); }
+
+/// The largest difference, relative to the largest element.
+double error(const Values& got, const reference::Tensor<double>& want) {
+  double largest = 0, most = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    largest = std::max(largest, std::abs(want[i]));
+    most = std::max(most, std::abs(want[i] - static_cast<double>(got[i])));
+    if (std::isnan(got[i])) return 1;
+  }
+  return most / largest;
+}
+reference::Tensor<double> wide(const Values& v) { return {v.begin(), v.end()}; }
+
+}  // namespace
+
+TEST_CASE("attention: a sequence in any order, and cut in blocks over 1 to 16 ranks, has the bits of the reference") {
+  each_variant([](const kernels::Kernels& k) {
+    for (const reference::Heads heads : {reference::Heads{4, 2, 6}, {3, 1, 17}})
+      for (const int parts : {1, 2, 4, 8, 16})
+        for (const TokenOrder& order : orders(parts))
+          for (const int64_t s : {int64_t{32}, int64_t{96}}) {
+            if (s == 96 && (parts == 2 || parts == 8)) continue;
+            INFO(fmt::format("heads {} kv {} dim {} s {} parts {} order {}", heads.heads, heads.kv_heads, heads.dim, s, parts,
+                             static_cast<int>(order.kind)));
+            const Sequence x = sequence(heads, s, order);
+            const auto want = reference::attention(x.qkv, heads, s, order);
+            const Values want_dqkv = reference::attention_input(x.dout, want, x.qkv, heads, s, order);
+            const kernels::AttentionShape shape{
+                1, s, static_cast<int>(heads.heads), static_cast<int>(heads.kv_heads), static_cast<int>(heads.dim), order, true};
+            Values o = poisoned(s * x.q_width()), lse = poisoned(heads.heads * s), dqkv = poisoned(s * heads.width());
+            run(k.attention_forward, kernels::AttentionForward{shape, x.qkv.data(), o.data(), lse.data()});
+            run(k.attention_input, kernels::AttentionInput{shape, x.dout.data(), o.data(), lse.data(), x.qkv.data(), dqkv.data()});
+            REQUIRE_SAME(want.o, o);
+            REQUIRE_SAME(want.lse, lse);
+            REQUIRE_SAME(want_dqkv, dqkv);
+            const Blocks blocks = merged(k, x, parts);
+            REQUIRE_SAME(want.o, blocks.o);
+            REQUIRE_SAME(want.lse, blocks.lse);
+            REQUIRE_SAME(queries_of(x, want_dqkv), blocks.dq);
+            REQUIRE_SAME(keys_of(x, want_dqkv), blocks.dkv);
+          }
+  });
+}
+
+TEST_CASE("attention: running blocks meet fp64, in any order, on any number of ranks, with ranks whose blocks are wholly masked") {
+  each_variant([](const kernels::Kernels& k) {
+    for (const reference::Heads heads : {reference::Heads{4, 2, 6}, {2, 2, 33}})
+      for (const int parts : {1, 2, 3, 4, 6})
+        for (const TokenOrder& order : orders(parts)) {
+          const int64_t s = 36;
+          if (s % order.granule() != 0) continue;
+          INFO(fmt::format("heads {} kv {} dim {} parts {} order {}", heads.heads, heads.kv_heads, heads.dim, parts,
+                           static_cast<int>(order.kind)));
+          const Sequence x = sequence(heads, s, order);
+          const auto want = reference::attention(wide(x.qkv), heads, s, order);
+          const auto dqkv = reference::attention_input(wide(x.dout), want, wide(x.qkv), heads, s, order);
+          const auto apart = [&](bool keys) {  // of a tensor in fp64, through indices
+            reference::Tensor<double> out;
+            for (int64_t t = 0; t < s; ++t)
+              for (int64_t h = 0; h < (keys ? heads.kv_heads : heads.heads); ++h)
+                for (int64_t c = 0; c < (keys ? 2 : 1) * heads.dim; ++c)
+                  out.push_back(dqkv[static_cast<size_t>(t * heads.width() + (keys ? heads.key(h) : heads.query(h)) + c)]);
+            return out;
+          };
+          for (const bool whole : {false, true}) {
+            const Blocks got = running(k, x, parts, whole);
+            REQUIRE(error(got.o, want.o) < 1e-5);
+            REQUIRE(error(got.lse, want.lse) < 1e-5);
+            REQUIRE(error(got.dq, apart(false)) < 1e-5);
+            REQUIRE(error(got.dkv, apart(true)) < 1e-5);
+          }
+        }
+  });
+}
+
+TEST_CASE("linear and embedding: gradients of a sequence cut over ranks are subtrees of the whole's") {
+  each_variant([](const kernels::Kernels& k) {
+    const int64_t b = 2, s = 48, in = 21, out = 19, vocab = 7;
+    const Values x = normal(b * s * in, 1), dy = normal(b * s * out, 2);
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < b * s; ++i)
+      ids.push_back(static_cast<int32_t>(random_bits({1, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(i)) % vocab));
+    const auto rows = [&](const auto& v, int64_t n, int64_t begin, int64_t count, int64_t width) {
+      return std::vector(v.begin() + (n * s + begin) * width, v.begin() + (n * s + begin + count) * width);
+    };
+    for (int64_t n = 0; n < b; ++n)
+      for (const int64_t parts : {1, 2, 4, 8, 16}) {
+        INFO("parts " << parts);
+        const int64_t length = s / parts;
+        const auto weight = [&](int64_t rank) {
+          const Values mine = rows(x, n, rank * length, length, in), dmine = rows(dy, n, rank * length, length, out);
+          Values dw = poisoned(out * in);
+          kernels::LinearWeight g{mine.data(), dmine.data(), dw.data(), nullptr, {1, length, {rank * length, s}},
+                                  in,          out,          false,     true,    nullptr};
+          const Scratch scratch(linear_scratch_bytes(g));
+          g.scratch = scratch.memory();
+          k.linear_weight(g);
+          return dw;
+        };
+        const auto embedding = [&](int64_t rank) {
+          const Values dmine = rows(dy, n, rank * length, length, out);
+          const std::vector<int32_t> some = rows(ids, n, rank * length, length, 1);
+          Values table = poisoned(vocab * out);
+          kernels::EmbedWeight w{some.data(), dmine.data(), table.data(),      1, length, out, 0, vocab,
+                                 false,       nullptr,      {rank * length, s}};
+          const Scratch scratch(embed_scratch_bytes(w));
+          w.scratch = scratch.memory();
+          k.embed_weight(w);
+          return table;
+        };
+        REQUIRE_SAME(reference::linear_weight(rows(x, n, 0, s, in), rows(dy, n, 0, s, out), s, in, out), tree_of(parts, weight));
+        REQUIRE_SAME(reference::embedding_weight(ids.data() + n * s, rows(dy, n, 0, s, out), s, out, vocab),
+                     tree_of(parts, embedding));
       }
   });
 }
@@ -231,16 +500,9 @@ TEST_CASE("embedding, positions and their gradients") {
       w.scratch = scratch.memory();
       k.embed_weight(w);
       k.positions_weight({dx.data(), dpositions.data(), b, s, h, false});
-      REQUIRE_SAME(tree_of(b,
-                           [&](int64_t n) {
-                             Values sum(static_cast<size_t>(vocab * h), 0.0f);
-                             for (int64_t t = 0; t < s; ++t)
-                               for (int64_t i = 0; i < h; ++i)
-                                 sum[static_cast<size_t>(ids[static_cast<size_t>(n * s + t)] * h + i)] +=
-                                     dx[static_cast<size_t>((n * s + t) * h + i)];
-                             return sum;
-                           }),
-                   dtable);
+      REQUIRE_SAME(
+          tree_of(b, [&](int64_t n) { return reference::embedding_weight(ids.data() + n * s, part(dx, n, s * h), s, h, vocab); }),
+          dtable);
       REQUIRE_SAME(tree_of(b, [&](int64_t n) { return part(dx, n, s * h); }), dpositions);
     }
   });

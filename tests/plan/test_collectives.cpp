@@ -19,14 +19,29 @@ constexpr std::array kKinds{CollectiveKind::kAllReduce, CollectiveKind::kReduceS
                             CollectiveKind::kBroadcast, CollectiveKind::kAllToAll};
 constexpr std::array kAlgorithmsTested{Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect};
 
+/// An algorithm, and how many ranks of the group a node has where it asks.
+struct Way {
+  Algorithm algorithm;
+  int per_node = 1;
+};
+
+/// Every way for a group of `size`: hierarchical with each number of ranks a node that divides it.
+std::vector<Way> ways(int size) {
+  std::vector<Way> all{{Algorithm::kRing}, {Algorithm::kDirect}, {Algorithm::kTree}};
+  if (std::has_single_bit(static_cast<unsigned>(size))) all.push_back({Algorithm::kHalvingDoubling});
+  for (int per_node = 1; per_node <= size; ++per_node)
+    if (size % per_node == 0) all.push_back({Algorithm::kHierarchical, per_node});
+  return all;
+}
+
 /// Every rank's buffer, and a second one for all_to_all, with the steps of one collective carried out on them. Messages are taken
 /// when the sender begins a step, as the header says.
 class Group {
  public:
-  Group(CollectiveKind kind, Algorithm algorithm, int size, int64_t elements, int root, std::vector<Values> start)
+  Group(CollectiveKind kind, const Way& way, int size, int64_t elements, int root, std::vector<Values> start)
       : size_(size), elements_(elements), src_(start), own_(std::move(start)) {
-    in_place_ = kind != CollectiveKind::kAllToAll || algorithm == Algorithm::kHalvingDoubling;
-    for (int r = 0; r < size; ++r) steps_.push_back(collective_steps(kind, algorithm, size, r, root));
+    in_place_ = kind != CollectiveKind::kAllToAll || is_staged(kind, way.algorithm);
+    for (int r = 0; r < size; ++r) steps_.push_back(collective_steps(kind, way.algorithm, size, r, root, way.per_node));
   }
 
   std::vector<Values> run() {
@@ -143,22 +158,38 @@ std::optional<float> meant(CollectiveKind kind, const std::vector<Values>& start
   return std::nullopt;
 }
 
-bool applies(CollectiveKind kind, Algorithm algorithm, int size, int64_t elements) {
-  if (algorithm == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(size))) return false;
+bool applies(CollectiveKind kind, int size, int64_t elements) {
   return kind != CollectiveKind::kAllToAll || elements % size == 0;  // its parts must be equal
 }
 
+/// Received parts are those that their sender sends under the numbers that the receiver gives: who reads them where they lie must know.
+bool said_places_are_true(CollectiveKind kind, const Way& way, int size, int rank) {
+  const auto steps_of = [&](int r) { return collective_steps(kind, way.algorithm, size, r, 0, way.per_node); };
+  const auto mine = steps_of(rank);
+  for (size_t k = 0; k < mine.size(); ++k) {
+    const CollectiveStep& step = mine[k];
+    if (step.action == Action::kTreeReduce || step.receive_from == -1) continue;
+    const std::vector<int>& named = step.their_parts.empty() ? step.receive_parts : step.their_parts;
+    if (named.size() != step.receive_parts.size()) return false;
+    if (step.receive_from >= 0 && steps_of(step.receive_from)[k].send_parts != named) return false;
+    for (size_t i = 0; step.receive_from == -2 && i < named.size(); ++i)
+      if (named[i] != (kind == CollectiveKind::kAllToAll ? rank : step.receive_parts[i])) return false;
+  }
+  return true;
+}
+
 TEST_CASE("the steps do what the collective means, on every group size, root and uneven cut") {
-  int checked = 0;
+  int checked = 0, all_to_alls = 0;
   for (const CollectiveKind kind : kKinds)
-    for (const Algorithm algorithm : kAlgorithmsTested)
-      for (int size = 1; size <= 9; ++size)
+    for (int size = 1; size <= 9; ++size)
+      for (const Way& way : ways(size))
         for (const int64_t elements : {int64_t{0}, int64_t{1}, int64_t{5}, int64_t{8}, int64_t{72}, int64_t{77}, int64_t{5040}})
           for (int root = 0; root < (kind == CollectiveKind::kBroadcast ? size : 1); ++root) {
-            if (!applies(kind, algorithm, size, elements)) continue;
-            const bool exact_order = algorithm == Algorithm::kDirect;  // sums in canonical tree order: floats must agree bit by bit
+            if (!applies(kind, size, elements)) continue;
+            const bool exact_order =
+                way.algorithm == Algorithm::kDirect;  // sums in canonical tree order: floats must agree bit by bit
             const auto start = starting_values(size, elements, !exact_order);
-            Group group(kind, algorithm, size, elements, root, start);
+            Group group(kind, way, size, elements, root, start);
             const auto end = group.run();
             bool right = true;
             for (int r = 0; r < size; ++r) {
@@ -166,14 +197,19 @@ TEST_CASE("the steps do what the collective means, on every group size, root and
                 const auto want = meant(kind, start, r, root, elements, e);
                 right = right && (!want || *want == end[static_cast<size_t>(r)][static_cast<size_t>(e)]);
               }
-              right = right && group.sent(r) == sent_elements(kind, algorithm, elements, size, r, root);
+              right = right && group.sent(r) == sent_elements(kind, way.algorithm, elements, size, r, root, way.per_node);
+              right = right && said_places_are_true(kind, way, size, r);
             }
-            INFO(fmt::format("kind {} algorithm {} size {} elements {} root {}", int(kind), int(algorithm), size, elements, root));
+            INFO(fmt::format("kind {} algorithm {} of {} a node, size {} elements {} root {}", int(kind), int(way.algorithm),
+                             way.per_node, size, elements, root));
             REQUIRE(right);
             ++checked;
+            all_to_alls += kind == CollectiveKind::kAllToAll ? 1 : 0;
           }
-  // 3 kinds x 22 (algorithm, size) x 7 lengths; broadcast 105 (algorithm, size, root) x 7; all_to_all 87 that divide
-  REQUIRE(checked == 3 * 22 * 7 + 105 * 7 + 87);
+  REQUIRE(all_to_alls > 200);
+  // Ring, direct and tree have 9 sizes each, halving-doubling 4, hierarchical 1 + 2 + 2 + 3 + 2 + 4 + 2 + 4 + 3 = 23: 54. With
+  // roots: 3 x 45 + 15 + 23 weighted by the size, 1 + 4 + 6 + 12 + 10 + 24 + 14 + 32 + 27 = 130. All_to_all: those that divide.
+  REQUIRE(checked == 3 * 54 * 7 + (3 * 45 + 15 + 130) * 7 + all_to_alls);
 }
 
 TEST_CASE("each rank sends what the closed forms say where the parts are equal") {
@@ -214,6 +250,67 @@ TEST_CASE("step counts") {
   REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kDirect, 8, 3).size() == 2);
   REQUIRE(collective_steps(CollectiveKind::kBroadcast, Algorithm::kRing, 8, 3).size() == 14);
   REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kRing, 1, 0).empty());
+  // A stage that stands alone on a communicator whose other groups have four ranks a node.
+  REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kHierarchical, 1, 0, 0, 4).empty());
+  REQUIRE(sent_elements(CollectiveKind::kAllReduce, Algorithm::kHierarchical, 8, 1, 0, 0, 4) == 0);
+  REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kTree, 8, 3).size() == 6);
+  REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kTree, 9, 3).size() == 8);
+  REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kHierarchical, 8, 3, 0, 4).size() == 2 * 3 + 2 * 1);
+  REQUIRE(collective_steps(CollectiveKind::kAllToAll, Algorithm::kHierarchical, 12, 3, 0, 4).size() == 4 + 3);
+}
+
+TEST_CASE("two levels leave a node with a part in as many as it has ranks, and never more") {
+  const int64_t n = 5040 * 16;
+  for (const int nodes : {1, 2, 3, 4})
+    for (const int per_node : {1, 2, 3, 4}) {
+      const int g = nodes * per_node;
+      for (const CollectiveKind kind : {CollectiveKind::kReduceScatter, CollectiveKind::kAllGather, CollectiveKind::kAllReduce}) {
+        const int phases = kind == CollectiveKind::kAllReduce ? 2 : 1;
+        const StepsInTurn turn = steps_in_turn(kind, Algorithm::kHierarchical, n, g, per_node);
+        REQUIRE(turn.steps == phases * (per_node - 1 + nodes - 1));
+        REQUIRE(turn.steps_across == phases * (nodes - 1));
+        REQUIRE(turn.elements == phases * (n - n / g));
+        REQUIRE(turn.elements_across == phases * (n / per_node - n / g));
+        for (int r = 0; r < g; ++r) {
+          int64_t across = 0;
+          for (const CollectiveStep& step : collective_steps(kind, Algorithm::kHierarchical, g, r, 0, per_node))
+            if (step.send_to / per_node != r / per_node) across += static_cast<int64_t>(step.send_parts.size()) * (n / g);
+          REQUIRE(across == turn.elements_across);
+        }
+      }
+      const StepsInTurn exchange = steps_in_turn(CollectiveKind::kAllToAll, Algorithm::kHierarchical, n, g, per_node);
+      REQUIRE(exchange.elements == n - n / per_node + n - n / nodes);
+      REQUIRE(exchange.elements_across == n - n / nodes);
+    }
+}
+
+TEST_CASE("a tree has the whole buffer in every step") {
+  for (int g = 2; g <= 9; ++g) {
+    const StepsInTurn turn = steps_in_turn(CollectiveKind::kAllReduce, Algorithm::kTree, 720, g);
+    const int rounds = std::bit_width(static_cast<unsigned>(g - 1));
+    REQUIRE(turn.steps == 2 * rounds);
+    REQUIRE(turn.elements == 2 * rounds * 720);
+    REQUIRE(turn.steps_across == 0);
+    int64_t sent = 0;
+    for (int r = 0; r < g; ++r) sent += sent_elements(CollectiveKind::kAllReduce, Algorithm::kTree, 720, g, r);
+    REQUIRE(sent == 2 * 720 * (g - 1));
+  }
+}
+
+TEST_CASE("groups of a communicator on nodes") {
+  Mesh mesh;
+  mesh.axes = {{"pp", 2}, {"dp", 4}, {"cp", 1}, {"tp", 2}};
+  const auto per_node = [&](AxisSet axes, int ranks) { return group_per_node(mesh, {"c", axes, {}}, ranks); };
+  const AxisSet pp = AxisSet::of(0), dp = AxisSet::of(1), tp = AxisSet::of(3);
+  CHECK(per_node(tp, 8) == 2);
+  CHECK(per_node(dp, 8) == 4);
+  CHECK(per_node(dp, 4) == 2);
+  CHECK(per_node(dp, 2) == 1);
+  CHECK(per_node(pp, 8) == 1);
+  CHECK(per_node(pp, 16) == 2);
+  CHECK(per_node(dp | tp, 4) == 4);
+  CHECK(per_node(pp | tp, 8) == 2);
+  CHECK(per_node(dp, 6) == 1);  // uneven
 }
 
 }  // namespace

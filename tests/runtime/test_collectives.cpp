@@ -21,7 +21,9 @@ using Inputs = std::vector<Values>;  ///< by group index
 float join(ReduceOp reduce, float own, float theirs) { return reduce == ReduceOp::kSum ? own + theirs : std::max(own, theirs); }
 
 /// What rank `owner` of a reduce-scatter has of element e, by the order of the algorithm as its documentation states it.
-float reduced(Algorithm algorithm, ReduceOp reduce, const Inputs& in, int owner, size_t e) {
+float reduced(const CollectiveCall& call, const Inputs& in, int owner, size_t e) {
+  const Algorithm algorithm = call.algorithm;
+  const ReduceOp reduce = call.reduce;
   const int g = static_cast<int>(in.size());
   const auto value = [&](int rank) { return in[static_cast<size_t>(rank % g)][e]; };
   if (algorithm == Algorithm::kDirect) {
@@ -32,6 +34,27 @@ float reduced(Algorithm algorithm, ReduceOp reduce, const Inputs& in, int owner,
   if (algorithm == Algorithm::kRing) {  // from the rank after the owner once around
     float sum = value(owner + 1);
     for (int k = 2; k <= g; ++k) sum = join(reduce, value(owner + k), sum);
+    return sum;
+  }
+  if (algorithm == Algorithm::kTree) {  // rank 0 adds its subtrees, the nearest first; so does each
+    const std::function<float(int)> held = [&](int rank) {
+      float sum = value(rank);
+      for (int d = 1; rank % (2 * d) == 0 && d < g; d *= 2)
+        if (rank + d < g) sum = join(reduce, sum, held(rank + d));
+      return sum;
+    };
+    return held(0);
+  }
+  if (algorithm == Algorithm::kHierarchical) {  // once around each node, then once around the nodes
+    const int per_node = call.per_node, nodes = g / per_node, place = owner % per_node;
+    const auto of_node = [&](int node) {
+      const auto at = [&](int k) { return value(node % nodes * per_node + (place + k) % per_node); };
+      float sum = at(1);
+      for (int k = 2; k <= per_node; ++k) sum = join(reduce, at(k), sum);
+      return sum;
+    };
+    float sum = of_node(owner / per_node + 1);
+    for (int k = 2; k <= nodes; ++k) sum = join(reduce, of_node(owner / per_node + k), sum);
     return sum;
   }
   // Halving: after the exchange at distance d a rank holds the sum over itself and the ranks that differ in the bits done.
@@ -50,9 +73,9 @@ Values expected(const CollectiveCall& call, const Inputs& in, int index) {
   for (int part = 0; part < g; ++part) {
     for (size_t e = begin(part); e < begin(part + 1); ++e) {
       switch (call.kind) {
-        case CollectiveKind::kAllReduce: out.push_back(reduced(call.algorithm, call.reduce, in, part, e)); break;
+        case CollectiveKind::kAllReduce: out.push_back(reduced(call, in, part, e)); break;
         case CollectiveKind::kReduceScatter:
-          if (part == index) out.push_back(reduced(call.algorithm, call.reduce, in, part, e));
+          if (part == index) out.push_back(reduced(call, in, part, e));
           break;
         case CollectiveKind::kAllGather: out.push_back(in[static_cast<size_t>(part)][e]); break;
         case CollectiveKind::kBroadcast: out.push_back(in[static_cast<size_t>(call.root)][e]); break;
@@ -88,7 +111,7 @@ std::string fault_of(Communicator& comm, Task& task, CollectiveCall call, const 
   const Values got(result.begin() + static_cast<std::ptrdiff_t>(from), result.begin() + static_cast<std::ptrdiff_t>(from + size));
   if (!same_bits(got, expected(call, in, index))) return "differs from the serial result";
   if (&result == &target && !same_bits(source, before)) return "overwrote its source";
-  const int64_t sent = 4 * sent_elements(call.kind, call.algorithm, call.elements, g, index, call.root);
+  const int64_t sent = 4 * sent_elements(call.kind, call.algorithm, call.elements, g, index, call.root, call.per_node);
   if (moved.sent_bytes != sent) return fmt::format("sent {} bytes, not {}", moved.sent_bytes, sent);
   if (moved.peer_wait_s < 0) return "waited a negative time";
   return "";
@@ -96,7 +119,8 @@ std::string fault_of(Communicator& comm, Task& task, CollectiveCall call, const 
 
 constexpr CollectiveKind kKinds[]{CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather,
                                   CollectiveKind::kBroadcast, CollectiveKind::kAllToAll};
-constexpr Algorithm kAlgorithms[]{Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect};
+constexpr Algorithm kAlgorithms[]{Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect, Algorithm::kTree,
+                                  Algorithm::kHierarchical};
 
 /// Every call that a group of `g` can make, with these many elements.
 std::vector<CollectiveCall> calls_of(int g, const std::vector<int64_t>& counts) {
@@ -110,7 +134,9 @@ std::vector<CollectiveCall> calls_of(int g, const std::vector<int64_t>& counts) 
           if (algorithm == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(g))) continue;
           const int64_t elements = kind == CollectiveKind::kAllToAll ? count * g : count;
           const int root = kind == CollectiveKind::kBroadcast ? static_cast<int>(count % g) : 0;
-          calls.push_back({kind, reduce, algorithm, DType::f32, elements, root, nullptr, nullptr});
+          for (int per_node = 1; per_node <= (algorithm == Algorithm::kHierarchical ? g : 1); ++per_node)
+            if (g % per_node == 0)
+              calls.push_back({kind, reduce, algorithm, DType::f32, elements, root, nullptr, nullptr, 1, per_node});
         }
   return calls;
 }
@@ -208,10 +234,12 @@ TEST_CASE("a dim within others is gathered and scattered strip by strip", "[coll
         Values part(static_cast<size_t>(kStrips * kPart)), all(static_cast<size_t>(whole), -1.0f);
         for (size_t i = 0; i < part.size(); ++i) part[i] = value(task.rank(), i);
         CollectiveCall gather{
-            CollectiveKind::kAllGather, ReduceOp::kSum, algorithm, DType::f32, whole, 0, part.data(), all.data(), kStrips};
+            CollectiveKind::kAllGather, ReduceOp::kSum, algorithm, DType::f32, whole, 0, part.data(), all.data(), kStrips,
+            g % 2 == 0 ? 2 : 1};
         if (const auto prepared = comm->prepare(gather); !prepared.ok()) throw WorldError(prepared.error().message);
         const Moved moved = comm->collective(gather, task);
-        if (moved.sent_bytes != 4 * sent_elements(gather.kind, algorithm, whole, g, task.rank())) fault = "sent other bytes";
+        if (moved.sent_bytes != 4 * sent_elements(gather.kind, algorithm, whole, g, task.rank(), 0, gather.per_node))
+          fault = "sent other bytes";
         for (int64_t strip = 0; strip < kStrips; ++strip)
           for (int p = 0; p < g; ++p)
             for (int64_t i = 0; i < kPart; ++i)
@@ -249,7 +277,7 @@ TEST_CASE("what the transport cannot do is refused beforehand", "[collectives]")
   REQUIRE(refusal({CollectiveKind::kAllToAll, ReduceOp::kSum, Algorithm::kDirect, DType::f32, 7, 0, nullptr, nullptr}) ==
           "an all_to_all cuts 7 elements in 3 equal parts");
   REQUIRE(refusal({CollectiveKind::kReduceScatter, ReduceOp::kSum, Algorithm::kRing, DType::f32, 6, 0, values, values + 6}) ==
-          "a reduce_scatter by ring or halving-doubling keeps partial sums in its source, so its result must be a view of that");
+          "a reduce_scatter that is not direct keeps partial sums in its source, so its result must be a view of that");
   REQUIRE(refusal({CollectiveKind::kReduceScatter, ReduceOp::kSum, Algorithm::kDirect, DType::f32, 6, 0, values, values + 6}) ==
           "");
 }

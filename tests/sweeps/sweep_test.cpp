@@ -169,10 +169,11 @@ TEST_CASE("dp, grad_accumulation, the global batch, seq_len and schedule are der
 }
 
 TEST_CASE("bucket_bytes is 25 MiB where buckets of gradients travel and nobody says otherwise") {
-  const Expansion e = points_of(small(
-      "layout: {dp: 2}\ninclude:\n  - {name: plain}\n  - {name: none, bucket_bytes: 0}\n  - {name: said, bucket_bytes: 1Mi}\n"
-      "  - {name: auto, zero: 1, bucket_bytes: auto}\n  - {name: units, zero: 3}\n  - {name: apart, diloco.steps: 4, measure.warmup: 4, measure.steps: 4}\n"
-      "  - {name: one, dp: 1}\n"));
+  const Expansion e = points_of(
+      small("layout: {dp: 2}\ninclude:\n  - {name: plain}\n  - {name: none, bucket_bytes: 0}\n  - {name: said, bucket_bytes: 1Mi}\n"
+            "  - {name: auto, zero: 1, bucket_bytes: auto}\n  - {name: units, zero: 3}\n  - {name: apart, diloco.steps: 4, "
+            "measure.warmup: 4, measure.steps: 4}\n"
+            "  - {name: one, dp: 1}\n"));
   std::vector<int64_t> bytes;
   for (const Point& p : e.points) {
     INFO((p.refusal ? p.refusal->message : ""));
@@ -182,7 +183,8 @@ TEST_CASE("bucket_bytes is 25 MiB where buckets of gradients travel and nobody s
   CHECK(bytes == std::vector<int64_t>{26214400, 0, 1 << 20, 26214400, 0, 0, 0});
   CHECK(to_yaml(e.points[0].config).find("bucket_bytes: 26214400") != std::string::npos);  // the resolved value is seen
   // Another framework's buckets are its own.
-  const Expansion other = points_of("model: gpt2\nmachine: hgx-h100-ndr\nresolution: analytic\nprofile: megatron\nlayout: {dp: 8}\n");
+  const Expansion other =
+      points_of("model: gpt2\nmachine: hgx-h100-ndr\nresolution: analytic\nprofile: megatron\nlayout: {dp: 8}\n");
   CHECK(other.points.at(0).config.layout.bucket_bytes == 0);
 }
 
@@ -215,7 +217,8 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("dp: 1\ntp: 2\nzero: 3\n")) == "zero=3 with dp=1: there is nothing to shard over");
   CHECK(reason(small("dp: 1\ngrad_accumulation: 1000000\n")) ==
         "layers 4 * grad_accumulation 1000000 = 4000000 runs of a layer in one step");
-  CHECK(reason(small("dp: 1\nmicro_batch: 1G\nseq_len: 1G\n")).find("a tensor or bucket of 5.12e+20 elements") != std::string::npos);
+  CHECK(reason(small("dp: 1\nmicro_batch: 1G\nseq_len: 1G\n")).find("a tensor or bucket of 5.12e+20 elements") !=
+        std::string::npos);
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, cores: 0}\n") ==
         "machine.cores=0 on a local machine: its ranks run on cores");
   CHECK(reason(small("layout: {compression: {k: 0.5}}\n")) ==
@@ -267,7 +270,7 @@ TEST_CASE("the analytic resolution refuses nothing for want of a plan") {
 }
 
 TEST_CASE("points that differ in a value no case can hold are different points") {
-  const Expansion e = points_of(small("axes: {schedule: [none, interleaved, zb-v], cp_kind: [none, ring]}\n"));
+  const Expansion e = points_of(small("axes: {schedule: [none, interleaved, zb-v], model.mlp: [gelu, swiglu]}\n"));
   CHECK(e.points.size() == 6);
   CHECK(e.duplicates == 0);
   CHECK(e.refused() == 5);
@@ -276,12 +279,12 @@ TEST_CASE("points that differ in a value no case can hold are different points")
   CHECK(ids.size() == 6);
   CHECK(e.points[0].id == case_id(e.points[0].config));
   CHECK(e.points[3].config.layout.schedule == Schedule::kInterleaved);
-  CHECK(e.points[3].unheld == std::vector<std::pair<std::string, std::string>>{{"layout.cp_kind", "ring"}});
+  CHECK(e.points[3].unheld == std::vector<std::pair<std::string, std::string>>{{"model.mlp", "swiglu"}});
   const auto reasons = refusals(e).list();
   REQUIRE(reasons.size() == 2);
-  CHECK(reasons[0].text == "cp_kind=ring is not implemented in this version");
+  CHECK(reasons[0].text == "model.mlp=swiglu is not implemented in this version");
   CHECK(reasons[0].cases == 3);
-  CHECK(reasons[0].example == "schedule=none cp_kind=ring");
+  CHECK(reasons[0].example == "schedule=none model.mlp=swiglu");
 }
 
 TEST_CASE("the precision is that of the device where nobody says one") {

@@ -50,6 +50,13 @@ Resolver published_resolver() {
   return {[](const std::string& name) { return load_model(name); }, machine};
 }
 
+std::set<std::string> untuned_sets() {
+  std::set<std::string> names;
+  for (const PublishedFile& file : published_runs())
+    if (file.untuned) names.emplace(file.name);
+  return names;
+}
+
 std::vector<RowTable> published_tables() {
   std::map<std::string, Result<Machine>> machines;
   Resolver resolver = published_resolver();

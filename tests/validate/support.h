@@ -1,6 +1,7 @@
 // Rows, machines and predictions by hand.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@ Resolver resolver();
 
 /// Presets, and the machines that ship with the published runs.
 Resolver published_resolver();
+
+/// Names of the published sets whose layouts nobody picked.
+std::set<std::string> untuned_sets();
 
 /// Every published set.
 std::vector<RowTable> published_tables();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "tests/test.h"
 #include "tests/validate/support.h"
@@ -9,11 +10,21 @@
 namespace shardlab::simulator::validation {
 namespace {
 
-TEST_CASE("every published row is a run with a measured step time") {
-  const std::map<std::string, size_t> expected{
-      {"korthikanti_2022", 9},    {"llm_foundry_mpt", 300},    {"megatron_core_h100_weak_scaling", 9},
-      {"narayanan_2021", 22},     {"simumax_b200", 43},        {"torchtitan", 41},
-      {"vtrain_multi_node", 109}, {"vtrain_single_node", 1440}};
+TEST_CASE("every published row is a run that was measured") {
+  const std::map<std::string, size_t> expected{{"korthikanti_2022", 9},
+                                               {"llm_foundry_mpt", 300},
+                                               {"megatron_core_h100_weak_scaling", 9},
+                                               {"narayanan_2021", 22},
+                                               {"simumax_b200", 43},
+                                               {"torchtitan", 41},
+                                               {"vtrain_multi_node", 109},
+                                               {"vtrain_single_node", 1440},
+                                               {"llmq_single_box", 30},
+                                               {"megatron_bridge_perf_summary", 73},
+                                               {"megatron_golden_values", 298},
+                                               {"mlperf_training_llm", 13},
+                                               {"nanotron_playbook", 1375}};
+  const std::set<std::string> untuned = testing::untuned_sets();
   CHECK(published_runs().size() == expected.size());
   for (const RowTable& table : testing::published_tables()) {
     INFO(table.name);
@@ -21,8 +32,14 @@ TEST_CASE("every published row is a run with a measured step time") {
     for (const Row& row : table.rows) {
       INFO(row.line << (row.run.ok() ? std::string() : to_string(row.run.error())));
       REQUIRE(row.run.ok());
-      CHECK(row.run->measured.step_s.has_value());
-      CHECK(row.run->measured.fits == true);
+      const RunMeasured& m = row.run->measured;
+      if (untuned.contains(table.name)) {
+        CHECK(m.fits.has_value());
+        CHECK((m.step_s || m.bytes || m.fits == false));
+        continue;
+      }
+      CHECK(m.step_s.has_value());
+      CHECK(m.fits == true);
       CHECK(row.run->machine.device.memory_bytes > 0);
       CHECK(table.csv.column("source") >= 0);
     }

@@ -121,7 +121,7 @@ TEST_CASE("rows that can be no training run are refused with the reason") {
   CHECK(refusal("dp,tp,pp,cp,micro_batch", "4000000,4000000,4000000,4000000,1") ==
         "`tp`: tp * pp * cp = 64000000000000000000 ranks");
   CHECK(refusal("dp,tp,micro_batch", "4000000,4000000,1") == "`dp`: dp * tp * pp * cp = 16000000000000 ranks");
-  CHECK(refusal("devices,ep,micro_batch", "8,3,1") == "`ep`: 3 does not divide dp * cp = 8");
+  CHECK(refusal("devices,ep,micro_batch", "8,3,1") == "`ep`: 3 times expert_tp 1 does not divide dp * cp * tp = 8");
   CHECK(refusal("devices,zero,micro_batch", "8,4,1") == "`zero`: 4 lies outside 0 to 3");
   CHECK(refusal("devices,pp,schedule,micro_batch", "8,2,gpipe,1") == "`schedule`: `gpipe` is unknown");
   CHECK(refusal("devices,pp,schedule,micro_batch", "8,2,none,1") == "`schedule`: none with pp = 2");
@@ -171,6 +171,27 @@ TEST_CASE("a table without the columns that every run needs is refused as a whol
   CHECK(refusal_of("model,machine,devices\na,b,1\n") == "there is no column `seq_len`");
   CHECK(refusal_of("seq_len,machine,devices\na,b,1\n") == "there is no column `model`, nor `layers`");
   CHECK(refusal_of("seq_len,machine,model\na,b,1\n") == "there is no column `devices`, nor `dp`");
+}
+
+TEST_CASE("columns of untuned runs") {
+  const RowTable table = testing::table_of(
+      "devices,pp,micro_batch,grad_accumulation,stage_split,master_dtype,moment_dtype,gradient_fusion,tf32,cuda_graphs,head_chunks,"
+      "offload,"
+      "offload_layers,memory_rank,measured_bytes,measured_memory_kind,biases,positions",
+      {"8,4,1,4,embedding+head,bf16,bf16,false,true,layers,4,\"master=cpu,m=cpu\",3,last,1000,live,true,rotary",
+       "8,4,1,4,first=1 last=2,,,,,,,,,,,,,", "8,4,1,4,middle=3,,,,,,,,,,,,,", "8,4,1,4,,,,,,,,,,nth,1,live,,"});
+  REQUIRE(table.rows[0].run.ok());
+  const RunLayout& l = table.rows[0].run->layout;
+  CHECK((l.embedding_as_layer && l.head_as_layer));
+  CHECK((l.master_dtype == "bf16" && l.moment_dtype == "bf16" && l.cuda_graphs == "layers"));
+  CHECK((l.gradient_fusion == false && l.tf32 == true && l.head_chunks == 4 && l.offload_layers == 3));
+  CHECK(l.offload.size() == 2);
+  CHECK(table.rows[0].run->measured.stage == 3);
+  CHECK((table.rows[0].run->shape.biases == true && table.rows[0].run->shape.learned_positions == false));
+  CHECK((table.rows[1].run->layout.first_stage_layers == 1 && table.rows[1].run->layout.last_stage_layers == 2));
+  CHECK(table.rows[1].run->measured.stage == -1);
+  CHECK_FALSE(table.rows[2].run.ok());
+  CHECK_FALSE(table.rows[3].run.ok());
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ class BackwardMutator {
             if (Op* each = std::get_if<Op>(&step))
               std::visit(
                   [](auto& w) {
-                    if constexpr (requires { w.kv_heads; }) w.heads *= 2, w.kv_heads *= 2;
+                    if constexpr (requires { w.heads, w.kv_heads; }) w.heads *= 2, w.kv_heads *= 2;
                   },
                   each->work);
       });

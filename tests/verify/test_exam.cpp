@@ -59,6 +59,47 @@ TEST_CASE("exam: the bug that each technique is known for is found") {
   CHECK(broken_exam("ulysses", "bound %qkv  activation f32[1,4,12] cp:S2 micro:slice\n  bound %o    activation f32[1,4,4]",
                     "bound %qkv  activation f32[1,4,12] cp:S1 micro:slice\n  bound %o    activation f32[1,4,4]")
             .starts_with("%qkv is bound to"));
+  // Attention over parts: a block left out, met twice, of another turn than the mask's; a running result that is begun anew.
+  const auto ring = [](std::string_view from, std::string_view to) {
+    return findings_text(find_faults(parse_or_fail(replaced(exam_text("zigzag-ring-attention"), from, to))));
+  };
+  const auto merged = [](std::string_view from, std::string_view to) {
+    return findings_text(find_faults(parse_or_fail(replaced(exam_text("merged-ring-attention"), from, to))));
+  };
+  CHECK(ring("  attention_block.F attn.block3 (%q, %kv3, %o2, %l2) -> (%o3, %l3) heads=2 kv_heads=1 head_dim=4 turn=-3 carry\n", "")
+            .find("attn.block2 made is there: an attention to 3 of 4 blocks of keys") != std::string::npos);
+  CHECK(ring("(%q, %kv2, %o1, %l1) -> (%o2, %l2) heads=2 kv_heads=1 head_dim=4 turn=-2",
+             "(%q, %kv2, %o1, %l1) -> (%o2, %l2) heads=2 kv_heads=1 head_dim=4 turn=-1")
+            .find("turn=-1, and %kv2 has come 2 hops") != std::string::npos);
+  CHECK(ring("attn.block2 (%q, %kv2, %o1", "attn.block2 (%q, %kv1, %o1").find("turn=-2, and %kv1 has come 3 hops") !=
+        std::string::npos);
+  CHECK(ring("attn.block1 (%q, %kv1, %o, %lse) -> (%o1, %l1) heads=2 kv_heads=1 head_dim=4 turn=-1 carry",
+             "attn.block1 (%q, %kv1) -> (%o1, %l1) heads=2 kv_heads=1 head_dim=4 turn=-1")
+            .find("an attention to 3 of 4 blocks of keys") != std::string::npos);
+  // Gradients of keys: those of the ranks before dropped, of the own block alone, of another block.
+  CHECK(ring("(%d.o, %o, %lse, %q, %kv2, %d.q1, %d.kv2) -> (%d.q2, %d.kv2+) heads=2 kv_heads=1 head_dim=4 turn=-2 carry carry_kv",
+             "(%d.o, %o, %lse, %q, %kv2, %d.q1) -> (%d.q2, %d.kv2+) heads=2 kv_heads=1 head_dim=4 turn=-2 carry")
+            .find("reads %d.kv, which is not the gradient of what layers.0 m0 attn.kv made") != std::string::npos);
+  CHECK(ring("linear.W attn.kv (%x, %d.kv)", "linear.W attn.kv (%x, %d.kv0)").find("reads %d.kv0, which is not the gradient") !=
+        std::string::npos);
+  CHECK(ring("%lse, %q, %kv1, %d.q, %d.kv1)", "%lse, %q, %kv2, %d.q, %d.kv1)")
+            .find("reads %d.kv1, which has come 3 hops, with what has come 2") != std::string::npos);
+  // Parts merged in another order than that of the ranks, twice, with the sums of another, or at another rank.
+  CHECK(merged("%o1, %sums1, %o2, %sums2,", "%o2, %sums2, %o1, %sums1,")
+            .find("takes %o2 for that of the block 3 ranks away, and it is of 2 of 4") != std::string::npos);
+  CHECK(merged("%d.home1, %d.home2, %d.home3)", "%d.home2, %d.home1, %d.home3)")
+            .find("takes %d.home2 for that of the block 3 ranks away, and it is of the one 2 away") != std::string::npos);
+  CHECK(merged("(%d.q0, %d.q1,", "(%d.q0, %d.q0,").find("takes %d.q0 for that of the block 3 ranks away") != std::string::npos);
+  CHECK(merged("(%o0, %sums0, %o1, %sums1,", "(%o0, %sums0, %o1, %sums0,")
+            .find("merges %o1 and %sums0, which are not the results of one partial block") != std::string::npos);
+  CHECK(merged("(%d.home2) comm=ring.grads hop=2 cyclic", "(%d.home2) comm=ring.grads hop=1 cyclic")
+            .find("reads %d.home2 as the rank's own, and it is 1 of 4 hops away from home") != std::string::npos);
+  // Gathered keys: attention to the rank's own alone, and a gradient of all keys that is not summed over the ranks.
+  CHECK(findings_text(find_faults(parse_or_fail(replaced(exam_text("gathered-attention"), "attention_block.F attn.core (%q, %all)",
+                                                         "attention_block.F attn.core (%q, %kv)"))))
+            .find("an attention to 1 of 4 blocks of keys") != std::string::npos);
+  CHECK(broken_exam("gathered-attention", "  reduce_scatter attn.keys (%d.all) -> (%d.kv) comm=ring\n", "") ==
+        "reads %d.kv before it is written");
   // A unit freed before its backward.
   CHECK(broken_exam("fsdp", "  call unit.B l=0 m=0", "  free %unit.0\n  call unit.B l=0 m=0")
             .starts_with("reads %w, which is not live"));

@@ -10,6 +10,7 @@
 
 #include "plan/base/files.h"
 #include "reports/table.h"
+#include "runtime/socket.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
@@ -75,6 +76,78 @@ TEST_CASE("a transport is an axis of a sweep, and changes neither losses nor byt
   CHECK(processes_with({"measure-case", scratch / "out"}).empty());
 }
 
+/// A port that nobody listens at.
+int free_port() {
+  Endpoint endpoint;
+  const auto listener = listen_at(endpoint);
+  REQUIRE(listener.ok());
+  return endpoint.port;
+}
+
+/// The block of a document that begins with `first`.
+std::string block_of(const std::string& document, const std::string& first) {
+  const std::string text = slurp(testing::source_dir() + ("/" + document));
+  const size_t begin = text.find(first);
+  REQUIRE(begin != std::string::npos);
+  return text.substr(begin, text.find("```", begin) - begin);
+}
+
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  const size_t at = text.find(what);
+  INFO(what);
+  REQUIRE(at != std::string::npos);
+  return text.replace(at, what.size(), by);
+}
+
+TEST_CASE("processes that a shell has started share a sweep, as the document shows") {
+  const Scratch scratch;
+  const std::string file = sweep_of(scratch, "measure: {warmup: 1, steps: 2, repeat: 1, timeout: 1m}\n");
+  REQUIRE(shardlab_program(scratch, "run " + file + machine_option() + "--out " + (scratch / "threads")).code == 0);
+  std::string loop = block_of("docs/transports.md", "export WORLD_SIZE=4");
+  loop = replaced(loop, "29500", std::to_string(free_port()));
+  loop = replaced(loop, "SWEEP.yaml", file + machine_option());
+  loop = replaced(loop, "runs/loop", scratch / "out");
+  loop = replaced(loop, "shardlab launch", std::string(testing::program_path()) + " launch");
+  const std::string script = scratch.write("loop.sh", "TMPDIR=" + (scratch / "tmp") + "\nexport TMPDIR\n" + loop);
+  fs::create_directories(scratch / "tmp");
+  REQUIRE(std::system(fmt::format("sh {} >{} 2>&1", script, scratch / "loop.txt").c_str()) == 0);
+  INFO(slurp(scratch / "loop.txt"));
+  const Rows rows = parse_csv(slurp(scratch / "out/results.csv"));
+  REQUIRE(rows.size() == 2);
+  INFO(cell(rows, 1, "reason"));
+  CHECK(cell(rows, 1, "status") == "ok");
+  CHECK(cell(rows, 1, "transport") == "tcp");
+  const Rows threads = parse_csv(slurp(scratch / "threads/results.csv"));
+  for (const char* column : {"measured_peak_bytes", "measured_wire_bytes", "loss_first", "loss_last"})
+    CHECK(cell(rows, 1, column) == cell(threads, 1, column));
+  const std::string folder = scratch / ("out/" + cell(rows, 1, "case_id"));
+  CHECK(is_there(folder + "/log.3.txt"));
+  CHECK(fs::is_empty(scratch / "tmp"));
+  CHECK(processes_with({"measure-case", scratch / "out"}).empty());
+}
+
+TEST_CASE("a process of a job that dies ends the case of all") {
+  const Scratch scratch;
+  const std::string file = sweep_of(scratch, "measure: {warmup: 1, steps: 2, repeat: 1, timeout: 1m}\n");
+  const std::string place = fmt::format("--world-size 2 --master-addr 127.0.0.1 --master-port {}", free_port());
+  const auto part = [&](int rank, const std::string& before) {
+    const std::string log = scratch / fmt::format("part{}.txt", rank);
+    return std::async(std::launch::async, [=, &scratch] {
+      return std::system(fmt::format("{} {} launch {} --rank {} run {}{}--out {} >{} 2>&1", before, testing::program_path(), place,
+                                     rank, file, machine_option(), scratch / "out", log)
+                             .c_str());
+    });
+  };
+  // Every file that the second process could write is too large for it: a signal ends it.
+  auto first = part(0, ""), second = part(1, "ulimit -f 0; ");
+  CHECK(WEXITSTATUS(first.get()) == 4);
+  CHECK(second.get() != 0);
+  INFO(slurp(scratch / "part0.txt"));
+  const std::string reason = cell(parse_csv(slurp(scratch / "out/results.csv")), 1, "reason");
+  INFO(reason);
+  CHECK(reason.find("process 1 of 2 has ended") != std::string::npos);
+}
+
 TEST_CASE("what cannot be launched is refused with what can") {
   const Scratch scratch;
   const std::string file = sweep_of(scratch, "measure: {warmup: 1, steps: 1, repeat: 1, timeout: 1m}\n");
@@ -87,8 +160,13 @@ TEST_CASE("what cannot be launched is refused with what can") {
         "* cp");
   const Output no_run = launch("-n 2 memory --model gpt2");
   CHECK(no_run.code == 2);
-  CHECK(no_run.err.find("only `run` has ranks to launch") != std::string::npos);
+  CHECK(no_run.err.find("only `run` and `comm` have ranks to launch") != std::string::npos);
   CHECK(launch("-n 0" + rest).code == 2);
+  const Output both = launch("-n 2 --rank 0 --world-size 2" + rest);
+  CHECK(both.code == 2);
+  CHECK(both.err.find("-n with a place in a job") != std::string::npos);
+  const Output doctor = shardlab_program(scratch, "doctor --format csv", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=7");
+  CHECK(doctor.out.find("place in a job,\"process 1 of 2, first process at h:7, by torchrun (RANK)\"") != std::string::npos);
 }
 
 TEST_CASE("a case whose process is killed ends, says who it was and at what, and leaves no process behind") {

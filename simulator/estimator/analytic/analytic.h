@@ -67,6 +67,15 @@ struct Point {
   Compression compression = Compression::kNone;
   int32_t compression_rank = 0;  ///< of PowerSGD; entries of a thousand kept by top-k
   double expert_skew = 1;        ///< tokens of the busiest expert-parallel rank over the mean
+
+  // Layers by stage. Embedding and head may count as a layer each, so that the stages that hold them have one layer less; the first
+  // and the last stage may have layers of their own number (0: as the others).
+  bool embedding_as_layer = false, head_as_layer = false;
+  int16_t first_layers = 0, last_layers = 0;
+  int32_t offload_layers = 0;  ///< whose activations are offloaded, of all stages; 0: all
+  /// What `offload_optimizer` moves: a sum of these.
+  static constexpr uint8_t kMaster = 1, kFirstMoment = 2, kSecondMoment = 4, kWholeOptimizer = 7;
+  uint8_t offload_parts = kWholeOptimizer;
   friend bool operator==(const Point&, const Point&) = default;
 
   int64_t world_size() const { return int64_t{dp} * tp * pp * cp; }
@@ -277,6 +286,14 @@ Result<void> explain(const Prepared& prepared, const Point& point);
 /// Refuses a point that asks for something that the framework does not have. The message says what the framework has instead, and
 /// which profiles have all of it.
 Result<void> explain_ability(const FrameworkProfile& profile, const Point& point);
+
+/// Bytes that the allocator has reserved for inputs of tensor-parallel exchanges, which it may not hand out again before the stream of
+/// the exchange has passed them (record_stream). The host runs ahead by as many as the queue of launches lets it, or not at all. They
+/// are in no estimate: an allocator that has nothing else left waits for them.
+struct HeldBytes {
+  int64_t typical = 0, most = 0;
+};
+HeldBytes held_bytes(const Prepared& prepared, const Point& point);
 
 /// One line of a table of activations: what a layer of one kind keeps of one micro-batch.
 struct ActivationItem {

@@ -131,7 +131,10 @@ StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
   }
   const bool low = point.precision == Precision::kFp8 || point.precision == Precision::kFp4;
   if (low && p.state_fp8_gather) weight_wire = expert_weight_wire = 1;
-  if (low) parameter += p.state_fp8_weight;
+  if (low && p.state_fp8_alone)
+    parameter = 1, master = std::max(master, 2.0);
+  else if (low)
+    parameter += p.state_fp8_weight;
   switch (point.compression) {
     case Compression::kNone:
     case Compression::kPowerSgd:
@@ -155,6 +158,40 @@ int64_t Frame::dense_parameters(const StageGroup& g) const {
 
 int64_t Frame::expert_parameters(const StageGroup& g) const { return parameter_copies(point.schedule) * g.moe * block.moe.expert; }
 
+StageLayers::StageLayers(const ModelShape& shape, const Point& point) : stages(point.pp) {
+  first_less = point.embedding_as_layer ? 1 : 0, last_less = point.head_as_layer ? 1 : 0;
+  int64_t shared = shape.layers + first_less + last_less;
+  int32_t among = stages;
+  if (stages > 1 && point.first_layers > 0) shared -= first_own = point.first_layers, --among, shared -= first_less, first_less = 0;
+  if (stages > 1 && point.last_layers > 0) shared -= last_own = point.last_layers, --among, shared -= last_less, last_less = 0;
+  least = among > 0 ? shared / among : 0;
+  uneven = among > 0 ? static_cast<int32_t>(shared % among) + (first_own > 0 ? 1 : 0) : 0;
+  sound = among > 0 ? shared >= 0 : shared == 0;
+}
+
+int64_t StageLayers::layers(int32_t stage) const {
+  if (stages == 1) return least - first_less - last_less;
+  if (stage == 0 && first_own > 0) return first_own;
+  if (stage == stages - 1 && last_own > 0) return last_own;
+  return least + (stage < uneven ? 1 : 0) - (stage == 0 ? first_less : 0) - (stage == stages - 1 ? last_less : 0);
+}
+
+int64_t StageLayers::before(int32_t stage) const {
+  if (stage == 0) return 0;
+  const int64_t own = first_own > 0 ? 1 : 0;  // stages among which nothing is shared
+  const int64_t counted = stage - own, more = std::max<int64_t>(0, std::min<int64_t>(stage, uneven) - own);
+  return (own > 0 ? first_own : -first_less) + counted * least + more;
+}
+
+int32_t StageLayers::holder(int64_t layer) const {
+  int32_t low = 0, high = stages - 1;
+  while (low < high) {
+    const int32_t middle = (low + high + 1) / 2;
+    (before(middle) <= layer ? low : high) = before(middle) <= layer ? middle : middle - 1;
+  }
+  return low;
+}
+
 StageGroups::StageGroups(const ModelShape& shape, const Point& point, bool balanced) {
   const int32_t stages = point.pp;
   const bool once = point.schedule == Schedule::kAfab || point.schedule == Schedule::k1F1B;  // a stage is one run of blocks
@@ -162,16 +199,12 @@ StageGroups::StageGroups(const ModelShape& shape, const Point& point, bool balan
     balance(shape, point);
     return;
   }
-  const auto uneven = static_cast<int32_t>(shape.layers % stages);
-  const int64_t least = shape.layers / stages;
+  const StageLayers split(shape, point);
   // Corners: after the first stage, where stages have one layer less, around the end of the dense layers, before the last stage.
-  std::array<int32_t, 6> corners{0, 1, uneven, stages - 1, stages, stages};
+  std::array<int32_t, 6> corners{0, 1, split.uneven, stages - 1, stages, stages};
   if (shape.moe() && shape.dense_layers > 0) {
-    const int64_t larger = uneven * (least + 1);
-    const int64_t stage = shape.dense_layers <= larger ? shape.dense_layers / (least + 1)
-                                                       : uneven + (shape.dense_layers - larger) / std::max<int64_t>(least, 1);
-    corners[4] = static_cast<int32_t>(std::min<int64_t>(stage, stages));
-    corners[5] = static_cast<int32_t>(std::min<int64_t>(stage + 1, stages));
+    corners[4] = std::min(split.holder(shape.dense_layers), stages);
+    corners[5] = std::min(corners[4] + 1, stages);
   }
   std::sort(corners.begin(), corners.end());
   for (size_t i = 0; i < corners.size(); ++i) {
@@ -181,9 +214,8 @@ StageGroups::StageGroups(const ModelShape& shape, const Point& point, bool balan
 }
 
 void StageGroups::add(int32_t first, int32_t count, const ModelShape& shape, const Point& point) {
-  const auto uneven = static_cast<int32_t>(shape.layers % point.pp);
-  const int64_t least = shape.layers / point.pp, layers = least + (first < uneven ? 1 : 0);
-  const int64_t before = first * least + std::min(first, uneven);
+  const StageLayers split(shape, point);
+  const int64_t layers = split.layers(first), before = split.before(first);
   const int64_t dense_limit = shape.moe() ? shape.dense_layers : shape.layers;
   const int64_t dense = std::clamp<int64_t>(dense_limit - before, 0, layers);
   StageGroup g{.first = first, .count = count, .dense = dense, .moe = layers - dense};
@@ -265,7 +297,8 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   transferred = transferred || (unaligned && device->provenance("unaligned") == Provenance::kTransferred);
   return Prepared(std::make_shared<const Prepared::Inside>(
       Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred, std::move(rest),
-                       machine.device.peak_flops.count("fp8") > 0, machine.device.peak_flops.count("fp4") > 0}));
+                       machine.device.peak_flops.count("fp8") > 0, machine.device.peak_flops.count("fp4") > 0,
+                       machine.device.architecture == "hopper" || machine.device.architecture == "blackwell"}));
 }
 
 struct Estimator::State {
@@ -338,6 +371,14 @@ std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const P
   StepMemo steps;
   const Frame frame = frame_of(in, point, block, collectives, steps);
   return events_of(frame, frame.groups.of(stage), stage, key);
+}
+
+HeldBytes held_bytes(const Prepared& prepared, const Point& point) {
+  const FrameworkProfile& p = prepared.profile();
+  if (point.tp == 1 || p.memory_held_most <= 0) return {};
+  const double tensor = (point.precision == Precision::kFp32 ? 4.0 : 2.0) * of(point.micro_batch) * of(point.seq_len) / point.cp *
+                        of(prepared.shape().hidden);
+  return {whole(tensor * (point.pp > 1 ? p.memory_held_pipeline : p.memory_held)), whole(tensor * p.memory_held_most)};
 }
 
 std::vector<ActivationItem> activations_by_kind(const Prepared& prepared, const Point& point) {

@@ -24,8 +24,9 @@ struct Prepared::Inside {
   DeviceModel device;
   Fabric fabric;
   bool transferred = false;
-  std::shared_ptr<const Case> rest;  ///< what points do not say of cases of shardlab's executor; none: defaults
+  std::shared_ptr<const Case> rest;       ///< what points do not say of cases of shardlab's executor; none: defaults
   bool has_fp8 = false, has_fp4 = false;  ///< the device multiplies in that precision
+  bool hopper = false;                    ///< or later
 
   LayerStudy layers() const { return {shape, profile, device, fabric, {machine.devices_per_node, machine.nodes, 1}}; }
 };
@@ -52,6 +53,18 @@ class ExecutorCases {
   Case case_;  ///< of `last_`
   Point last_;
   bool have_last_ = false, runs_ = false;
+};
+
+/// How the layers of a model are dealt out: evenly, the first stages one more; but for ends that count as layers, and stages at the
+/// ends with a number of their own.
+struct StageLayers {
+  StageLayers(const ModelShape& shape, const Point& point);
+  int64_t layers(int32_t stage) const;
+  int64_t before(int32_t stage) const;  ///< layers of all stages before it
+  int32_t holder(int64_t layer) const;  ///< the last stage that begins at `layer` or before it
+  int32_t stages = 1, uneven = 0;       ///< stages before `uneven` have one layer more
+  int64_t least = 0, first_less = 0, last_less = 0, first_own = 0, last_own = 0;
+  bool sound = true;  ///< the stages hold just the model's layers
 };
 
 /// Stages of one kind: equal layers and ends.

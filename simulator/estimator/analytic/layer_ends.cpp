@@ -25,13 +25,13 @@ EndCost Pricer::embedding() const {
 
 EndCost Pricer::head() const {
   EndCost cost;
-  const double rows = of(vocab_rows()), logits = n_.tokens * rows;
+  const double rows = of(vocab_rows()), logits = n_.tokens * rows / std::max(1.0, p_.saved_head_chunks);
   cost.matrix = vocab_rows() * shape_.hidden;
   cost.replicated = (shape_.rms_norm ? 1 : 2) * shape_.hidden;
   const Precision precision = fp32_ || p_.fp32_head ? Precision::kFp32 : Precision::kBf16;
   const auto product = [&](double m, double n, double k, Product kind) {
-    const DeviceModel::Waited x =
-        device_.matmul_waited({.m = m, .n = n, .k = k, .precision = precision, .product = kind, .slowest = slowest_});
+    const DeviceModel::Waited x = device_.matmul_waited(
+        {.m = m, .n = n, .k = k, .precision = precision, .product = kind, .slowest = slowest_, .tf32 = p_.fp32_tensor_cores});
     cost.late_s += x.late;
     return x.seconds;
   };

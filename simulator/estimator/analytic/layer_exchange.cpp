@@ -164,12 +164,20 @@ void Pricer::add_host(bool moe, LayerCost& cost) const {
   const double back = apart + norms * p_.launch_norm_backward + 2 * p_.launch_residual_backward +
                       rotation * p_.launch_rotation_backward + p_.launch_layout_backward + p_.launch_activation_backward +
                       p_.launch_core_backward + (matmuls + inner) * (2 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
-  const double exchanges = (key_.tp > 1 ? (key_.sequence_parallel ? 4 : 2) : 0) + (key_.cp > 1 ? n_.c : 0) +
-                           (moe && key_.ep > 1 ? 2 : 0) + (moe && key_.expert_tp > 1 ? 2 : 0);
-  const double once = p_.host_layer_s + exchanges * p_.host_collective_s;
+  const double tensor = key_.tp > 1 ? (key_.sequence_parallel ? 4 : 2) : 0;
+  const double again = key_.tp > 1 && key_.sequence_parallel && p_.overlap_regathers ? 2 : 0;
+  const double others = (key_.cp > 1 ? n_.c : 0) + (moe && key_.ep > 1 ? 2 : 0) + (moe && key_.expert_tp > 1 ? 2 : 0);
+  const double exchange = p_.host_exchange_s > 0 ? p_.host_exchange_s : p_.host_collective_s;
+  const double once = p_.host_layer_s + tensor * exchange + others * p_.host_collective_s;
+  const double once_back = once + (p_.host_exchange_s > 0 ? again * exchange : 0);
   cost.forward.host_s = forward * p_.host_forward_s + once;
   cost.weight.host_s = (matmuls + inner) * p_.host_backward_s;
-  cost.input.host_s = (back - matmuls - inner) * p_.host_backward_s + once;
+  cost.input.host_s = (back - matmuls - inner) * p_.host_backward_s + once_back;
+  if (p_.host_graphs > 0 && (!moe || p_.host_graphs > 1)) {
+    // A graph is one launch; a step's replays everything without the host.
+    const double replay = p_.host_graphs > 1 ? 0 : p_.host_forward_s;
+    cost.forward.host_s = replay, cost.weight.host_s = 0, cost.input.host_s = replay;
+  }
   if (key_.recompute.modules == 0) return;
   cost.recompute.host_s =
       key_.recompute.full()

@@ -6,7 +6,7 @@
 namespace shardlab::simulator::analytic {
 
 void Pricer::kept_by_attention(KeptTensors& kept) const {
-  const double t = n_.tokens, norm = p_.saved_norm * wide_;
+  const double t = n_.tokens, norm = p_.saved_norm * (narrow_inputs() ? 0.5 : wide_);
   kept.add("layer input", p_.saved_input * wide_ * n_.residual, 0, 1);
   kept.add("norm output", norm * n_.residual, Recompute::kNorms);
   kept.add("norm in fp32", p_.saved_norm_fp32 * n_.residual, Recompute::kNorms);
@@ -23,6 +23,8 @@ void Pricer::kept_by_attention(KeptTensors& kept) const {
     kept.add("scores", (p_.saved_scores * wide_ + softmax) * scores, Recompute::kAttentionCore);
   }
   kept.add("attention", p_.saved_attention * wide_ * t * n_.o, p_.attention_fused ? Recompute::kAttentionCore : 0, 1);
+  // The projection reads a narrow copy, fused attention its own output.
+  if (narrow_inputs()) kept.add("attention in 8 bits", t * n_.o, 0, 1);
   kept.add("log-sum-exp", p_.saved_log_sum_exp * t * n_.heads, Recompute::kAttentionCore, 1);
   kept.add("dropout mask", p_.saved_mask * n_.residual, 0);
 }
@@ -36,7 +38,7 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
   }
   const uint16_t whole = moe ? Recompute::kExperts : 0;
   kept.add("residual", p_.saved_residual * wide_ * n_.residual, 0);
-  kept.add("norm output", p_.saved_norm * wide_ * n_.residual, Recompute::kNorms);
+  kept.add("norm output", p_.saved_norm * (narrow_inputs() && !moe ? 0.5 : wide_) * n_.residual, Recompute::kNorms);
   kept.add("norm in fp32", p_.saved_norm_fp32 * n_.residual, Recompute::kNorms);
   kept.add("norm statistics", p_.saved_statistics * n_.residual / n_.h, Recompute::kNorms);
   if (!moe) kept.add("gathered norm output", gathered_input(), 0);
@@ -46,7 +48,7 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
     const uint16_t up = Recompute::kUp | whole, activation = Recompute::kActivation | Recompute::kUp | whole;
     kept.add("up", (shape_.swiglu ? 2 : 1) * p_.saved_up * elements, up, 0.5);
     kept.add("gate", p_.saved_gate * elements, activation);
-    kept.add("activated", p_.saved_activated * elements, activation);
+    kept.add("activated", p_.saved_activated * (narrow_inputs() ? 0.5 : 1) * elements, activation);
   };
   // Operator-wise checkpointing keeps the result of the last projection besides.
   if (alternate()) kept.add("feed-forward result", p_.saved_result * wide_ * n_.residual, 0, 1);

@@ -25,10 +25,19 @@ bool schedule_ok(const ModelShape& s, const Point& p) {
   if ((p.pp == 1) != (p.schedule == Schedule::kNone)) return false;
   const bool looped = p.schedule == Schedule::kInterleaved || p.schedule == Schedule::kBreadthFirst;
   if (!looped && p.vpp != 1) return false;
-  if (looped && (p.vpp < 2 || int64_t{p.pp} * p.vpp > s.layers)) return false;
-  if (p.schedule == Schedule::kInterleaved && p.grad_accumulation % p.pp != 0) return false;
+  // Parts of a looped pipeline may be an end of the model alone, where that counts as a layer.
+  const int64_t parts = s.layers + (p.embedding_as_layer ? 1 : 0) + (p.head_as_layer ? 1 : 0);
+  if (looped && (p.vpp < 2 || int64_t{p.pp} * p.vpp > parts)) return false;
+  if (p.schedule == Schedule::kInterleaved && p.grad_accumulation < p.pp) return false;
   if (is_folded(p.schedule) && 2 * int64_t{p.pp} > s.layers) return false;
   return p.schedule != Schedule::kDualPipe || (p.pp % 2 == 0 && p.grad_accumulation % 2 == 0 && p.grad_accumulation >= 2 * p.pp);
+}
+
+bool stages_ok(const ModelShape& s, const Point& p) {
+  if (p.first_layers < 0 || p.last_layers < 0 || p.offload_layers < 0) return false;
+  if (p.first_layers == 0 && p.last_layers == 0 && !p.embedding_as_layer && !p.head_as_layer) return true;
+  const StageLayers split(s, p);
+  return split.sound && split.layers(0) >= 0 && split.layers(p.pp - 1) >= 0;
 }
 
 bool experts_ok(const ModelShape& s, const Point& p) {
@@ -120,7 +129,7 @@ Refusal refusal_of(const Prepared::Inside& in, const Point& p) {
   if (s.heads % p.tp != 0 || (s.kv_heads % p.tp != 0 && p.tp % s.kv_heads != 0)) return Refusal::kHeads;
   if (p.cp > 1 && p.cp_kind == CpKind::kUlysses && (s.heads / p.tp) % p.cp != 0) return Refusal::kHeads;
   if (s.ffn % p.tp != 0 || s.hidden % p.tp != 0) return Refusal::kWidth;
-  if (p.pp > s.layers) return Refusal::kLayers;
+  if (p.pp > s.layers + (p.embedding_as_layer ? 1 : 0) + (p.head_as_layer ? 1 : 0) || !stages_ok(s, p)) return Refusal::kLayers;
   if (!schedule_ok(s, p)) return Refusal::kSchedule;
   if (!sequence_ok(p)) return Refusal::kSequence;
   if (!experts_ok(s, p)) return Refusal::kExperts;
@@ -168,12 +177,13 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
           "choose a tp that divides both");
     case Refusal::kWidth:
       return no(fmt::format("ffn {} and hidden {} are not both multiples of tp {}", s.ffn, s.hidden, p.tp), "change tp");
-    case Refusal::kLayers: return no(fmt::format("{} layers on {} stages", s.layers, p.pp), "lower pp");
+    case Refusal::kLayers:
+      return no(fmt::format("{} layers on {} stages", s.layers, p.pp), "lower pp, or give the stages at the ends fewer layers");
     case Refusal::kSchedule:
       return no(fmt::format("schedule {} with pp {}, vpp {}, {} layers and {} micro-batches", name_of(p.schedule), p.pp, p.vpp,
                             s.layers, p.grad_accumulation),
                 "none goes with pp 1; interleaved and breadth-first with vpp of 2 and more, at most layers / pp; interleaved with "
-                "micro-batches in multiples of pp; dualpipe with even pp and at least 2 pp micro-batches");
+                "at least pp micro-batches; dualpipe with even pp and at least 2 pp micro-batches");
     case Refusal::kSequence:
       return no(fmt::format("seq_len {} cannot be cut by cp {} ({}) and tp {}", p.seq_len, p.cp, name_of(p.cp_kind), p.tp),
                 "seq_len is a multiple of cp (2 cp under zigzag), times tp under sequence parallelism");

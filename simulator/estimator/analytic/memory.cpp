@@ -32,6 +32,11 @@ struct Kept {
   double offloaded = 0;
 };
 
+/// The part of the layers whose activations are offloaded.
+double offloaded_share(const Frame& f) {
+  return f.point.offload_layers > 0 ? std::min(1.0, f.point.offload_layers / of(f.in.shape.layers)) : 1;
+}
+
 /// With `flying` micro-batches between forward and backward.
 Kept kept_of(const Frame& f, const StageGroup& g, double flying) {
   const Block& b = f.block;
@@ -41,7 +46,8 @@ Kept kept_of(const Frame& f, const StageGroup& g, double flying) {
     // Two layers stay: the one that runs and the one that is copied.
     const double layers = of(g.dense + g.moe), waits = f.in.profile.overlap_offload_waits ? flying : 1;
     const double stays = std::min(1.0, 2 / layers) / waits;
-    k.offloaded = k.layers * (1 - stays);
+    const double all = f.in.profile.overlap_offload_residual ? layers * b.boundary : k.layers;
+    k.offloaded = all * (1 - stays) * offloaded_share(f);
     k.layers -= k.offloaded;
   }
   const double logits = b.head.logits - b.head.at_loss;
@@ -197,7 +203,12 @@ Peaked peaked_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* ho
     (to == Medium::kCpu ? host_bytes : nvme_bytes) += bytes;
     bytes = 0;
   };
-  move_out(point.offload_optimizer, standing.master), move_out(point.offload_optimizer, standing.moments);
+  if (point.offload_parts & Point::kMaster) move_out(point.offload_optimizer, standing.master);
+  const int moments = (point.offload_parts & Point::kFirstMoment ? 1 : 0) + (point.offload_parts & Point::kSecondMoment ? 1 : 0);
+  double moved = standing.moments * moments / 2;
+  const double unmoved = standing.moments - moved;
+  move_out(point.offload_optimizer, moved);
+  standing.moments = unmoved + moved;
   move_out(point.offload_parameters, standing.parameters);
   const double flying = in_flight(point.schedule, point.pp, stage, point.grad_accumulation, point.vpp);
   const Kept kept = kept_of(f, g, flying);
@@ -217,7 +228,7 @@ Peaked peaked_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* ho
   m[MemoryPart::kLogits] = whole(peak.logits);
   m[MemoryPart::kGathered] = whole(peak.gathered + (f.gathers ? peak.made : 0));
   m[MemoryPart::kBuckets] = whole(buckets_of(f, g) + boundaries_of(f, g, stage) + rows_of(f));
-  m[MemoryPart::kWorkspace] = whole(p.memory_workspace + dummies_of(f, g));
+  m[MemoryPart::kWorkspace] = whole(p.memory_workspace + (f.in.hopper ? p.memory_workspace_hopper : 0) + dummies_of(f, g));
   if (p.memory_caching)
     m[MemoryPart::kFragmented] =
         whole(p.memory_fragmentation_base +

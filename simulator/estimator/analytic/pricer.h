@@ -88,7 +88,7 @@ class Pricer {
 
  private:
   double collective_s(CollectiveUse kind, double bytes, const Group& group) const {
-    return fabric_.collective_seconds(kind, bytes, group, {p_.own_collectives, key_.algorithm});
+    return fabric_.exchange_seconds(kind, bytes, group, {p_.own_collectives, key_.algorithm});
   }
 
   // Kernels.
@@ -96,6 +96,7 @@ class Pricer {
   DeviceModel::Waited waited(double m, double n, double k, Product product, double batch = 1) const {
     Matmul x{.m = m, .n = n, .k = k, .batch = batch, .precision = key_.precision, .product = product, .slowest = slowest_};
     x.grouped = batch > 1;
+    x.tf32 = p_.fp32_tensor_cores;
     x.out_bytes = product == Product::kWeight && p_.overlap_wgrad_fused > 0 ? p_.state_gradient : e_;
     x.accumulate = product == Product::kWeight && p_.overlap_wgrad_fused > 0;
     return device_.matmul_waited(x);
@@ -164,6 +165,8 @@ class Pricer {
         p_.passes_summed * of(static_cast<int64_t>(widths.size()) - 1) + (key_.tp > 1 ? p_.passes_summed_sent : 0);
     cost.input.compute_s += moved(l.rows * l.in * l.batch, passes, 1);
   }
+  /// Whether linears keep what they read in 8 bits.
+  bool narrow_inputs() const { return low_ && p_.saved_fp8_inputs; }
   /// Whether attention is unfused and no kernel does its whole softmax at once.
   bool softmax_apart() const {
     if (p_.attention_fused) return false;

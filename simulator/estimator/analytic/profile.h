@@ -55,6 +55,7 @@ struct FrameworkProfile {
   double state_gradient_wire = 4;        ///< as reduced
   double state_weight_wire = 2;          ///< as gathered
   double state_fp8_weight = 0;           ///< extra bytes a matrix parameter of fp8 copies (with the transposed one)
+  bool state_fp8_alone = false;          ///< under fp8, ranks hold narrow weights alone, and the master is what there is in 16 bit
   bool state_fp8_gather = false;         ///< fp8 weights are gathered as 1 byte
   bool state_fp8_exchange = false;       ///< under fp8, tensor-parallel gathers carry 1 byte an element
   bool state_fp8_shared = true;          ///< projections of one input share its quantised copy
@@ -75,6 +76,7 @@ struct FrameworkProfile {
   double saved_up = 2;
   double saved_gate = 0;  ///< an ffn element: output of silu kept beside gate and up
   double saved_activated = 2;
+  bool saved_fp8_inputs = false;     ///< under fp8 and fp4, linears keep what they read as one byte an element
   double saved_mask = 0;             ///< of each of the two dropouts of the residual stream
   double saved_norm_fp32 = 0;        ///< of each norm: an fp32 copy that an unfused norm keeps
   double saved_logits = 4;           ///< a logit, at the peak of the loss's backward, all copies
@@ -84,6 +86,7 @@ struct FrameworkProfile {
   double saved_logits_output = 0;    ///< a logit that stays until the next forward is over: what a trainer holds for its metrics
   double saved_logits_parallel = 0;  ///< a logit, as saved_logits, where tp cuts the vocabulary; 0: as saved_logits
   double saved_head_input = 2;
+  double saved_head_chunks = 1;  ///< pieces of a micro-batch whose logits are made one after the other
   /// The result of the feed-forward, where every second matmul is computed again. 0: a compiler sees that nobody reads it.
   double saved_result = 2;
   /// Inputs of column-parallel matmuls, whole on each rank under sequence parallelism; 0: gathered again.
@@ -140,12 +143,15 @@ struct FrameworkProfile {
   double host_backward_s = 4e-6;                     ///< in backward
   double host_layer_s = 0;                           ///< a layer and phase beyond its launches: hooks, contexts, Python
   double host_collective_s = 20e-6;                  ///< host time of one collective
-  double host_step_s = 0;                            ///< a step: data loading, logging, scheduler, synchronisations
-  double host_micro_batch_s = 0;                     ///< a micro-batch
-  bool host_sync = false;                            ///< the host waits for the device between forward and backward
-  bool host_sync_sends = false;                      ///< it does so where it sends to another stage
-  bool host_serial = false;                          ///< kernels are started one when the other is done, as under a profiler
-  double host_send_s = 0;                            ///< a send to another stage: what is exchanged about a tensor before it
+  double host_exchange_s =
+      0;                   ///< of one exchange of tensor parallelism, with the function of autograd around it; 0: as any collective
+  double host_step_s = 0;  ///< a step: data loading, logging, scheduler, synchronisations
+  double host_micro_batch_s = 0;  ///< a micro-batch
+  bool host_sync = false;         ///< the host waits for the device between forward and backward
+  bool host_sync_sends = false;   ///< it does so where it sends to another stage
+  bool host_serial = false;       ///< kernels are started one when the other is done, as under a profiler
+  int64_t host_graphs = 0;        ///< CUDA graphs replay what the host would start: 1 attention and dense layers, 2 the whole step
+  double host_send_s = 0;  ///< host time of a tensor that comes from another stage or goes there: what is said about it first
 
   // attention
   bool attention_fused = true;  ///< flash attention; else matmul, softmax, matmul
@@ -174,10 +180,11 @@ struct FrameworkProfile {
   double overlap_unit_layers = 1;       ///< layers of one FSDP unit
   int64_t overlap_prefetch = 1;         ///< units gathered ahead
   bool overlap_keeps_gathered = true;   ///< zero 3 in a pipeline: gathered and reduced once a step, whole in between
-  bool overlap_offload_waits = false;   ///< offloaded activations: only the micro-batch that runs has its two layers on the device
-  bool overlap_reshard = true;          ///< zero 3: weights are given back after forward
-  bool overlap_gather_copies = false;   ///< zero 3: a unit is gathered into a buffer of its own, then copied to what compute reads
-  bool overlap_ends_last = false;       ///< zero 3: embedding and head are one unit, reduced when the whole backward is over
+  bool overlap_offload_residual = false;  ///< of activations the residual stream alone is offloaded
+  bool overlap_offload_waits = false;  ///< offloaded activations: only the micro-batch that runs has its two layers on the device
+  bool overlap_reshard = true;         ///< zero 3: weights are given back after forward
+  bool overlap_gather_copies = false;  ///< zero 3: a unit is gathered into a buffer of its own, then copied to what compute reads
+  bool overlap_ends_last = false;      ///< zero 3: embedding and head are one unit, reduced when the whole backward is over
   double overlap_wgrad_fused = 1;  ///< 1: the weight gradient is added into the accumulated one by the matmul; 0: a pass of its own
   /// Where weight gradients are not fused: whether they are added up whole. False: backward sends gradients off whole and adds the
   /// slices that come back.
@@ -204,7 +211,11 @@ struct FrameworkProfile {
   double memory_rows = 0;
   bool memory_pipeline_buffers = false;  ///< what a stage receives and sends stays for each micro-batch of the step, gradients too
   double memory_dummy_gradients = 0;   ///< bytes an element of one gradient that nobody reads, for each shape of a layer's matrices
-  double memory_fragmentation = 0.04;  ///< reserved beyond live, of activations and transients, where no replay is asked for
+  double memory_workspace_hopper = 0;  ///< beyond memory_workspace, on Hopper and later
+  /// Inputs of exchanges, in tensors of a micro-batch whole rows by the width of the model, that wait for the stream that sends them: without
+  /// a pipeline, in one, and at most. PyTorch's allocator has them back before it fails.
+  double memory_held = 0, memory_held_pipeline = 0, memory_held_most = 0;
+  double memory_fragmentation = 0.04;    ///< reserved beyond live, of activations and transients, where no replay is asked for
   double memory_fragmentation_base = 0;  ///< bytes
   bool memory_caching = true;            ///< false: an arena, reserved equals live
   bool memory_expandable = false;        ///< the caching allocator has expandable segments
@@ -218,8 +229,9 @@ struct FrameworkProfile {
   bool vocab_parallel = true;      ///< embedding and head are cut by tp
   double vocab_multiple = 128;     ///< the vocabulary is padded to a multiple of this times tp
   bool dropout = false;
-  bool fp32_head = false;        ///< the matmul of the head runs in fp32
-  bool own_collectives = false;  ///< collectives are shardlab's, step by step (plan/collective_steps.h); else NCCL's
+  bool fp32_head = false;          ///< the matmul of the head runs in fp32
+  bool fp32_tensor_cores = false;  ///< matmuls in fp32 run as tf32
+  bool own_collectives = false;    ///< collectives are shardlab's, step by step (plan/collective_steps.h); else NCCL's
 
   Abilities can;
 

@@ -68,8 +68,10 @@ double serial_wait(const Frame& f, const PhaseCost& c, double host_each) {
   return c.host_s - c.compute_s * (1 - std::exp(-c.host_s * (1 - start) / c.compute_s));
 }
 
-double wait_of(const Frame& f, const StageWork& w) {
+double wait_of(const Frame& f, StageWork w) {
   const FrameworkProfile& p = f.in.profile;
+  // A stage receives and sends once each way.
+  if (f.point.pp > 1) w.forward.host_s += 2 * p.host_send_s, w.input.host_s += 2 * p.host_send_s;
   if (p.host_serial)
     return serial_wait(f, w.forward, p.host_forward_s) + serial_wait(f, w.backward(), p.host_backward_s) + p.host_micro_batch_s;
   PhaseCost both = w.backward();
@@ -213,6 +215,8 @@ double buckets_of(const Frame& f, const StageGroup& g, double bytes) {
   const double experts = s.moe() ? of(s.experts) / f.point.ep + of(s.shared_experts) : 0;
   const double ends = (g.holds_embedding ? 1 : 0) + (g.holds_head ? 1 : 0);
   const double matrices = of(g.dense) * (attention + mlp) + of(g.moe) * (attention + mlp * experts) + ends;
+  // Without DDP the gradients are one buffer.
+  if (f.point.zero > 0 && !f.in.profile.overlap_zero && f.point.bucket_bytes < 0) return 1;
   if (f.bucket_bytes <= 0) return matrices + vectors * of(g.dense + g.moe);
   return std::clamp(bytes / f.bucket_bytes, 1.0, std::max(1.0, matrices));
 }
@@ -234,7 +238,12 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
     return buckets * (each(kind, dense * bytes_each, all) + each(kind, expert * bytes_each, experts));
   };
   const Beside beside(f, all);
+  // The parts of a looped stage are done with their last micro-batch one after the other, with as many micro-batches of the next part in
+  // between as there are stages.
+  const double pieces = f.point.schedule == Schedule::kInterleaved ? f.point.vpp : 1;
+  const double looped = 1 + (std::min(f.point.pp, f.point.grad_accumulation) - 1) * (1 - 1 / pieces);
   const auto place = [&](double total, double window, bool overlaps, double times) {
+    window *= looped;
     if (!overlaps || buckets <= 1) {
       s.data_once_s += times * total;
       return;
@@ -280,7 +289,9 @@ double update_of(const Frame& f, const StageGroup& g) {
   if (f.point.offload_optimizer != Medium::kDevice) {
     // Gradients go to the host, weights come back. Adam moves its state through host memory; a device's share of host memory's rate
     // is taken to be the rate of its copy engine. With NVMe the state is also read and written there.
-    const double state = f.bytes.master + f.bytes.moments;
+    const int parts = f.point.offload_parts;
+    const int moments = (parts & Point::kFirstMoment ? 1 : 0) + (parts & Point::kSecondMoment ? 1 : 0);
+    const double state = (parts & Point::kMaster ? f.bytes.master : 0) + f.bytes.moments * moments / 2;
     device = d.host_copy_seconds(own * f.bytes.gradient, HostCopy::kToHost) + d.host_copy_seconds(own * 2, HostCopy::kToDevice) +
              d.host_copy_seconds(own * 2 * state, HostCopy::kToHost);
     if (f.point.offload_optimizer == Medium::kNvme) {
@@ -298,7 +309,9 @@ double exposed_copies(const Frame& f, const StageGroup& g, const StageWork& w) {
   const double layers = of(g.dense + g.moe);
   const auto hide = [&](double seconds, double compute) { exposed += std::max(0.0, seconds - compute); };
   if (f.point.offload_activations != Medium::kDevice) {
-    const double bytes = of(g.dense) * f.block.dense.kept + of(g.moe) * f.block.moe.kept;
+    const double share = f.point.offload_layers > 0 ? std::min(1.0, f.point.offload_layers / of(f.in.shape.layers)) : 1;
+    const double kept = of(g.dense) * f.block.dense.kept + of(g.moe) * f.block.moe.kept;
+    const double bytes = f.in.profile.overlap_offload_residual ? layers * f.block.boundary : share * kept;
     const double out = d.host_copy_seconds(bytes, HostCopy::kToHost), back = d.host_copy_seconds(bytes, HostCopy::kToDevice);
     const double sharing = f.in.machine.devices_per_node;
     const bool nvme = f.point.offload_activations == Medium::kNvme;
@@ -337,6 +350,7 @@ struct StepMemo::Steps {
   struct Entry {
     StageGroup group;
     Schedule schedule;
+    int32_t pieces;  ///< of a looped stage
     StageStep step;
   };
   std::array<Entry, 32> entries;
@@ -360,24 +374,27 @@ void StepMemo::begin(const Point& point) {
 
 namespace {
 
-/// The remembered result of `step_of`, which asks of the schedule only whether it runs two micro-batches at once.
+/// The remembered result of `step_of`, which asks of the schedule only whether it runs two micro-batches at once, and for the pieces of
+/// a looped stage.
 const StageStep& remembered_step(const Frame& f, const StageGroup& g) {
   StepMemo::Steps& steps = f.steps.steps();
   const bool pair = f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV;
   const Schedule schedule = pair ? f.point.schedule : Schedule::kNone;
+  const int32_t pieces = f.point.schedule == Schedule::kInterleaved ? f.point.vpp : 1;
   for (size_t i = 0; i < steps.count; ++i) {
     const StepMemo::Steps::Entry& e = steps.entries[i];
-    if (e.schedule == schedule && e.group.same_work(g)) return e.step;
+    if (e.schedule == schedule && e.pieces == pieces && e.group.same_work(g)) return e.step;
   }
-  steps.entries[steps.count] = {g, schedule, step_of(f, g)};
+  steps.entries[steps.count] = {g, schedule, pieces, step_of(f, g)};
   return steps.entries[steps.count++].step;
 }
 
 // The pipeline.
 
 /// Exposed sends between stages: twice a micro-batch (activations there, gradients back) where nothing hides them, else while the
-/// pipeline fills and drains.
-double sends_of(const Frame& f) {
+/// pipeline fills and drains. Stages over which logits travel have no layers: their messages set the pace only where they take longer
+/// than `slowest_s`, a micro-batch of the slowest stage.
+double sends_of(const Frame& f, double slowest_s) {
   const Point& p = f.point;
   if (p.pp == 1) return 0;
   const int64_t stride = int64_t{p.tp} * p.cp * p.dp;
@@ -385,19 +402,17 @@ double sends_of(const Frame& f) {
   const bool remote = stride * p.pp > per_node;
   const double sharing = static_cast<double>(std::min<int64_t>(per_node, stride));
   const double host = f.in.profile.host_collective_s;
-  const auto seconds = [&](double bytes) {
-    return std::max(host, f.in.fabric.send_seconds(bytes, remote, remote ? sharing : 1)) + f.in.profile.host_send_s;
-  };
+  const auto seconds = [&](double bytes) { return std::max(host, f.in.fabric.send_seconds(bytes, remote, remote ? sharing : 1)); };
   const double send = seconds(f.block.boundary) + f.block.boundary_gather_s;
   const double looped = p.vpp * (is_folded(p.schedule) ? 2 : 1);
   // Logits travel in 16 bit, and once they are cast in 32.
-  double fill = 2 * (p.pp - 1) * send, longest = send;
+  double fill = 2 * (p.pp - 1) * (send + f.in.profile.host_send_s), longest = send;
   for (int32_t hop = 0; hop < f.groups.logit_hops(); ++hop) {
     longest = seconds((hop + 1) * f.block.logits);
     fill += 2 * (longest - send);
   }
   if (f.in.profile.overlap_pipeline) return fill;
-  return fill + 2 * longest * looped * (p.grad_accumulation - 1);
+  return fill + std::max(2 * send, 2 * longest - slowest_s) * looped * (p.grad_accumulation - 1);
 }
 
 /// A pipeline's kinds of stages, and what sets its pace.
@@ -509,7 +524,7 @@ void estimate_time(Frame& f, Estimate& e) {
     const double each = left / p.pp;
     times.sum *= left, times.forward *= each, times.input *= each, times.weight *= each;
     times.longest = slowest->micro_batch_s - alone * slowest->late_s;
-    e.sends_s = sends_of(f);
+    e.sends_s = sends_of(f, slowest->micro_batch_s);
     part(TimePart::kPipeline) = bubble_s(p.schedule, p.pp, p.vpp, times) + e.sends_s;
   }
   part(TimePart::kUpdate) = update;

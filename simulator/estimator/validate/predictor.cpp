@@ -32,8 +32,8 @@ ModelShape shape_of(const Run& run) {
   s.tied_embeddings = r.tied_embeddings, s.swiglu = r.swiglu, s.rms_norm = r.rms_norm;
   // GPT-2's family: learned positions and biases go with LayerNorm and GELU.
   const bool gpt = !r.rms_norm && !r.swiglu;
-  s.biases = gpt;
-  s.max_positions = gpt ? run.layout.seq_len : 0;
+  s.biases = r.biases.value_or(gpt);
+  s.max_positions = r.learned_positions.value_or(gpt) ? run.layout.seq_len : 0;
   s.experts = r.experts, s.top_k = r.top_k, s.moe_ffn = r.moe_ffn, s.shared_experts = r.shared_experts,
   s.dense_layers = r.dense_layers;
   s.q_rank = r.q_lora_rank, s.kv_rank = r.kv_lora_rank, s.rope_dim = r.qk_rope_head_dim, s.v_dim = r.v_head_dim;
@@ -58,6 +58,12 @@ void set_attention(bool fused, FrameworkProfile& p) {
   p.saved_log_sum_exp = fused ? 4 : 0;
 }
 
+void set_state(const RunLayout& l, FrameworkProfile& p) {
+  if (const auto bytes = element_bytes(l.master_dtype)) p.state_master = *bytes > p.state_parameter ? *bytes : 0;
+  if (const auto bytes = element_bytes(l.moment_dtype)) p.state_moments = 2 * *bytes;
+  if (l.gradient_fusion) p.overlap_wgrad_fused = *l.gradient_fusion ? 1 : 0;
+}
+
 Result<FrameworkProfile> profile_of(const Run& run, Notes& notes) {
   const RunLayout& l = run.layout;
   auto found = analytic::profile_named(run.profile);
@@ -77,13 +83,21 @@ Result<FrameworkProfile> profile_of(const Run& run, Notes& notes) {
       notes.add(l.fp8_scaling + " scaling is predicted as tensorwise");
   }
   FrameworkProfile p = std::move(*found);
-  if (l.dropout) p.dropout = *l.dropout > 0;
+  if (l.dropout) {
+    p.dropout = *l.dropout > 0;
+    // A byte an element of each of the two dropouts of the residual stream: Korthikanti et al. 2022, section 4.1.
+    if (p.dropout) p.saved_mask = std::max(p.saved_mask, 1.0);
+  }
   if (l.expandable_segments) p.memory_expandable = *l.expandable_segments;
   if (l.fp8_gather) p.state_fp8_gather = *l.fp8_gather;
   if (l.fused_attention) set_attention(*l.fused_attention, p);
   if (const auto bytes = element_bytes(l.reduce_dtype)) p.state_gradient_wire = *bytes;
   if (const auto bytes = element_bytes(l.accumulate_dtype)) p.state_gradient = *bytes;
   if (l.bucket_bytes && *l.bucket_bytes > 0) p.overlap_bucket_bytes = static_cast<double>(*l.bucket_bytes);
+  set_state(l, p);
+  if (l.tf32) p.fp32_tensor_cores = *l.tf32;
+  if (!l.cuda_graphs.empty()) p.host_graphs = l.cuda_graphs == "none" ? 0 : l.cuda_graphs == "layers" ? 1 : 2;
+  if (l.head_chunks) p.saved_head_chunks = static_cast<double>(*l.head_chunks);
   if (l.optimizer == "sgd") p.state_moments = 0, notes.add("the update takes as long as AdamW's");
   return p;
 }
@@ -95,13 +109,17 @@ Result<analytic::Medium> medium_of(const std::string& word) {
 }
 
 Result<void> set_offload(const RunLayout& l, Point& point) {
+  int parts = 0;
   for (const auto& [what, where] : l.offload) {
     const auto medium = medium_of(where);
     if (!medium.ok()) return medium.error();
-    (what == "activations" ? point.offload_activations
-     : what == "optimizer" ? point.offload_optimizer
-                           : point.offload_parameters) = *medium;
+    const int part = what == "master" ? Point::kMaster : what == "m" ? Point::kFirstMoment : what == "v" ? Point::kSecondMoment : 0;
+    (what == "activations"             ? point.offload_activations
+     : what == "optimizer" || part > 0 ? point.offload_optimizer
+                                       : point.offload_parameters) = *medium;
+    parts |= what == "optimizer" ? Point::kWholeOptimizer : part;
   }
+  if (parts > 0) point.offload_parts = static_cast<uint8_t>(parts);
   return {};
 }
 
@@ -124,7 +142,10 @@ Result<Point> point_of(const Run& run) {
   Point p;
   const auto narrow = [](int64_t v) { return static_cast<int32_t>(v); };  // rows.cpp bounds each far below 2^31
   p.dp = narrow(l.dp), p.tp = narrow(l.tp), p.pp = narrow(l.pp), p.vpp = narrow(l.vpp), p.cp = narrow(l.cp), p.ep = narrow(l.ep);
-  p.expert_tp = run.shape.experts > 0 ? p.tp : 1;
+  p.expert_tp = run.shape.experts > 0 ? narrow(l.expert_tp.value_or(l.tp)) : 1;
+  p.embedding_as_layer = l.embedding_as_layer, p.head_as_layer = l.head_as_layer;
+  p.first_layers = static_cast<int16_t>(l.first_stage_layers), p.last_layers = static_cast<int16_t>(l.last_stage_layers);
+  p.offload_layers = narrow(l.offload_layers);
   p.hybrid_shard = narrow(l.hybrid_shard.value_or(0));
   p.zero = narrow(l.zero.value_or(fsdp ? 3 : 0));
   p.sequence_parallel = l.sequence_parallel.value_or(is_of(run.profile, "torchtitan")) && l.tp > 1;
@@ -156,15 +177,16 @@ std::string machine_text(const Machine& m) {
                      d.memory_bytes, d.memory_bytes_per_s, d.link_bytes_per_s, d.peak_flops, d.constants, m.fabric);
 }
 
-/// Live, reserved and device bytes, each of the stage where they are the most.
+/// Live, reserved and device bytes, each of the stage where they are the most, or of the stage `only`.
 std::array<int64_t, kMemoryKinds> most_bytes(const analytic::Prepared& prepared, analytic::Estimator& estimator, const Point& point,
-                                             const analytic::Estimate& e, int64_t capacity) {
+                                             const analytic::Estimate& e, int64_t capacity, int64_t only) {
   using analytic::MemoryPart;
   std::array<int64_t, kMemoryKinds> most{};
   for (int32_t stage = 0; stage < point.pp; ++stage) {
     const analytic::MemoryBytes m = estimator.stage_memory(point, stage);
     // What the allocator holds besides makes no stage the fullest that is far from it.
-    if (stage != e.worst_stage && static_cast<double>(m.live()) < 0.9 * static_cast<double>(e.memory.live())) continue;
+    const bool far = stage != e.worst_stage && static_cast<double>(m.live()) < 0.9 * static_cast<double>(e.memory.live());
+    if (only >= 0 ? stage != only : far) continue;
     const int64_t reserved = m.live() + whatif::fragmented_bytes(prepared, point, stage, capacity);
     const std::array<int64_t, kMemoryKinds> now{m.live(), reserved, reserved + m[MemoryPart::kContext] + m[MemoryPart::kNccl]};
     for (size_t kind = 0; kind < now.size(); ++kind) most[kind] = std::max(most[kind], now[kind]);
@@ -206,8 +228,13 @@ class AnalyticPredictor {
       const auto why = explain((*study)->prepared, *point);
       return why.ok() ? Error{ExitCode::kNo, std::string(name_of(e.refusal)), "", {}} : why.error();
     }
-    const auto bytes = most_bytes((*study)->prepared, (*study)->estimator, *point, e, run.machine.device.memory_bytes);
-    return prediction_of(e, bytes, run.machine, notes.text);
+    auto bytes =
+        most_bytes((*study)->prepared, (*study)->estimator, *point, e, run.machine.device.memory_bytes, run.measured.stage);
+    const analytic::HeldBytes held = held_bytes((*study)->prepared, *point);
+    Prediction p = prediction_of(e, bytes, run.machine, notes.text);
+    p.held_bytes = held.most;
+    p.bytes[static_cast<size_t>(MemoryKind::kReserved)] += held.typical;
+    return p;
   }
 
  private:

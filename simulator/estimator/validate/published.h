@@ -11,9 +11,10 @@ namespace shardlab::simulator::validation {
 struct PublishedFile {
   std::string_view name;
   std::string_view text;
+  bool untuned = false;  ///< of a sweep or a test, whose layouts nobody picked
 };
 
-std::span<const PublishedFile> published_runs();  ///< simulator/published/runs/*.csv, sorted by name
+std::span<const PublishedFile> published_runs();  ///< simulator/published/runs/*.csv, then runs/untuned/*.csv, each sorted by name
 std::span<const PublishedFile>
 published_machines();  ///< machines of these runs that no preset is: simulator/published/runs/machines/*.yaml
 

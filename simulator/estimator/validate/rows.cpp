@@ -28,9 +28,10 @@ constexpr double kMostParameters = 1e15;
 constexpr std::array kProfiles = {"shardlab", "megatron", "nanotron", "torchtitan", "deepspeed", "llm-foundry", "llm.c", "llmq"};
 constexpr std::array kPrecisions = {"fp32", "bf16", "fp16", "fp8", "fp4"};
 constexpr std::array kCpKinds = {"ring", "zigzag", "striped", "all-gather", "ulysses", "usp"};
-constexpr std::array kScalings = {"tensorwise", "rowwise", "blockwise", "delayed"};
+constexpr std::array kScalings = {"tensorwise", "rowwise", "blockwise", "delayed", "mx"};
+constexpr std::array kGraphs = {"none", "layers", "step"};
 constexpr std::array kOptimizers = {"adamw", "sgd"};
-constexpr std::array kOffloaded = {"activations", "optimizer", "parameters"};
+constexpr std::array kOffloaded = {"activations", "optimizer", "parameters", "master", "m", "v"};
 constexpr std::array kMedia = {"cpu", "nvme"};
 
 constexpr std::array kColumns = {
@@ -43,7 +44,9 @@ constexpr std::array kColumns = {
     "measured_memory_kind", "measured_status",
     // beyond the fixed contract, for what published runs differ in
     "source", "shared_experts", "dense_layers", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "attention",
-    "async_tp", "compile", "fp8_scaling", "fp8_gather", "expandable_segments", "busbw_bytes"};
+    "async_tp", "compile", "fp8_scaling", "fp8_gather", "expandable_segments", "busbw_bytes", "biases", "positions", "expert_tp",
+    "stage_split", "master_dtype", "moment_dtype", "gradient_fusion", "tf32", "cuda_graphs", "head_chunks", "offload_layers",
+    "memory_rank"};
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -220,6 +223,10 @@ void read_shape(RowReader& in, const Resolver& resolver, RunShape& shape) {
   constexpr std::array kNorms = {"layer", "rms"};
   if (const std::string mlp = in.word("mlp", kMlps); !mlp.empty()) shape.swiglu = mlp == "swiglu";
   if (const std::string norm = in.word("norm", kNorms); !norm.empty()) shape.rms_norm = norm == "rms";
+  shape.biases = in.truth("biases");
+  constexpr std::array kPositions = {"learned", "rotary"};
+  if (const std::string positions = in.word("positions", kPositions); !positions.empty())
+    shape.learned_positions = positions == "learned";
   read_experts(in, shape);
   check_shape(in, shape);
 }
@@ -261,7 +268,8 @@ void read_offload(RowReader& in, RunLayout& layout) {
     const bool known = std::find(kOffloaded.begin(), kOffloaded.end(), words[i]) != kOffloaded.end() && i + 1 < words.size() &&
                        std::find(kMedia.begin(), kMedia.end(), words[i + 1]) != kMedia.end();
     if (!known)
-      return in.refuse("offload", fmt::format("`{}` is unknown", in.text("offload")), "none, or optimizer=cpu,activations=nvme");
+      return in.refuse("offload", fmt::format("`{}` is unknown", in.text("offload")),
+                       "none, or optimizer=cpu,activations=nvme; master, m and v are parts of the optimizer");
     layout.offload.emplace_back(words[i], words[i + 1]);
   }
 }
@@ -279,7 +287,39 @@ void read_schedule(RowReader& in, RunLayout& layout) {
     in.refuse("vpp", fmt::format("{} virtual stages without a pipeline", layout.vpp), "use 1 where pp is 1");
 }
 
+/// "embedding+head" (each counts as a layer), "first=6 last=4" (layers of the ends of the pipeline), or both.
+void read_split(RowReader& in, RunLayout& layout) {
+  std::string text = in.text("stage_split");
+  std::replace(text.begin(), text.end(), '+', ' ');
+  for (const std::string& word : words_of(text)) {
+    const size_t equals = word.find('=');
+    const auto count = equals == std::string::npos ? std::nullopt : number_of(word.substr(equals + 1));
+    const std::string key = word.substr(0, equals);
+    const bool whole = count && *count >= 1 && *count <= static_cast<double>(kMostLayers) && *count == std::floor(*count);
+    if (!count && word == "embedding")
+      layout.embedding_as_layer = true;
+    else if (!count && word == "head")
+      layout.head_as_layer = true;
+    else if (whole && key == "first")
+      layout.first_stage_layers = static_cast<int64_t>(*count);
+    else if (whole && key == "last")
+      layout.last_stage_layers = static_cast<int64_t>(*count);
+    else
+      return in.refuse("stage_split", fmt::format("`{}` is unknown", word),
+                       "embedding+head, or first=6 last=4: layers of the first and the last stage");
+  }
+}
+
 void read_techniques(RowReader& in, RunLayout& layout) {
+  read_split(in, layout);
+  layout.expert_tp = in.size("expert_tp", 1, kMostDevices);
+  layout.master_dtype = in.word("master_dtype", kPrecisions);
+  layout.moment_dtype = in.word("moment_dtype", kPrecisions);
+  layout.gradient_fusion = in.truth("gradient_fusion");
+  layout.tf32 = in.truth("tf32");
+  layout.cuda_graphs = in.word("cuda_graphs", kGraphs);
+  layout.head_chunks = in.size("head_chunks", 1, kMostBatch);
+  in.read_size("offload_layers", kMostLayers, layout.offload_layers);
   layout.zero = in.size("zero", 0, 3);
   read_schedule(in, layout);
   layout.sequence_parallel = in.truth("sequence_parallel");
@@ -330,8 +370,12 @@ void read_ranks(RowReader& in, Run& run) {
   if (run.devices != l.world_size())
     in.refuse("devices", fmt::format("{} devices and dp * tp * pp * cp = {} ranks", run.devices, l.world_size()),
               "the two are equal");
-  if (l.dp * l.cp % l.ep != 0)
-    in.refuse("ep", fmt::format("{} does not divide dp * cp = {}", l.ep, l.dp * l.cp), "ep divides dp * cp");
+  const auto cut = in.size("expert_tp", 1, kMostDevices);
+  if (in.failed()) return;
+  const int64_t ranks = l.dp * l.cp * l.tp, expert_tp = cut.value_or(l.tp);
+  if (ranks % (l.ep * expert_tp) != 0)
+    in.refuse("ep", fmt::format("{} times expert_tp {} does not divide dp * cp * tp = {}", l.ep, expert_tp, ranks),
+              "ep * expert_tp divides dp * cp * tp; expert_tp is tp where it is not stated");
 }
 
 /// global_batch_tokens = seq_len * micro_batch * grad_accumulation * dp: any one of the last follows from the others.
@@ -399,6 +443,12 @@ void read_measured(RowReader& in, const RunLayout& layout, RunMeasured& m) {
   constexpr std::array kKinds = {"live", "reserved", "device"};
   const std::string kind = in.word("measured_memory_kind", kKinds);
   m.kind = kind == "reserved" ? MemoryKind::kReserved : kind == "device" ? MemoryKind::kDevice : MemoryKind::kLive;
+  const std::string rank = lower(in.text("memory_rank"));
+  if (rank == "first" || rank == "last")
+    m.stage = rank == "first" ? 0 : layout.pp - 1;
+  else if (!rank.empty() && rank != "fullest")
+    in.refuse("memory_rank", fmt::format("`{}` is unknown", rank),
+              "fullest, first or last: the stage of the pipeline whose bytes were measured");
   if (m.bytes && kind.empty()) in.refuse("measured_memory_kind", "is not stated beside measured_bytes", "live, reserved or device");
   constexpr std::array kStatuses = {"ok", "oom"};
   const std::string status = in.word("measured_status", kStatuses);

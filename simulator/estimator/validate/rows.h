@@ -33,6 +33,9 @@ struct RunShape {
   // mixture, ranks of the compressed q and kv, widths of the rotary part and of v. `head_dim` is then the width of q and k
   // without the rotary part.
   int64_t shared_experts = 0, dense_layers = 0, q_lora_rank = 0, kv_lora_rank = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+
+  std::optional<bool> biases;             ///< of the projections; absent: those of GPT-2's family have them
+  std::optional<bool> learned_positions;  ///< else rotary ones; absent: as `biases`
 };
 
 /// The layout and the batch. Words are those of the command line, checked against the lists of validate/README.md.
@@ -58,6 +61,18 @@ struct RunLayout {
   std::optional<int64_t> bucket_bytes, hybrid_shard;
   std::optional<double> dropout;
 
+  std::optional<int64_t> expert_tp;  ///< ranks that cut each expert; absent: tp
+  /// Of the pipeline: whether embedding and head count as a layer each, and the layers of the first and last stage. Absent: evenly.
+  bool embedding_as_layer = false, head_as_layer = false;
+  int64_t first_stage_layers = 0, last_stage_layers = 0;
+  std::string master_dtype,
+      moment_dtype;  ///< of the optimizer's copy of the weights and of both moments; empty: as the framework does
+  std::optional<bool> gradient_fusion;  ///< matmuls add weight gradients to the accumulated ones
+  std::optional<bool> tf32;             ///< fp32 matmuls run on tensor cores
+  std::string cuda_graphs;              ///< none, layers, step; empty: as the framework does
+  std::optional<int64_t> head_chunks;   ///< pieces of a micro-batch that pass head and loss one after the other
+  int64_t offload_layers = 0;           ///< whose activations are offloaded; 0: all
+
   int64_t world_size() const { return dp * tp * pp * cp; }
   int64_t tokens_per_step() const { return dp * micro_batch * grad_accumulation * seq_len; }
 };
@@ -82,6 +97,7 @@ struct RunMeasured {
   std::optional<double> step_s;  ///< stated, or from tokens/s
   std::optional<int64_t> bytes;  ///< largest over ranks
   MemoryKind kind = MemoryKind::kLive;
+  int64_t stage = -1;        ///< whose bytes they are, -1: of the fullest; rows say "last" for the last
   std::optional<bool> fits;  ///< `measured_status`: ok or oom; where that is not stated, a row with a measurement ran
 };
 

@@ -18,6 +18,8 @@ struct Prediction {
   double step_s = 0;
   std::array<int64_t, kMemoryKinds> bytes{};  ///< live, reserved, device: of the fullest rank, of the stage where each is largest
   int64_t capacity_bytes = 0;                 ///< that a program can use of the device; 0: not known
+  /// Of the reserved bytes, the most that wait for another stream; device bytes have none of them, as an allocator gives them back before it fails.
+  int64_t held_bytes = 0;
   /// Share of the step in which the device does not compute: exposed communication, bubbles, waiting for the host.
   double exposed = 0;
   bool transferred = false;  ///< built on a constant that nobody measured on this device

@@ -19,6 +19,7 @@ MODEL = ["layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "t
 MOE = ["experts", "top_k", "moe_ffn", "shared_experts", "dense_layers", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"]
 LAYOUT = ["dp", "tp", "pp", "vpp", "cp", "ep", "zero", "schedule", "sequence_parallel", "recompute", "precision", "micro_batch",
           "grad_accumulation", "seq_len", "global_batch_tokens"]
+FABRIC = [f"{where}{kind}_busbw_gbps" for where in ("", "intra_") for kind in ("all_reduce", "all_gather", "reduce_scatter")]
 MEASURED = ["measured_step_s", "measured_tokens_per_s", "measured_bytes", "measured_memory_kind", "measured_status"]
 GIB = 2**30
 
@@ -48,8 +49,10 @@ class Set:
         self.rows.append(row)
 
     def write(self, folder):
-        columns = ["source", "row", "profile", "model_name", *MODEL, *MOE, "machine", "devices", *LAYOUT, "overlap", "attention", "cp_kind",
-                   "async_tp", "compile", "fp8_scaling", "fp8_gather", "expandable_segments", "reduce_dtype", "vintage", *MEASURED, "assumed"]
+        columns = ["source", "row", "profile", "model_name", *MODEL, "biases", "positions", *MOE, "machine", "devices", *LAYOUT, "expert_tp",
+                   "stage_split", "overlap", "attention", "cp_kind", "async_tp", "compile", "fp8_scaling", "fp8_gather",
+                   "expandable_segments", "reduce_dtype", "master_dtype", "moment_dtype", "gradient_fusion", "tf32", "dropout", "head_chunks",
+                   "offload", "offload_layers", "cuda_graphs", "memory_rank", "vintage", *FABRIC, *MEASURED, "assumed"]
         unknown = {key for row in self.rows for key in row} - set(columns)
         if unknown:
             raise ValueError(f"{self.name}: no column for {sorted(unknown)}")

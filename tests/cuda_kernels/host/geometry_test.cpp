@@ -90,10 +90,10 @@ TEST_CASE("geometry: attention fits every device, and tiles are whole warps of r
 }
 
 TEST_CASE("geometry: attention refuses what it has no tile for") {
-  REQUIRE(attention_refusal({1, 8, 4, 2, 64}).empty());
-  REQUIRE(attention_refusal({1, 8, 4, 3, 64}) == "attention on a GPU: kv_heads divides heads");
-  REQUIRE(attention_refusal({1, 8, 4, 2, 63}) == "attention on a GPU: head_dim is even");
-  REQUIRE(attention_refusal({1, 8, 4, 2, 258}) == "attention on a GPU: head_dim is at most 256");
+  REQUIRE(attention_refusal(AttentionShape{1, 8, 4, 2, 64}).empty());
+  REQUIRE(attention_refusal(AttentionShape{1, 8, 4, 3, 64}) == "attention on a GPU: kv_heads divides heads");
+  REQUIRE(attention_refusal(AttentionShape{1, 8, 4, 2, 63}) == "attention on a GPU: head_dim is even");
+  REQUIRE(attention_refusal(AttentionShape{1, 8, 4, 2, 258}) == "attention on a GPU: head_dim is at most 256");
 }
 
 TEST_CASE("geometry: tiles of the fixed-order product and leaves of token sums cover their results") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "tests/numerics/reference/functions.h"
 #include "tests/numerics/reference/order.h"
@@ -48,8 +49,8 @@ Tensor<T> linear_weight(const Tensor<T>& x, const Tensor<T>& dy, int64_t s, int6
   Tensor<T> dw;
   for (int64_t o = 0; o < out; ++o)
     for (int64_t i = 0; i < in; ++i)
-      dw.push_back(chain<T>(
-          0, s, [&](int64_t t) { return at(dy, t * out + o); }, [&](int64_t t) { return at(x, t * in + i); }));
+      dw.push_back(contract<T>(
+          s, [&](int64_t t) { return at(dy, t * out + o); }, [&](int64_t t) { return at(x, t * in + i); }));
   return dw;
 }
 
@@ -108,13 +109,13 @@ Tensor<T> norm_weight(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& 
 }
 
 template <class T>
-void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s) {
+void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s, const TokenOrder& order) {
   const int64_t half = heads.dim / 2;
   const auto rotate = [&](int64_t token, int64_t row) {
     T* x = &qkv[static_cast<size_t>(token * heads.width() + row)];
     for (int64_t i = 0; i < half; ++i) {
-      const double angle =
-          static_cast<double>(token) * std::pow(double{theta}, -2.0 * static_cast<double>(i) / static_cast<double>(heads.dim));
+      const double angle = static_cast<double>(order.position(token, s)) *
+                           std::pow(double{theta}, -2.0 * static_cast<double>(i) / static_cast<double>(heads.dim));
       const T c = static_cast<T>(std::cos(angle)), sine = static_cast<T>(std::sin(angle)) * T(sign);
       const T a = x[i], b = x[i + half];
       x[i] = a * c - b * sine;
@@ -143,59 +144,150 @@ T score_factor(const Heads& heads) {
 
 }  // namespace
 
+namespace {
+
+/// A part of a softmax, for one query: the largest score, the sum of exponentials, and the weighted values of each element.
 template <class T>
-Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s) {
+struct Part {
+  bool any = false;
+  T max = 0, sum = 0;
+  std::vector<T> o;
+};
+
+template <class T>
+Part<T> merge(const Part<T>& a, const Part<T>& b) {
+  if (!a.any) return b;
+  if (!b.any) return a;
+  Part<T> c;
+  c.any = true;
+  c.max = a.max > b.max ? a.max : b.max;
+  const T left = exponential(a.max - c.max), right = exponential(b.max - c.max);
+  c.sum = a.sum * left + b.sum * right;
+  for (size_t i = 0; i < a.o.size(); ++i) c.o.push_back(a.o[i] * left + b.o[i] * right);
+  return c;
+}
+
+/// The places of leaf `leaf` of a sequence that hold a position up to `position`, or from it on.
+std::vector<int64_t> places(int64_t leaf, int64_t s, const TokenOrder& order, const std::function<bool(int64_t)>& wanted) {
+  std::vector<int64_t> found;
+  for (int64_t t = leaf_begin(s, static_cast<int>(leaf)); t < leaf_begin(s, static_cast<int>(leaf) + 1); ++t)
+    if (wanted(order.position(t, s))) found.push_back(t);
+  return found;
+}
+
+template <class T, class A, class B>
+T chain_over(const std::vector<int64_t>& indices, const A& a, const B& b) {
+  return chain<T>(
+      0, static_cast<int64_t>(indices.size()), [&](int64_t i) { return a(indices[static_cast<size_t>(i)]); },
+      [&](int64_t i) { return b(indices[static_cast<size_t>(i)]); });
+}
+
+}  // namespace
+
+template <class T>
+Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const TokenOrder& order) {
   const int64_t width = heads.width(), d = heads.dim;
   Attended<T> out{zeros<T>(s * heads.heads * d), {}};
   for (int64_t head = 0; head < heads.heads; ++head) {
     const int64_t group = head / heads.per_group(), q = heads.query(head), k = heads.key(group), v = heads.value(group);
     for (int64_t i = 0; i < s; ++i) {
-      std::vector<T> p;
-      for (int64_t j = 0; j <= i; ++j) p.push_back(dot(qkv, i * width + q, qkv, j * width + k, d) * score_factor<T>(heads));
-      const T max = *std::max_element(p.begin(), p.end());
-      for (T& x : p) x = exponential(x - max);
-      const T sum = lanes<T>(i + 1, [&](int64_t j) { return at(p, j); });
-      const T inverse = T(1) / sum;
+      const int64_t position = order.position(i, s);
+      const auto leaf = [&](int64_t number) {
+        const std::vector<int64_t> keys = places(number, s, order, [&](int64_t p) { return p <= position; });
+        Part<T> part;
+        std::vector<T> p;
+        for (const int64_t j : keys) p.push_back(dot(qkv, i * width + q, qkv, j * width + k, d) * score_factor<T>(heads));
+        if (p.empty()) return part;
+        part.any = true;
+        part.max = *std::max_element(p.begin(), p.end());
+        for (T& x : p) x = exponential(x - part.max);
+        const auto n = static_cast<int64_t>(p.size());
+        part.sum = lanes<T>(n, [&](int64_t j) { return at(p, j); });
+        for (int64_t c = 0; c < d; ++c)
+          part.o.push_back(chain<T>(
+              0, n, [&](int64_t j) { return at(p, j); },
+              [&](int64_t j) { return at(qkv, keys[static_cast<size_t>(j)] * width + v + c); }));
+        return part;
+      };
+      const Part<T> all = tree_sum(0, 16, leaf, merge<T>);
+      const T inverse = T(1) / all.sum;
       for (int64_t c = 0; c < d; ++c)
-        out.o[static_cast<size_t>((i * heads.heads + head) * d + c)] =
-            chain<T>(
-                0, i + 1, [&](int64_t j) { return at(p, j); }, [&](int64_t j) { return at(qkv, j * width + v + c); }) *
-            inverse;
-      out.lse.push_back(max + logarithm(sum));
+        out.o[static_cast<size_t>((i * heads.heads + head) * d + c)] = all.o[static_cast<size_t>(c)] * inverse;
+      out.lse.push_back(all.max + logarithm(all.sum));
     }
   }
   return out;
 }
 
 template <class T>
-Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const Tensor<T>& qkv, const Heads& heads, int64_t s) {
+Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const Tensor<T>& qkv, const Heads& heads, int64_t s,
+                          const TokenOrder& order) {
   const int64_t width = heads.width(), d = heads.dim;
   const T factor = score_factor<T>(heads);
   Tensor<T> dqkv = zeros<T>(s * width);
-  const auto add = [&](int64_t to, T weight, const Tensor<T>& from, int64_t row) {
-    for (int64_t c = 0; c < d; ++c) {
-      T& sum = dqkv[static_cast<size_t>(to + c)];
-      sum = std::fma(weight, at(from, row + c), sum);
-    }
-  };
-  // Heads ascend within a group and i ascends: each key's and value's sum is met in its order. For a query j ascends.
+  // p and ds of every pair.
+  Tensor<T> p = zeros<T>(heads.heads * s * s), ds = p;
+  const auto pair = [&](int64_t head, int64_t i, int64_t j) { return (head * s + i) * s + j; };
+  const auto sees = [&](int64_t i, int64_t j) { return order.position(j, s) <= order.position(i, s); };
   for (int64_t head = 0; head < heads.heads; ++head) {
     const int64_t group = head / heads.per_group(), q = heads.query(head), k = heads.key(group), v = heads.value(group);
     for (int64_t i = 0; i < s; ++i) {
       const int64_t row = (i * heads.heads + head) * d;
       const T correction = lanes<T>(d, [&](int64_t c) { return at(dout, row + c) * at(saved.o, row + c); });
-      for (int64_t j = 0; j <= i; ++j) {
+      for (int64_t j = 0; j < s; ++j) {
+        if (!sees(i, j)) continue;
         const T score = dot(qkv, i * width + q, qkv, j * width + k, d) * factor;
-        const T p = exponential(score - at(saved.lse, head * s + i));
-        const T dp = dot(dout, row, qkv, j * width + v, d);
-        const T ds = (p * (dp - correction)) * factor;
-        add(i * width + q, ds, qkv, j * width + k);
-        add(j * width + k, ds, qkv, i * width + q);
-        add(j * width + v, p, dout, row);
+        const T weight = exponential(score - at(saved.lse, head * s + i));
+        p[static_cast<size_t>(pair(head, i, j))] = weight;
+        ds[static_cast<size_t>(pair(head, i, j))] = (weight * (dot(dout, row, qkv, j * width + v, d) - correction)) * factor;
       }
     }
   }
+  for (int64_t head = 0; head < heads.heads; ++head)
+    for (int64_t i = 0; i < s; ++i)
+      for (int64_t c = 0; c < d; ++c)
+        dqkv[static_cast<size_t>(i * width + heads.query(head) + c)] = tree<T>(16, [&](int64_t leaf) {
+          const auto keys = places(leaf, s, order, [&](int64_t at) { return at <= order.position(i, s); });
+          return chain_over<T>(
+                     keys, [&](int64_t j) { return at(ds, pair(head, i, j)); },
+                     [&](int64_t j) { return at(qkv, j * width + heads.key(head / heads.per_group()) + c); }) +
+                 T(0);
+        });
+  // The gradient of element c of the key or the value of token j: `weight` of each pair times `factor` of the query.
+  const auto of_key = [&](int64_t group, int64_t j, const auto& weight, const auto& other) {
+    return tree<T>(heads.per_group(), [&](int64_t member) {
+      const int64_t head = group * heads.per_group() + member;
+      return tree<T>(16, [&](int64_t leaf) {
+        const auto queries = places(leaf, s, order, [&](int64_t at) { return at >= order.position(j, s); });
+        return chain_over<T>(
+                   queries, [&](int64_t i) { return at(weight, pair(head, i, j)); }, [&](int64_t i) { return other(head, i); }) +
+               T(0);
+      });
+    });
+  };
+  for (int64_t group = 0; group < heads.kv_heads; ++group)
+    for (int64_t j = 0; j < s; ++j)
+      for (int64_t c = 0; c < d; ++c) {
+        dqkv[static_cast<size_t>(j * width + heads.key(group) + c)] =
+            of_key(group, j, ds, [&](int64_t head, int64_t i) { return at(qkv, i * width + heads.query(head) + c); });
+        dqkv[static_cast<size_t>(j * width + heads.value(group) + c)] =
+            of_key(group, j, p, [&](int64_t head, int64_t i) { return at(dout, (i * heads.heads + head) * d + c); });
+      }
   return dqkv;
+}
+
+template <class T>
+Tensor<T> embedding_weight(const int32_t* ids, const Tensor<T>& dx, int64_t s, int64_t h, int64_t vocab) {
+  Tensor<T> dtable;
+  for (int64_t row = 0; row < vocab; ++row)
+    for (int64_t i = 0; i < h; ++i)
+      dtable.push_back(tree<T>(16, [&](int64_t leaf) {
+        T sum = 0;
+        for (const int64_t t : places(leaf, s, {}, [](int64_t) { return true; }))
+          if (ids[t] == row) sum += at(dx, t * h + i);
+        return sum;
+      }));
+  return dtable;
 }
 
 template <class T>
@@ -281,9 +373,11 @@ void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t
   template Normed<T> norm(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, float, int64_t, int64_t);                        \
   template Tensor<T> norm_input(const Tensor<T>&, const Tensor<T>&, const Tensor<T>&, const Normed<T>&, bool, int64_t, int64_t); \
   template Tensor<T> norm_weight(const Tensor<T>&, const Tensor<T>&, const Normed<T>&, int64_t, int64_t);                        \
-  template void rope(Tensor<T>&, const Heads&, float, int, int64_t);                                                             \
-  template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t);                                                       \
-  template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t);             \
+  template void rope(Tensor<T>&, const Heads&, float, int, int64_t, const TokenOrder&);                                          \
+  template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t, const TokenOrder&);                                    \
+  template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t,              \
+                                     const TokenOrder&);                                                                         \
+  template Tensor<T> embedding_weight(const int32_t*, const Tensor<T>&, int64_t, int64_t, int64_t);                              \
   template Tensor<T> activation(const Tensor<T>&, bool);                                                                         \
   template Tensor<T> activation_input(const Tensor<T>&, const Tensor<T>&, bool);                                                 \
   template void dropout(Tensor<T>&, float, const RandomKey&, uint64_t);                                                          \

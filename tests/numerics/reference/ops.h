@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plan/base/philox.h"
+#include "plan/base/token_order.h"
 
 namespace shardlab::reference {
 
@@ -52,7 +53,7 @@ struct Heads {
 
 /// Rotates the queries and keys of qkv[s, width] in place; `sign` -1 rotates back.
 template <class T>
-void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s);
+void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s, const TokenOrder& order = {});
 
 template <class T>
 struct Attended {
@@ -60,9 +61,13 @@ struct Attended {
   Tensor<T> lse;  ///< [heads, s]
 };
 template <class T>
-Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s);
+Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const TokenOrder& order = {});
 template <class T>
-Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const Tensor<T>& qkv, const Heads& heads, int64_t s);
+Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const Tensor<T>& qkv, const Heads& heads, int64_t s,
+                          const TokenOrder& order = {});
+/// dtable[vocab,h] of dx[s,h].
+template <class T>
+Tensor<T> embedding_weight(const int32_t* ids, const Tensor<T>& dx, int64_t s, int64_t h, int64_t vocab);
 
 /// gelu: u[n] -> a[n]. swiglu: u[2n] of alternating gate and up -> a[n].
 template <class T>

@@ -63,10 +63,11 @@ struct Trainer<T>::SequenceState {
 };
 
 template <class T>
-Trainer<T>::Trainer(const Model& model, const Train& train, int64_t sequences)
+Trainer<T>::Trainer(const Model& model, const Train& train, int64_t sequences, const TokenOrder& order)
     : model_(model),
       train_(train),
       sequences_(sequences),
+      order_(order),
       heads_{model.heads, model.kv_heads, model.head_dim},
       parameters_(parameters_of(model)) {
   for (const ModelParameter& p : parameters_) {
@@ -126,8 +127,8 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
   l.x = x;
   l.n1 = normed(x, name("attn.norm"));
   l.qkv = linear(l.n1.y, value(name("attn.wqkv")), bias(name("attn.bqkv")), s, h, model_.qkv_rows());
-  if (model_.is_llama()) rope(l.qkv, heads_, model_.rope_theta, 1, s);
-  l.attention = attention(l.qkv, heads_, s);
+  if (model_.is_llama()) rope(l.qkv, heads_, model_.rope_theta, 1, s, order_);
+  l.attention = attention(l.qkv, heads_, s, order_);
   Tensor<T> z = linear<T>(l.attention.o, value(name("attn.wo")), nullptr, s, inner, h);
   drop(z, layer, 1, sequence);
   l.x1 = add_residual(x, z, bias(name("attn.bo")), static_cast<size_t>(h));
@@ -141,7 +142,15 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
 }
 
 template <class T>
+std::vector<int32_t> Trainer<T>::stored(std::span<const int32_t> row, size_t ahead) const {
+  std::vector<int32_t> ids;
+  for (int64_t t = 0; t < train_.seq_len; ++t) ids.push_back(row[position(t) + ahead]);
+  return ids;
+}
+
+template <class T>
 auto Trainer<T>::forward(std::span<const int32_t> row, int64_t sequence) const -> SequenceState {
+  const std::vector<int32_t> ids = stored(row, 0), targets = stored(row, 1);
   const int64_t s = train_.seq_len, h = model_.hidden;
   SequenceState state;
   Tensor<T> x;
@@ -149,8 +158,8 @@ auto Trainer<T>::forward(std::span<const int32_t> row, int64_t sequence) const -
   const Tensor<T>* positions = bias("embed.positions");
   for (int64_t t = 0; t < s; ++t)
     for (int64_t i = 0; i < h; ++i) {
-      const T token = table[static_cast<size_t>(row[static_cast<size_t>(t)] * h + i)];
-      x.push_back(positions ? token + (*positions)[static_cast<size_t>(t * h + i)] : token);
+      const T token = table[static_cast<size_t>(ids[static_cast<size_t>(t)] * h + i)];
+      x.push_back(positions ? token + (*positions)[position(t) * static_cast<size_t>(h) + static_cast<size_t>(i)] : token);
     }
   drop(x, -1, 0, sequence);
   for (int64_t layer = 0; layer < model_.layers; ++layer) {
@@ -161,7 +170,7 @@ auto Trainer<T>::forward(std::span<const int32_t> row, int64_t sequence) const -
   state.n = normed(x, "final.norm");
   const Tensor<T>& head = value(model_.tied_embeddings ? "embed.tokens" : "head.weight");
   const Tensor<T> logits = linear<T>(state.n.y, head, nullptr, s, h, model_.vocab);
-  state.entropy = cross_entropy(logits, row.data() + 1, s * sequences_, s, model_.vocab);
+  state.entropy = cross_entropy(logits, targets.data(), s * sequences_, s, model_.vocab);
   return state;
 }
 
@@ -202,8 +211,8 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
   dz = dx1;
   drop(dz, layer, 1, sequence);
   const Tensor<T> dout = backward_linear(dz, l.attention.o, "attn.wo", inner, h);
-  Tensor<T> dqkv = attention_input(dout, l.attention, l.qkv, heads_, s);
-  if (model_.is_llama()) rope(dqkv, heads_, model_.rope_theta, -1, s);
+  Tensor<T> dqkv = attention_input(dout, l.attention, l.qkv, heads_, s, order_);
+  if (model_.is_llama()) rope(dqkv, heads_, model_.rope_theta, -1, s, order_);
   backward_bias(dqkv, "attn.bqkv", model_.qkv_rows());
   const Tensor<T> dn1 = backward_linear(dqkv, l.n1.y, "attn.wqkv", h, model_.qkv_rows());
   return add(dx1, backward_norm(dn1, l.x, l.n1, name("attn.norm"), gradients));
@@ -227,13 +236,11 @@ Contribution<T> Trainer<T>::contribution(std::span<const int32_t> row, int64_t s
     dx = backward_layer(state.layers[static_cast<size_t>(layer)], std::move(dx), layer, sequence, c.gradients);
 
   drop(dx, -1, 0, sequence);
-  const bool positions = bias("embed.positions") != nullptr;
-  for (int64_t t = 0; t < s; ++t)
-    for (int64_t i = 0; i < h; ++i) {
-      const T d = dx[static_cast<size_t>(t * h + i)];
-      c.gradients[embedding][static_cast<size_t>(row[static_cast<size_t>(t)] * h + i)] += d;
-      if (positions) c.gradients[index("embed.positions")][static_cast<size_t>(t * h + i)] = d;
-    }
+  c.gradients[embedding] = embedding_weight(stored(row, 0).data(), dx, s, h, model_.vocab);
+  if (bias("embed.positions") != nullptr)
+    for (int64_t t = 0; t < s; ++t)
+      for (size_t i = 0; i < static_cast<size_t>(h); ++i)
+        c.gradients[index("embed.positions")][position(t) * static_cast<size_t>(h) + i] = dx[static_cast<size_t>(t * h) + i];
   return c;
 }
 

@@ -32,7 +32,8 @@ template <class T>
 class Trainer {
  public:
   /// Parameters start as docs/canonical-order.md and plan/model.h say; both types start from the same fp32 values.
-  Trainer(const Model& model, const Train& train, int64_t sequences);
+  /// Sequences lie in memory in `order`.
+  Trainer(const Model& model, const Train& train, int64_t sequences, const TokenOrder& order = {});
 
   /// One optimizer step on `tokens`, G rows of seq_len + 1 ids. Returns the mean loss before the update.
   T step(std::span<const int32_t> tokens);
@@ -61,6 +62,10 @@ class Trainer {
   const Tensor<T>* bias(const std::string& name) const;
   void drop(Tensor<T>& z, int64_t layer, int site, int64_t sequence) const;
   Normed<T> normed(const Tensor<T>& x, const std::string& name) const;
+  /// Where token t of the storage stands in the text.
+  size_t position(int64_t t) const { return static_cast<size_t>(order_.position(t, train_.seq_len)); }
+  /// The ids of a row `ahead` behind each token of the storage.
+  std::vector<int32_t> stored(std::span<const int32_t> row, size_t ahead) const;
   SequenceState forward(std::span<const int32_t> row, int64_t sequence) const;
   LayerState forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence) const;
   Tensor<T> backward_layer(const LayerState& saved, Tensor<T> dy, int64_t layer, int64_t sequence, Tensors<T>& gradients) const;
@@ -73,6 +78,7 @@ class Trainer {
   Model model_;
   Train train_;
   int64_t sequences_;
+  TokenOrder order_;
   Heads heads_;
   std::vector<ModelParameter> parameters_;
   std::map<std::string, size_t> index_;

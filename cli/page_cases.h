@@ -1,0 +1,32 @@
+// What a page shows of some cases only: timelines, the memory of each stage, the whole case as YAML.
+#pragma once
+
+#include <set>
+#include <string>
+
+#include "cli/namespaces.h"
+#include "cli/recorded_case.h"
+#include "reports/html.h"
+
+namespace shardlab::cli {
+
+/// A report holds at most this many timelines, each of at most so many intervals: a page stays below a few megabytes.
+inline constexpr int kTimelines = 24;
+inline constexpr int64_t kIntervals = 8000;
+
+/// Adds the timeline of a case, and what its plan says of its stages, from the plan and the traces that it left. False where it
+/// left none.
+bool add_recorded(const RecordedCase& recorded, const CaseOutcome& outcome, Report& report);
+
+/// The same of the best cases that left no traces and were predicted by shardlab's own executor: their plans are lowered again and
+/// simulated. A few cases, of plans that a page has room for; none of `damaged` (ids), whose traces or plan are there and cannot be
+/// joined: a report speaks of what ran.
+void add_simulated(Report& report, const std::set<std::string>& damaged);
+
+/// The cases that a reader looks at first, the fastest before the others, then the smallest.
+std::vector<size_t> first_looked_at(const Report& report, size_t most);
+
+/// Adds the YAML of the cases that are looked at first.
+void add_yaml(Report& report);
+
+}  // namespace shardlab::cli

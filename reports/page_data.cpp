@@ -1,0 +1,356 @@
+#include "reports/page_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "reports/columns.h"
+#include "reports/explain.h"
+#include "reports/format.h"
+#include "reports/json.h"
+#include "reports/waterfall.h"
+
+namespace shardlab::reports {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<std::string_view, 4> kMoods{"answer", "good", "note", "bad"};
+constexpr size_t kExact = 4000;       ///< cases whose numbers are exact
+constexpr size_t kDetailed = 300;     ///< cases with reasons, losses and ops; of more cases, the fastest
+constexpr size_t kOpsOfCase = 400;    ///< rows of a case's op table, the longest first
+constexpr size_t kCasesWithOps = 60;  ///< and cases that have one
+
+double six_digits(double v) { return std::strtod(fmt::format("{:.6g}", v).c_str(), nullptr); }
+
+// ---- Columns -----------------------------------------------------------------------------------------------------------------
+
+/// Values of a column: {"c": value} of all cases, {"d": words, "i": numbers}, or a list.
+Json values_json(const std::vector<Value>& values, bool rounded) {
+  if (std::ranges::all_of(values, [&](const Value& v) { return v == values.front(); }))
+    return {{"c", values.empty() ? Json(nullptr) : json_of(values.front())}};
+  const bool words = std::ranges::any_of(values, [](const Value& v) { return std::holds_alternative<std::string>(v); });
+  Json list = Json::array();
+  if (!words) {
+    for (const Value& v : values) {
+      const double* number = std::get_if<double>(&v);
+      list.push_back(number != nullptr && rounded ? json_of(six_digits(*number)) : json_of(v));
+    }
+    return list;
+  }
+  Json dictionary = Json::array();
+  std::map<Value, size_t> numbers;
+  for (const Value& v : values) {
+    const auto [found, fresh] = numbers.try_emplace(v, numbers.size());
+    if (fresh) dictionary.push_back(json_of(v));
+    list.push_back(found->second);
+  }
+  return {{"d", dictionary}, {"i", list}};
+}
+
+/// Columns of the page beside those of results.csv.
+std::vector<CaseColumn> page_columns(const Report& report) {
+  std::vector<CaseColumn> all;
+  all.push_back({"layout", Unit::kNone, "layout", "the layout in words",
+                 [](const CaseOutcome& o) { return Value(layout_text(o.config)); }, true});
+  all.push_back({"budget_bytes", Unit::kBytes, "device memory", "memory of one device", [](const CaseOutcome& o) {
+                   return o.config.machine.device.memory_bytes > 0 ? Value(o.config.machine.device.memory_bytes) : Value();
+                 }});
+  all.push_back({"device", Unit::kNone, "device", "model of the device",
+                 [](const CaseOutcome& o) { return Value(o.config.machine.device.id); }});
+  for (const ExtraColumn& c : report.extra)
+    all.push_back({c.name, c.unit, c.heading, c.help, [&report, &c](const CaseOutcome& o) {
+                     const auto at = static_cast<size_t>(&o - report.cases.data());
+                     return at < c.values.size() ? c.values[at] : Value();
+                   }});
+  return all;
+}
+
+Json column_json(const CaseColumn& c, const Report& report, bool rounded) {
+  std::vector<Value> values;
+  values.reserve(report.cases.size());
+  for (const CaseOutcome& o : report.cases) values.push_back(c.get(o));
+  return {{"name", c.name}, {"unit", name_of(c.unit)}, {"heading", c.heading.empty() ? c.name : c.heading},
+          {"help", c.help}, {"setting", c.is_setting}, {"values", values_json(values, rounded)}};
+}
+
+/// The bars of every case's waterfall: a column a bar that some case has.
+void add_bars(const Report& report, bool measured, bool rounded, Json& columns) {
+  std::map<std::string_view, std::vector<Value>> seconds;
+  for (size_t i = 0; i < report.cases.size(); ++i)
+    for (const Bar& bar : waterfall(report.cases[i], measured)) {
+      auto& values = seconds[bar.name];
+      values.resize(report.cases.size());
+      values[i] = bar.seconds;
+    }
+  const std::string side = measured ? "measured" : "predicted";
+  for (const std::string_view name : bar_names())
+    if (const auto found = seconds.find(name); found != seconds.end())
+      columns.push_back({{"name", fmt::format("{}_part_{}", side, name)},
+                         {"unit", "s"},
+                         {"heading", fmt::format("{} {}", side, name)},
+                         {"help", "part of the step of the slowest rank; the parts add up to it"},
+                         {"setting", false},
+                         {"values", values_json(found->second, rounded)}});
+}
+
+/// Memory at the peak by class: a column a class that some case has.
+void add_classes(const Report& report, Json& columns) {
+  for (const bool measured : {false, true})
+    for (int c = 0; c < kBufferClasses; ++c) {
+      std::vector<Value> values(report.cases.size());
+      bool any = false;
+      for (size_t i = 0; i < report.cases.size(); ++i) {
+        const CaseOutcome& o = report.cases[i];
+        const MemoryByClass* memory =
+            measured ? (o.measured ? &o.measured->memory : nullptr) : (o.predicted ? &o.predicted->memory : nullptr);
+        if (memory == nullptr || memory->bytes[static_cast<size_t>(c)] <= 0) continue;
+        values[i] = memory->bytes[static_cast<size_t>(c)], any = true;
+      }
+      if (!any) continue;
+      const std::string side = measured ? "measured" : "predicted", name(name_of(static_cast<BufferClass>(c)));
+      columns.push_back({{"name", fmt::format("{}_class_{}", side, name)},
+                         {"unit", "B"},
+                         {"heading", fmt::format("{} {}", side, name)},
+                         {"help", "live bytes of this class at the peak, on the rank with the highest"},
+                         {"setting", false},
+                         {"values", values_json(values, false)}});
+    }
+}
+
+Json columns_json(const Report& report, bool rounded) {
+  Json out = Json::array();
+  const std::vector<CaseColumn> own = page_columns(report);
+  for (const CaseColumn& c : case_columns())
+    if (std::ranges::find(report.extra, c.name, &ExtraColumn::name) == report.extra.end())
+      out.push_back(column_json(c, report, rounded));
+  for (const CaseColumn& c : own) out.push_back(column_json(c, report, rounded));
+  for (const bool measured : {false, true}) add_bars(report, measured, rounded, out);
+  add_classes(report, out);
+  return out;
+}
+
+// ---- Details of single cases -------------------------------------------------------------------------------------------------
+
+/// Ops as rows of [stage, label, kind, count, flops, memory, payload, predicted, measured], the longest.
+Json ops_json(const CaseOutcome& o) {
+  std::vector<const OpComparison*> ops;
+  for (const OpComparison& op : o.ops) ops.push_back(&op);
+  std::ranges::stable_sort(ops, std::greater(), [](const OpComparison* op) { return std::max(op->predicted_s, op->measured_s); });
+  if (ops.size() > kOpsOfCase) ops.resize(kOpsOfCase);
+  Json out = Json::array();
+  for (const OpComparison* op : ops)
+    out.push_back({op->stage, op->label, op->kind, op->count, json_of(op->flops), json_of(op->memory_bytes),
+                   json_of(op->payload_bytes), json_of(op->predicted_s), json_of(op->measured_s)});
+  return out;
+}
+
+Json stages_json(const std::vector<StageMemory>& stages) {
+  Json out = Json::array();
+  for (const StageMemory& s : stages) {
+    Json stage{{"stage", s.stage}, {"ranks", s.ranks}, {"memory", s.at_peak.bytes}, {"peak", s.peak_bytes}, {"moment", s.moment}};
+    if (s.measured_bytes) stage["measured"] = *s.measured_bytes;
+    out.push_back(std::move(stage));
+  }
+  return out;
+}
+
+double rate_of(const CaseOutcome& o) {
+  const double step = o.measured ? o.measured->step_s : o.predicted ? o.predicted->step_s : 0;
+  return o.status == Status::kOk && step > 0 ? static_cast<double>(o.config.train.global_batch_tokens) / step : 0;
+}
+
+/// The cases that are told in full: all of few; of many, the fastest, the smallest, and those with pictures.
+std::vector<size_t> detailed(const Report& report, const Summary& summary) {
+  std::vector<size_t> order(report.cases.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (order.size() <= kDetailed) return order;
+  std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return rate_of(report.cases[i]); });
+  order.resize(kDetailed);
+  for (size_t i = 0; i < report.cases.size(); ++i)
+    if (static_cast<int>(i) == summary.smallest || report.details.contains(report.cases[i].case_id)) order.push_back(i);
+  std::ranges::sort(order);
+  order.erase(std::unique(order.begin(), order.end()), order.end());
+  return order;
+}
+
+Json details_json(const Report& report, const Summary& summary) {
+  Json out = Json::object();
+  size_t with_ops = 0;
+  for (const size_t i : detailed(report, summary)) {
+    const CaseOutcome& o = report.cases[i];
+    Json detail{{"reasons", reasons(o)}};
+    if (o.measured && !o.measured->losses.empty()) {
+      Json losses = Json::array();
+      for (const double loss : o.measured->losses) losses.push_back(json_of(loss));
+      detail["losses"] = std::move(losses);
+    }
+    if (!o.ops.empty() && with_ops++ < kCasesWithOps) detail["ops"] = ops_json(o);
+    if (const auto more = report.details.find(o.case_id); more != report.details.end()) {
+      if (!more->second.stages.empty()) detail["stages"] = stages_json(more->second.stages);
+      if (!more->second.yaml.empty()) detail["yaml"] = more->second.yaml;
+    }
+    out[fmt::to_string(i)] = std::move(detail);
+  }
+  return out;
+}
+
+// ---- Timelines ---------------------------------------------------------------------------------------------------------------
+
+Json microseconds(double s) { return json_of(std::round(s * 1e9) / 1e3); }
+
+/// A list of what `get` makes of each element.
+template <class List, class Get>
+Json each(const List& list, Get get) {
+  Json out = Json::array();
+  for (const auto& v : list) out.push_back(get(v));
+  return out;
+}
+
+Json intervals_json(const std::vector<TimelineInterval>& list) {
+  return {{"op", each(list, [](const auto& i) { return i.op; })},
+          {"t", each(list, [](const auto& i) { return microseconds(i.begin_s); })},
+          {"d", each(list, [](const auto& i) { return microseconds(i.end_s - i.begin_s); })},
+          {"peer", each(list, [](const auto& i) { return microseconds(i.peer_wait_s); })},
+          {"wait", each(list, [](const auto& i) { return i.wait ? 1 : 0; })}};
+}
+
+Json slots_json(const std::vector<GridSlot>& list) {
+  return {{"m", each(list, [](const auto& s) { return s.micro_batch; })},
+          {"phase", each(list, [](const auto& s) { return std::string(1, s.phase); })},
+          {"layer", each(list, [](const auto& s) { return s.layer; })},
+          {"t", each(list, [](const auto& s) { return microseconds(s.begin_s); })},
+          {"d", each(list, [](const auto& s) { return microseconds(s.end_s - s.begin_s); })}};
+}
+
+Json live_json(const LiveCurve& curve) {
+  Json bytes = Json::array();
+  for (int c = 0; c < kBufferClasses; ++c)
+    bytes.push_back(each(curve.points, [&](const LiveBytes& p) { return p.bytes.bytes[static_cast<size_t>(c)]; }));
+  return {{"rank", curve.rank},
+          {"stage", curve.stage},
+          {"t", each(curve.points, [](const LiveBytes& p) { return microseconds(p.at_s); })},
+          {"bytes", bytes},
+          {"items", each(curve.items, [](const LiveItem& i) {
+             return Json{i.name, name_of(i.kind), i.bytes};
+           })}};
+}
+
+Json timeline_json(const Report& report, const Timeline& t) {
+  const auto of = std::ranges::find(report.cases, t.case_id, &CaseOutcome::case_id);
+  return {{"index", of == report.cases.end() ? -1 : of - report.cases.begin()},
+          {"label", t.label},
+          {"step", t.measured_step},
+          {"left_out", t.left_out},
+          {"shown_s", json_of(t.shown_s)},
+          {"simulated", t.made_anew},
+          {"ops", each(t.ops,
+                       [](const TimelineOp& op) {
+                         return Json{op.label, op.kind, json_of(op.flops), json_of(op.memory_bytes), json_of(op.payload_bytes)};
+                       })},
+          {"lanes", each(t.lanes,
+                         [](const TimelineLane& lane) {
+                           return Json{{"rank", lane.rank},
+                                       {"stage", lane.stage},
+                                       {"stream", lane.stream},
+                                       {"measured", intervals_json(lane.measured)},
+                                       {"predicted", intervals_json(lane.predicted)}};
+                         })},
+          {"rows", each(t.rows,
+                        [](const TimelineRow& row) {
+                          return Json{{"rank", row.rank},
+                                      {"stage", row.stage},
+                                      {"measured", slots_json(row.measured)},
+                                      {"predicted", slots_json(row.predicted)}};
+                        })},
+          {"live", each(t.live, live_json)}};
+}
+
+// ---- The rest ----------------------------------------------------------------------------------------------------------------
+
+Json metadata_json(const RunMetadata& m) {
+  return {{"program_version", m.program_version},
+          {"commit", m.commit},
+          {"compiler", m.compiler},
+          {"libraries", m.libraries},
+          {"command", m.command},
+          {"sweep", m.sweep},
+          {"date", m.date},
+          {"host", m.host},
+          {"processor", m.processor},
+          {"system", m.system},
+          {"cores", m.cores},
+          {"memory_bytes", m.memory_bytes},
+          {"calibration_id", m.calibration_id},
+          {"recorder_overhead_s", json_of(m.recorder_overhead_s)},
+          {"dropped_events", m.dropped_events}};
+}
+
+Json accuracy_json(int ranks, const Accuracy& a) {
+  return {{"ranks", ranks},
+          {"cases", a.cases},
+          {"median_abs_pct", json_of(a.median_abs_pct)},
+          {"worst_abs_pct", json_of(a.worst_abs_pct)},
+          {"within_10", a.within_10},
+          {"median_unplanned", json_of(a.median_unplanned)},
+          {"peak_exact", a.peak_exact},
+          {"wire_cases", a.wire_cases},
+          {"wire_exact", a.wire_exact}};
+}
+
+Json summary_json(const Summary& s) {
+  Json accuracy = Json::array(), losses = Json::array();
+  for (const auto& [ranks, a] : s.by_world_size) accuracy.push_back(accuracy_json(ranks, a));
+  if (s.all.cases > 0) accuracy.push_back(accuracy_json(0, s.all));
+  for (const LossGroup& g : s.losses)
+    losses.push_back({{"label", g.label},
+                      {"cases", g.cases},
+                      {"largest_deviation", json_of(g.largest_deviation)},
+                      {"at_step", g.at_step},
+                      {"steps", g.steps},
+                      {"unigram", g.unigram ? json_of(*g.unigram) : Json(nullptr)}});
+  return {{"fastest", s.fastest},
+          {"smallest", s.smallest},
+          {"by_measurement", s.by_measurement},
+          {"accuracy", accuracy},
+          {"losses", losses}};
+}
+
+}  // namespace
+
+std::string_view word_of(Statement::Mood mood) { return kMoods[static_cast<size_t>(mood)]; }
+
+std::string page_data(const Report& report, const Summary& summary, const std::vector<Statement>& statements) {
+  const bool rounded = report.cases.size() > kExact;
+  Json classes = Json::array(), says = Json::array(), timelines = Json::array(), next = Json::array(), lost = Json::array();
+  for (int c = 0; c < kBufferClasses; ++c) classes.push_back(name_of(static_cast<BufferClass>(c)));
+  for (const Statement& s : statements) says.push_back({{"mood", word_of(s.mood)}, {"text", s.text}});
+  for (const Timeline& t : report.timelines) timelines.push_back(timeline_json(report, t));
+  for (const LostLayouts& l : report.lost) lost.push_back({{"layouts", l.layouts}, {"says", l.says}, {"nearest", l.nearest}});
+  for (const std::string& step : report.next) next.push_back({{"says", step}});
+  const Json document{{"title", report.title},
+                      {"lost", lost},
+                      {"kind", report.kind == Report::Kind::kSearch ? "search" : "run"},
+                      {"count", report.cases.size()},
+                      {"left_out", std::accumulate(report.left_out.begin(), report.left_out.end(), int64_t{0})},
+                      {"rounded", rounded},
+                      {"metadata", metadata_json(report.metadata)},
+                      {"statements", says},
+                      {"next", next},
+                      {"price", {{"usd", json_of(report.price_usd)}, {"note", report.price_note}}},
+                      {"summary", summary_json(summary)},
+                      {"classes", classes},
+                      {"parts", bar_names()},
+                      {"columns", columns_json(report, rounded)},
+                      {"details", details_json(report, summary)},
+                      {"timelines", timelines}};
+  return document.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace shardlab::reports

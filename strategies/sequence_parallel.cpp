@@ -1,0 +1,227 @@
+// Sequence parallelism: between the matrix products of tensor parallelism each rank of a `tp` group holds 1/t of the tokens of every
+// sequence, where tensor parallelism alone has every rank hold, and work on, all of them.
+//
+// An all-reduce is a reduce-scatter and an all-gather. Tensor parallelism's all-reduce of a partial sum (its f and g) becomes the
+// reduce-scatter here; the all-gather follows where the next product needs all tokens. In between lie dropout, the residual stream
+// and the norms, which work token by token:
+//
+//   forward    norm -> all-gather -> column-parallel product ... row-parallel product -> reduce-scatter -> dropout, residual
+//   backward   all-gather -> products of the row-parallel weight ... of the column-parallel weight -> reduce-scatter -> norm
+//
+// The input of a column-parallel product is kept as the rank's tokens and gathered once more in backward, for the weight's gradient,
+// beside the gradient of the input (`overlap`); full recompute makes it again, gathered, and needs no third gather. The embedding's partial sum is scattered; the gradients of its
+// tables take gathered tokens. Messages between pipeline stages carry the rank's tokens.
+//
+// Gradients of what every rank has whole, and uses on its own tokens, are partial sums: gammas and betas, and the biases of the
+// row-parallel products. Each rank sums its tokens sequence by sequence, ranks add up these sums, and then sequences are added up:
+// the order of the one sum on one rank (docs/canonical-order.md). So a gradient leaves backward whole, as without, and all that
+// follows (accumulation, ZeRO, clipping) finds it as it was.
+//
+// Shapes   x, y, norms, their statistics, residuals and their gradients [b,s/t,h]; a token is on the rank that has its place
+// Adds     per layer and micro-batch 4 reduce-scatters and 6 all-gathers of b*s*h in place of 4 all-reduces: 10 b s h (t-1)/t
+//          elements sent by each rank, of which 2 are the second gathers; embedding one of each; head a reduce-scatter and 2
+//          all-gathers. All-reduces of b*h for each gamma, beta and bias
+// Memory   of a layer's activations outside of the products (x, x1, norms) 1/t, so that everything is 1/t; while a product runs its
+//          gathered input b*s*h
+// Refuses  a seq_len that t does not divide; ring and halving-doubling, which would keep partial sums in a part of the whole while its
+//          result is several strips of it: sums are scattered by the direct algorithm, which sends as much
+// Paper    Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4.2
+#include "strategies/sequence_parallel.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "strategies/draft.h"
+
+namespace shardlab::strategies {
+namespace {
+
+constexpr std::string_view kSequenceParallelName = "sequence-parallel";
+constexpr int kTokenDim = 1;
+
+/// What lies between the products, by name; its gradient ("d.") too, if there is one.
+constexpr std::string_view kBetween[] = {"x",
+                                         "x1",
+                                         "y",
+                                         "attn.z",
+                                         "mlp.z",
+                                         "attn.norm.y",
+                                         "mlp.norm.y",
+                                         "final.norm.y",
+                                         "attn.norm.stats",
+                                         "mlp.norm.stats",
+                                         "final.norm.stats"};
+
+class SequenceParallel {
+ public:
+  explicit SequenceParallel(Draft& draft)
+      : draft_(draft),
+        axis_(draft.plan.mesh.axis("tp")),
+        size_(draft.config.layout.tp),
+        comm_(draft.comm("tp", AxisSet::of(axis_))) {}
+
+  void run() {
+    for (UnitTemplate& unit : draft_.templates) {
+      rewrite(unit.forward, false);
+      rewrite(unit.backward, true);
+    }
+  }
+
+ private:
+  void rewrite(DraftSegment& segment, bool backward) {
+    scatter_sums(segment);
+    for (const std::string_view name : kBetween)
+      for (const std::string& n : {std::string(name), "d." + std::string(name)})
+        if (const auto slot = segment.find_if(n)) cut(segment.slot(*slot).type);
+    gather_inputs(segment, backward);
+    reduce_gradients(segment);
+  }
+
+  void cut(Type& type) const {
+    type.shape[kTokenDim] /= size_;
+    type.place[static_cast<size_t>(axis_)] = Placement::shard(kTokenDim);
+  }
+  bool is_cut(const Type& type) const {
+    return type.micro == Micro::kSlice && type.place[static_cast<size_t>(axis_)] == Placement::shard(kTokenDim) &&
+           type.shape.rank == 3;
+  }
+
+  Op collective(CollectiveKind kind, SlotId from, SlotId to, std::string label) const {
+    Op op;
+    op.work = Collective{kind, ReduceOp::kSum, comm_, draft_.algorithm()};
+    op.reads = {from};
+    op.writes = {to};
+    op.label = std::move(label);
+    op.strategy = kSequenceParallelName;
+    return op;
+  }
+
+  /// Tensor parallelism sums a view of the whole in place. What is scattered has storage of its own, as large as the whole was.
+  void scatter_sums(DraftSegment& segment) {
+    for (Step& step : segment.segment.steps) {
+      Op& op = std::get<Op>(step);
+      auto* c = std::get_if<Collective>(&op.work);
+      if (c == nullptr || c->kind != CollectiveKind::kAllReduce || c->reduce != ReduceOp::kSum || is_number(segment, op)) continue;
+      c->kind = CollectiveKind::kReduceScatter;
+      c->algorithm = Algorithm::kDirect;  // the others keep partial sums where the result cannot lie
+      op.strategy = kSequenceParallelName;
+      Slot& part = segment.slot(op.reads[0]);
+      part.view.reset();
+      part.kind = SlotKind::kLocal;
+      part.cls = BufferClass::kTemporary;
+      segment.uses[op.reads[0].index()].use = Use::kLocal;
+    }
+  }
+  /// The sums of a vocabulary-parallel loss are two numbers a token, which every rank needs for its slice of the logits.
+  static bool is_number(const DraftSegment& segment, const Op& op) {
+    return std::string_view(segment.slot(op.writes[0]).name).starts_with("loss.");
+  }
+
+  /// Matrix products, and the gradients of the embedding's tables, take all tokens.
+  static bool takes_all_tokens(const Work& work) {
+    const bool table = std::holds_alternative<Embed>(work) || std::holds_alternative<Positions>(work);
+    return std::holds_alternative<Linear>(work) || (table && phase_of(work) == Phase::kW);
+  }
+
+  void gather_inputs(DraftSegment& segment, bool backward) {
+    std::vector<Step> steps;
+    for (Step& step : std::exchange(segment.segment.steps, {})) {
+      Op op = std::move(std::get<Op>(step));
+      if (takes_all_tokens(op.work))
+        for (SlotId& read : op.reads) {
+          if (!is_cut(segment.slot(read).type)) continue;
+          const std::string name = segment.slot(read).name + ".all";
+          auto all = segment.find_if(name);
+          if (!all) {
+            all = segment.add(name, whole(segment.slot(read).type), Use::kLocal, BufferClass::kTemporary);
+            const bool again = backward && segment.uses[read.index()].use == Use::kSaved;
+            Op gather = collective(CollectiveKind::kAllGather, read, *all, op.label + ".gather");
+            if (again)
+              steps.insert(beside_gradient_of_input(steps, op), again_of(std::move(gather)));
+            else
+              steps.emplace_back(std::move(gather));
+          }
+          read = *all;
+        }
+      steps.emplace_back(std::move(op));
+    }
+    segment.segment.steps = std::move(steps);
+  }
+  /// The second gather needs nothing of backward: it runs beside the gradient of the product's input, on a stream of its own.
+  Op again_of(Op gather) {
+    gather.label += ".again";
+    if (!draft_.config.layout.overlap) return gather;
+    std::get<Collective>(gather.work).comm = draft_.comm("tp.again", AxisSet::of(axis_));
+    gather.stream = draft_.stream("tp.again");
+    return gather;
+  }
+  /// The place before the gradient of the input of `weight`'s product, where that stands; else the end.
+  static std::vector<Step>::iterator beside_gradient_of_input(std::vector<Step>& steps, const Op& weight) {
+    return std::ranges::find_if(steps, [&](const Step& s) {
+      const Op& op = std::get<Op>(s);
+      return op.label == weight.label && std::holds_alternative<Linear>(op.work) && phase_of(op.work) == Phase::kI;
+    });
+  }
+  Type whole(Type type) const {
+    type.shape[kTokenDim] *= size_;
+    return placed(std::move(type), axis_, Placement::replicate());
+  }
+
+  void reduce_gradients(DraftSegment& segment) {
+    std::vector<Step> steps;
+    for (Step& step : std::exchange(segment.segment.steps, {})) {
+      Op op = std::move(std::get<Op>(step));
+      const bool of_tokens = std::holds_alternative<Norm>(op.work) || std::holds_alternative<Residual>(op.work);
+      if (!of_tokens || phase_of(op.work) != Phase::kW) {
+        steps.emplace_back(std::move(op));
+        continue;
+      }
+      Op tokens = op, sequences = op;
+      over_of(tokens) = SumOver::kTokens;
+      over_of(sequences) = SumOver::kSequences;
+      tokens.label += ".tokens";
+      tokens.strategy = sequences.strategy = kSequenceParallelName;
+      sequences.reads.clear();
+      std::vector<Step> reductions;
+      for (size_t i = 0; i < op.writes.size(); ++i) {
+        const std::string gradient = segment.slot(op.writes[i]).name;
+        const Type sums = sums_of(segment, op, op.writes[i]);
+        const SlotId sum = segment.add(gradient + ".tokens", sums, Use::kLocal, BufferClass::kTemporary);
+        const SlotId part = segment.add_view(gradient + ".tokens.part", sum, placed(sums, axis_, Placement::partial()));
+        tokens.writes[i] = part;
+        sequences.reads.push_back(sum);
+        reductions.emplace_back(collective(CollectiveKind::kAllReduce, part, sum, gradient.substr(2) + ".all"));
+      }
+      steps.emplace_back(std::move(tokens));
+      steps.insert(steps.end(), std::make_move_iterator(reductions.begin()), std::make_move_iterator(reductions.end()));
+      steps.emplace_back(std::move(sequences));
+    }
+    segment.segment.steps = std::move(steps);
+  }
+  static SumOver& over_of(Op& op) {
+    auto* norm = std::get_if<Norm>(&op.work);
+    return norm != nullptr ? norm->over : std::get<Residual>(op.work).over;
+  }
+  /// A sum of the tokens of each sequence, f32[b,1,h], of a gradient of [h].
+  static Type sums_of(const DraftSegment& segment, const Op& op, SlotId gradient) {
+    Type type = segment.slot(op.reads[0]).type;  // dy: it says how sequences are dealt
+    type.dtype = DType::f32;
+    type.shape = {type.shape[0], 1, segment.slot(gradient).type.shape.last()};
+    for (Placement& place : type.place)
+      if (place == Placement::shard(kTokenDim)) place = Placement::replicate();
+    return type;
+  }
+
+  Draft& draft_;
+  int axis_;
+  int size_;
+  CommId comm_;
+};
+
+}  // namespace
+
+void sequence_parallel(Draft& draft) { SequenceParallel(draft).run(); }
+
+}  // namespace shardlab::strategies

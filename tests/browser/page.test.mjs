@@ -1,0 +1,175 @@
+// What a reader does with the page, in a real browser: it draws without a fault or a request, is followed by keys, filters together,
+// prints, and axe-core finds nothing in it. Skipped where playwright-core, axe-core or the browser are not installed.
+import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { delimiter, join } from 'node:path';
+import { after, before, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+
+const here = fileURLToPath(new URL('.', import.meta.url));
+const program = ['chromium-headless-shell', 'chromium', 'chromium-browser', 'google-chrome'].flatMap(n => (process.env.PATH ?? '').split(delimiter).map(d => join(d, n))).find(existsSync);
+const missing = !program ? 'no browser (chromium) in the PATH' : !existsSync(here + 'node_modules/playwright-core') || !existsSync(here + 'node_modules/axe-core') ? 'no playwright-core and axe-core in tests/browser/node_modules; ./dev browser fetches them'
+  : !process.env.SHARDLAB_SAMPLE_PAGES ? 'no SHARDLAB_SAMPLE_PAGES: run it through ctest' : '';
+if (missing !== '') {
+  console.log('skipped: ' + missing);
+  process.exit(0);
+}
+const { chromium } = await import('playwright-core');
+const axe = readFileSync(here + 'node_modules/axe-core/axe.min.js', 'utf8');
+let browser, folder;
+
+before(async () => {
+  folder = mkdtempSync(join(tmpdir(), 'shardlab-pages-'));
+  execFileSync(process.env.SHARDLAB_SAMPLE_PAGES, [folder]);
+  browser = await chromium.launch({ executablePath: program, args: ['--no-sandbox'] });
+});
+after(async () => {
+  await browser?.close();
+  rmSync(folder, { recursive: true, force: true });
+});
+
+/// Opens a page, waits until everything is drawn, calls `act`, and holds that nothing failed and nothing was requested.
+async function open(name, act, options = {}) {
+  const context = await browser.newContext({ viewport: { width: options.width ?? 1280, height: 900 }, colorScheme: options.scheme ?? 'light', offline: true });
+  const page = await context.newPage(), faults = [];
+  page.on('pageerror', e => faults.push('error: ' + e.message));
+  page.on('console', m => { if (m.type() === 'error' || m.type() === 'warning') faults.push('console: ' + m.text()); });
+  page.on('request', r => { if (!/^(file|data|blob):/.test(r.url())) faults.push('request: ' + r.url()); });
+  page.on('dialog', d => { faults.push('dialog: ' + d.message()); void d.dismiss(); });
+  await page.goto('file://' + join(folder, name + '.html'));
+  await page.waitForSelector('[data-drawn=true]', { state: 'attached', timeout: 60000 });
+  await act(page);
+  await context.close();
+  assert.deepEqual(faults, []);
+}
+const shown = page => page.locator('#cases [role=status]').first().textContent();
+const selected = page => page.evaluate(() => document.querySelector('#why .bar select').value);
+
+for (const name of ['sample', 'empty', 'hostile', 'grid'])
+  for (const width of [1280, 390])
+    for (const scheme of ['light', 'dark'])
+      test(`axe-core finds nothing in the page ${name}, ${width} wide, ${scheme}`, () => open(name, async page => {
+        assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth), 0, 'the page overflows its window');
+        await page.evaluate(() => { for (const d of document.querySelectorAll('details')) d.open = true; });
+        await page.waitForTimeout(50);
+        await page.evaluate(axe);
+        const found = await page.evaluate(() => axe.run(document));
+        assert.ok(found.passes.length > 10);
+        assert.deepEqual(found.violations.map(v => `${v.id}: ${v.nodes.slice(0, 3).map(n => n.target.join(' ')).join(', ')}`), []);
+      }, { width, scheme }));
+
+test('axe-core sees what is wrong', async () => {
+  const page = await browser.newPage();
+  await page.setContent('<!DOCTYPE html><html lang="en"><title>x</title><body><main><h1>x</h1><img src="data:,"><button></button></main></body></html>');
+  await page.evaluate(axe);
+  const ids = (await page.evaluate(() => axe.run(document))).violations.map(v => v.id);
+  assert.ok(ids.includes('image-alt') && ids.includes('button-name'));
+  await page.close();
+});
+
+test('every section is there, and the answer names model, device and layout', () => open('sample', async page => {
+  for (const id of ['answer', 'grid', 'why', 'memory', 'timeline', 'prediction', 'losses', 'cost', 'cases', 'environment']) assert.equal(await page.locator('section#' + id).count(), 1, id);
+  const answer = await page.locator('#answer').innerText();
+  for (const words of ['quick-gpt', 'local', 'What bounds it.', 'What to try next.', '4 of 19 cases did not run', 'heads 6 is not divisible by tp 5']) assert.ok(answer.includes(words), words);
+}));
+
+test('the bars of the waterfall add up to the step, to the pixel', () => open('sample', async page => {
+  const ends = await page.evaluate(() => [...document.querySelectorAll('#why svg')].map(svg => {
+    const rects = [...svg.querySelectorAll('rect[height]:not(.side-a):not(.side-b)')].map(r => ({ x: +r.getAttribute('x'), end: +r.getAttribute('x') + +r.getAttribute('width'), sum: r.classList.contains('sum'), second: r.classList.contains('second') }));
+    return [false, true].map(second => ({ bars: Math.max(...rects.filter(r => !r.sum && r.second === second).map(r => r.end)), sum: Math.max(...rects.filter(r => r.sum && r.second === second).map(r => r.end)) }));
+  }).flat());
+  assert.equal(ends.length, 2);  // predicted and measured
+  for (const e of ends) assert.ok(Math.abs(e.bars - e.sum) < 1.01, JSON.stringify(e));
+}));
+
+test('a filter, a brush and a chip change every chart and the table together', () => open('grid', async page => {
+  assert.match(await shown(page), /^3\u202f000 cases$/);
+  await page.locator('#cases input[type=search]').fill('tp=4');
+  await page.waitForFunction(() => /^750 of/.test(document.querySelector('#cases [role=status]').textContent.replace('\u202f', '')));
+  assert.ok(await page.locator('.heat td.empty').filter({ hasText: 'filtered out' }).count() > 0);
+  await page.locator('#cases .chip').first().click();
+  assert.match(await shown(page), /^3\u202f000 cases$/);
+  // A rectangle on the scatter plot.
+  const canvas = page.locator('figure[aria-label="Pareto front"] canvas'), box = await (await canvas.scrollIntoViewIfNeeded(), canvas.boundingBox());
+  await page.mouse.move(box.x + box.width * 0.4, box.y + box.height * 0.3);
+  await page.mouse.down();
+  await page.mouse.move(box.x + box.width * 0.7, box.y + box.height * 0.7, { steps: 6 });
+  await page.mouse.up();
+  assert.match(await shown(page), / of /);
+  await page.locator('.filters .chip').first().click();
+  // The value of an axis of the parallel coordinates, by keyboard.
+  await page.locator('figure[aria-label="Parallel coordinates"] summary').click();
+  await page.locator('figure[aria-label="Parallel coordinates"] .sliders select').first().selectOption({ index: 1 });
+  assert.match(await shown(page), / of /);
+}));
+
+test('a refusal’s line opens its cases and filters by them', () => open('grid', async page => {
+  const line = page.locator('.refusals details').first();
+  assert.match(await line.locator('summary').innerText(), /600 does not fit .*80\.\d+ GiB to 1\d\d\.\d+ GiB/);
+  await line.locator('summary').click();
+  await line.locator('button').click();
+  assert.match((await shown(page)).replace('\u202f', ''), /^600 of 3000/);
+}));
+
+test('the table is sorted, walked and selected by keys, and holds only the rows in the window', () => open('grid', async page => {
+  assert.ok(await page.locator('#cases tbody tr.pick').count() < 60);
+  await page.locator('#cases [data-sort=predicted_step_s]').click();
+  assert.equal(await page.locator('#cases th[aria-sort]').getAttribute('aria-sort'), 'ascending');
+  const table = page.locator('#cases [role=region]');
+  await table.focus();
+  for (const key of ['ArrowDown', 'ArrowDown', 'End', 'Enter']) await page.keyboard.press(key);
+  const last = await page.locator('#cases tr.selected').getAttribute('aria-rowindex');
+  assert.equal(last, '3001');
+  assert.equal(await page.evaluate(() => document.querySelector('#cases table').getAttribute('aria-rowcount')), '3001');
+}));
+
+test('the heat map and the front are walked by arrow keys', () => open('grid', async page => {
+  const before = await selected(page);
+  await page.locator('.heat td button').first().focus();
+  await page.keyboard.press('ArrowRight');
+  await page.keyboard.press('Enter');
+  const cell = await page.evaluate(() => document.activeElement.dataset.case);
+  assert.equal(await selected(page), cell);
+  await page.locator('figure[aria-label="Pareto front"] canvas').focus();
+  for (const key of ['ArrowRight', 'ArrowRight', 'Enter']) await page.keyboard.press(key);
+  assert.notEqual(await selected(page), cell);
+  assert.ok(before !== undefined);
+}));
+
+test('every chart has a table twin with rows', () => open('sample', async page => {
+  const twins = page.locator('details.twin:has(> summary:text-is("As a table"))');
+  const n = await twins.count();
+  assert.ok(n >= 9, String(n));
+  for (let i = 0; i < n; ++i) {
+    await twins.nth(i).locator('> summary').click();
+    assert.ok(await twins.nth(i).locator('tbody tr').count() > 0, await twins.nth(i).locator('xpath=..').getAttribute('aria-label'));
+  }
+}));
+
+test('the pipeline has a row a stage, and a bubble under the pointer', () => open('sample', async page => {
+  await page.locator('#timeline .bar select').first().selectOption({ label: 'pp4-1f1b' });
+  const canvas = page.locator('figure[aria-label="Pipeline grid"] canvas').first();
+  await canvas.scrollIntoViewIfNeeded();
+  assert.match(await canvas.getAttribute('aria-label'), /4 stages/);
+  const box = await canvas.boundingBox();
+  await page.mouse.move(box.x + 80, box.y + 26 + 3 * 30 + 10);  // the last stage waits for the first
+  assert.match(await page.locator('#tip').innerText(), /bubble\nstage 3 waits/);
+}));
+
+test('the CSV of the shown rows is what the table shows', () => open('sample', async page => {
+  await page.locator('#cases input[type=search]').fill('tp=2 status=ok');
+  const wait = page.waitForEvent('download');
+  await page.getByRole('button', { name: 'Save as CSV' }).click();
+  const lines = readFileSync(await (await wait).path(), 'utf8').trim().split('\n');
+  assert.equal(lines.length, 1 + 4);
+  assert.ok(lines[0].startsWith('name,'));
+}));
+
+test('a printed page is light, has tables in full and no controls', () => open('sample', async page => {
+  await page.emulateMedia({ media: 'print', colorScheme: 'dark' });
+  assert.equal(await page.evaluate(() => getComputedStyle(document.body).backgroundColor), 'rgb(255, 255, 255)');
+  assert.equal(await page.evaluate(() => getComputedStyle(document.querySelector('nav')).display), 'none');
+  assert.ok((await page.pdf({ format: 'A4' })).length > 50000);
+}, { scheme: 'dark' }));

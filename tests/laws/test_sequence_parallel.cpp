@@ -1,0 +1,154 @@
+// What Korthikanti et al. (2022) say of sequence parallelism, evaluated from the configuration, against plans.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plan/wire.h"
+#include "strategies/lower.h"
+#include "tests/laws/equal.h"
+#include "tests/laws/replay.h"
+#include "tests/namespaces.h"
+#include "tests/test.h"
+
+namespace shardlab::testing {
+namespace {
+
+Case base_case(Family family, int t, int64_t b) {
+  Case c;
+  c.name = "sequence-parallel";
+  c.model = {.name = "small",
+             .family = family,
+             .layers = 3,
+             .hidden = 64,
+             .heads = 8,
+             .kv_heads = family == Family::kLlama ? 4 : 8,
+             .head_dim = 8,
+             .ffn = 96,
+             .vocab = 128,
+             .max_positions = 48};
+  c.train.seq_len = 48;
+  c.train.micro_batch = b;
+  c.train.grad_accumulation = 2;
+  c.train.global_batch_tokens = 2 * b * 48;
+  c.layout.tp = t;
+  c.layout.sequence_parallel = t > 1;
+  return c;
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const Family family : {Family::kGpt, Family::kLlama})
+    for (const int t : {2, 4})
+      for (const int64_t b : {1, 2, 3})
+        for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+          Case c = base_case(family, t, b);
+          c.layout.recompute = recompute;
+          all.push_back(std::move(c));
+        }
+  return all;
+}
+
+std::string line(const Case& c) {
+  return std::string(name_of(c.model.family)) + " tp " + std::to_string(c.layout.tp) + " b " + std::to_string(c.train.micro_batch) +
+         " " + std::string(name_of(c.layout.recompute));
+}
+
+int64_t sent_over_tp(const Case& c) {
+  int64_t sent = 0;
+  for (const auto& [comm, bytes] : total_wire_bytes(plan_of(c)))
+    if (comm == "tp" || comm == "tp.again") sent += bytes;
+  return sent;
+}
+
+/// Bytes that forward leaves for the backward of one layer and micro-batch: the layer's input, and what it saves.
+int64_t kept_by_a_layer(const Plan& plan) {
+  int64_t bytes = 0;
+  for (const Segment& segment : plan.segments) {
+    if (segment.name != "layer.F") continue;
+    for (const Slot& slot : segment.slots)
+      if (slot.kind == SlotKind::kBound && slot.cls == BufferClass::kActivation && !slot.view && slot.name != "y")
+        bytes += slot.type.bytes();
+  }
+  return bytes;
+}
+
+/// Collectives of a kind in a segment, those of loss and gradients left out.
+int64_t count_of(const Plan& plan, std::string_view segment_name, CollectiveKind kind, size_t rank = 3) {
+  int64_t n = 0;
+  for (const Segment& segment : plan.segments) {
+    if (segment.name != segment_name) continue;
+    for (const Step& step : segment.steps) {
+      const Op* op = std::get_if<Op>(&step);
+      const auto* c = op != nullptr ? std::get_if<Collective>(&op->work) : nullptr;
+      if (c == nullptr || c->kind != kind) continue;
+      const Type& type = segment.slots[op->reads[0].index()].type;
+      n += type.shape.rank == static_cast<int>(rank) && type.shape[1] > 1;
+    }
+  }
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("sequence parallelism sends what tensor parallelism sends, each input gathered once more, and b h a norm or bias") {
+  // Section 4.2.2: an all-reduce is a reduce-scatter and an all-gather, (t - 1)/t each of the 2 (t - 1)/t. Backward gathers the inputs of
+  // column-parallel products once more, because only the rank's tokens are kept.
+  for (const Case& c : cases()) {
+    INFO(line(c));
+    const Model& m = c.model;
+    const int64_t t = c.layout.tp, b = c.train.micro_batch, tokens = b * c.train.seq_len, micro_batches = c.train.grad_accumulation;
+    const bool again = c.layout.recompute == Recompute::kFull;
+    // Of a layer: 2 sums of forward and 2 of backward are scattered; 2 inputs and 2 gradients of outputs are gathered, and 2 inputs once
+    // more. Full recompute repeats one of forward's sums, and its gathers are the second ones.
+    const int64_t scatters = again ? 5 : 4, gathers = 6;
+    const int64_t parts = m.layers * (scatters + gathers) + 2 /* embedding */ + 3 /* head */;
+    const int64_t vectors = m.is_llama() ? 2 * m.layers + 1 : 6 * m.layers + 2;
+    const int64_t gradients = vectors * b * m.hidden, loss = 3 * tokens;
+    CHECK(sent_over_tp(c) == micro_batches * (t - 1) * 4 * (parts * tokens * m.hidden + 2 * (gradients + loss)));
+
+    Case whole = c;
+    whole.layout.sequence_parallel = false;
+    const int64_t second_gathers = m.layers * (again ? 1 : 2) + 1;
+    CHECK(sent_over_tp(c) - sent_over_tp(whole) ==
+          micro_batches * (t - 1) * 4 * (second_gathers * tokens * m.hidden + 2 * gradients));
+    const Plan plan = plan_of(c);
+    CHECK(count_of(plan, "layer.F", CollectiveKind::kReduceScatter) == 2);
+    CHECK(count_of(plan, "layer.F", CollectiveKind::kAllGather) == 2);
+    CHECK(count_of(plan, "layer.F", CollectiveKind::kAllReduce) == 0);
+    CHECK(count_of(plan, "layer.B", CollectiveKind::kReduceScatter) == scatters - 2);
+    CHECK(count_of(plan, "layer.B", CollectiveKind::kAllGather) == 4);
+    CHECK(count_of(plan, "layer.B", CollectiveKind::kAllReduce) == 0);
+  }
+}
+
+TEST_CASE("sequence parallelism keeps 1/t of all activations of a layer") {
+  // Equations 1, 2 and 4: tensor parallelism alone leaves 10 of the 34 s b h bytes whole; with sequence parallelism all are 1/t.
+  for (const Case& c : cases()) {
+    INFO(line(c));
+    const int64_t t = c.layout.tp;
+    Case one = c, whole = c;
+    one.layout.tp = 1, one.layout.sequence_parallel = whole.layout.sequence_parallel = false;
+    const int64_t kept = kept_by_a_layer(plan_of(c));
+    CHECK(kept * t == kept_by_a_layer(plan_of(one)));
+    CHECK(kept < kept_by_a_layer(plan_of(whole)));
+    if (c.layout.recompute == Recompute::kFull) CHECK(kept * t == kept_by_a_layer(plan_of(whole)));
+  }
+}
+
+TEST_CASE("peak, classes and wire bytes under sequence parallelism equal the plan's replay") {
+  for (Case c : cases()) {
+    INFO(line(c));
+    REQUIRE(difference_from_replay(plan_of(c, true)) == "");
+    c.layout.pp = 3;
+    c.layout.schedule = Schedule::k1F1B;
+    REQUIRE(difference_from_replay(plan_of(c, true)) == "");
+    // A message between stages is the rank's tokens.
+    const int64_t message = 4 * c.train.micro_batch * c.train.seq_len * c.model.hidden;
+    int64_t hops = 0;
+    for (const auto& [comm, bytes] : total_wire_bytes(plan_of(c)))
+      if (comm.starts_with("pp.fwd") || comm.starts_with("pp.bwd")) hops += bytes;
+    CHECK(hops == 2 * 2 * c.train.grad_accumulation * message);
+  }
+}
+
+}  // namespace shardlab::testing
