@@ -54,37 +54,43 @@ struct CaseKey {
 
   /// What a row of the table says after its braces, and only where it is so.
   constexpr CaseKey from(double least) const {
-    return with([&](CaseKey& k) { k.range.least = least; });
+    CaseKey key = *this;
+    key.range.least = least;
+    return key;
   }
   constexpr CaseKey above(double least) const {
-    return with([&](CaseKey& k) { k.range.least = least, k.range.above = true; });
+    CaseKey key = from(least);
+    key.range.above = true;
+    return key;
   }
   constexpr CaseKey up_to(double most) const {
-    return with([&](CaseKey& k) { k.range.most = most; });
+    CaseKey key = *this;
+    key.range.most = most;
+    return key;
   }
   constexpr CaseKey below(double most) const {
-    return with([&](CaseKey& k) { k.range.most = most, k.range.below = true; });
+    CaseKey key = up_to(most);
+    key.range.below = true;
+    return key;
   }
   constexpr CaseKey flag() const {
-    return with([](CaseKey& k) { k.has_flag = Flag::kCase; });
+    CaseKey key = *this;
+    key.has_flag = Flag::kCase;
+    return key;
   }
   constexpr CaseKey axis() const {
-    return with([](CaseKey& k) { k.has_flag = Flag::kAxis; });
+    CaseKey key = *this;
+    key.has_flag = Flag::kAxis;
+    return key;
   }
   constexpr CaseKey estimated() const {
-    return with([](CaseKey& k) { k.is_estimated = true; });
+    CaseKey key = *this;
+    key.is_estimated = true;
+    return key;
   }
 
   /// The short form by which people say it: "tp", "fsdp.unit"; of a key without one its path.
   constexpr std::string_view word() const { return aliases.empty() ? path : aliases.substr(0, aliases.find(' ')); }
-
- private:
-  template <class Change>
-  constexpr CaseKey with(Change change) const {
-    CaseKey key = *this;
-    change(key);
-    return key;
-  }
 };
 
 /// Calls `use` with each word of a list separated by spaces: of `CaseKey::aliases` and `CaseKey::words`.

@@ -7,7 +7,6 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <ranges>
 #include <type_traits>
 #include <utility>
 
@@ -248,11 +247,8 @@ void visit_fields(V& v, T& x) {
   v("loss_target", x.loss_target);
 }
 
-/// Keys that a case is kept by: all that it holds but its machine's.
-auto kept_keys() {
-  return std::views::filter(case_keys(),
-                            [](const CaseKey& key) { return key.get != nullptr && !key.path.starts_with("machine."); });
-}
+/// Whether a case is kept by the key: by all that it holds but its machine's.
+bool is_kept(const CaseKey& key) { return key.get != nullptr && !key.path.starts_with("machine."); }
 
 /// Builds an object. JSON has no nan and no infinity: those are written as words.
 class Writer {
@@ -272,7 +268,8 @@ class Writer {
       return std::string(word_of(value));
     else if constexpr (std::is_same_v<T, Case>) {  // by its keys; the machine is kept apart
       Json keys = Json::object();
-      for (const CaseKey& key : kept_keys()) keys[std::string(key.path)] = key.get(value);
+      for (const CaseKey& key : case_keys())
+        if (is_kept(key)) keys[std::string(key.path)] = key.get(value);
       return keys;
     } else if constexpr (kIsOptional<T> || kIsShared<T>)
       return value ? written(*value) : Json(nullptr);

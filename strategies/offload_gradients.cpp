@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/techniques.h"
 #include "plan/text.h"
 #include "strategies/offload_parameters.h"
 #include "strategies/optimizer.h"
