@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <compare>
 #include <functional>
-#include <ranges>
+#include <iterator>
 
 #include "plan/precision.h"
 #include "strategies/accumulation.h"
@@ -28,7 +28,8 @@ class Bucketing {
       for (auto& [kind, bucket] : open) stage_.buckets.push_back(std::move(bucket));
       open.clear();
     };
-    for (const int unit : stage_.units | std::views::reverse) {
+    for (auto last = stage_.units.rbegin(); last != stage_.units.rend(); ++last) {
+      const int unit = *last;
       for (int p = static_cast<int>(draft_.of_unit(unit).parameters.size()) - 1; p >= 0; --p) {
         if (stage_.at(unit, p).merged) continue;
         const Kind kind = kind_of_parameter(unit, p);
@@ -49,6 +50,9 @@ class Bucketing {
     close_all();
     std::ranges::stable_sort(stage_.buckets, std::greater(), &Bucket::last_unit);
     for (size_t i = 0; i < stage_.buckets.size(); ++i) declare(stage_.buckets[i], "bucket" + std::to_string(i));
+    // Once for all buckets: a deep model has parameters by the hundred thousand.
+    std::erase_if(stage_.whole_step, [&](BufferId id) { return id.index() < is_member_.size() && is_member_[id.index()]; });
+    stage_.events.insert(stage_.events.begin(), std::make_move_iterator(zeros_.rbegin()), std::make_move_iterator(zeros_.rend()));
   }
 
  private:
@@ -91,12 +95,13 @@ class Bucketing {
       const ParameterState& state = stage_.at(m.unit, m.parameter);
       for (const BufferId id : {state.gradient, state.reduced})  // which may be the same storage under the type of a sum
         stage_.role.buffers[id.index()].view = View{bucket.gradient.value, m.offset, {}};
-      std::erase(stage_.whole_step, state.gradient);
+      if (is_member_.size() <= state.gradient.index()) is_member_.resize(stage_.role.buffers.size());
+      is_member_[state.gradient.index()] = true;
     }
     if (bucket.elements > filled) declare_padding(bucket, filled);
     if (!rule_.whole_step) return;
     stage_.whole_step.push_back(bucket.gradient);
-    if (auto zeros = padding_event(draft_, stage_, bucket)) stage_.events.insert(stage_.events.begin(), std::move(*zeros));
+    if (auto zeros = padding_event(draft_, stage_, bucket)) zeros_.push_back(std::move(*zeros));
   }
 
   /// With blocks: as many to each slice as hold it, and two elements more or less in each.
@@ -117,6 +122,8 @@ class Bucketing {
   Draft& draft_;
   StageDraft& stage_;
   BucketRule rule_;
+  std::vector<bool> is_member_;  ///< by buffer: a gradient that is a part of a bucket
+  std::vector<Event> zeros_;     ///< of the tails, by bucket
 };
 
 }  // namespace

@@ -1,4 +1,6 @@
 // What lowering refuses, and properties that every plan has.
+#include <sys/time.h>
+
 #include <set>
 
 #include "plan/automatic.h"
@@ -122,6 +124,21 @@ TEST_CASE("a budget below the peak is refused with the stage and the moment") {
   const auto plan = lower(c, options);
   REQUIRE_FALSE(plan.ok());
   REQUIRE(plan.error().code == ExitCode::kNo);
+}
+
+TEST_CASE("a deep model is lowered in time that grows with its layers, its optimizer on the host too") {
+  Case c = tiny_case();
+  c.model.layers = 4096;
+  c.layout.dp = 2;
+  c.layout.bucket_bytes = 0;  // each parameter is a bucket and an update of its own
+  c.layout.offload.optimizer = OffloadTo::kCpu;
+  // Of processor time. The signal ends the test.
+  const itimerval limit{.it_interval = {}, .it_value = {.tv_sec = 60, .tv_usec = 0}}, none{};
+  setitimer(ITIMER_VIRTUAL, &limit, nullptr);
+  const auto plan = lower(c);
+  setitimer(ITIMER_VIRTUAL, &none, nullptr);
+  REQUIRE(plan.ok());
+  CHECK(plan->roles.size() == 1);
 }
 
 TEST_CASE("an unknown pass is refused with the list of passes") {
