@@ -34,8 +34,16 @@ constexpr std::array kExamples{
              {"search --model llama-3.1-8b --machine hgx-h100-ndr --devices 64 --global-batch-tokens 4Mi",
               "search --model gpt3-175b --machine hgx-h100-ndr --devices 512,1024 --tokens 300G \\\n"
               "      --global-batch-tokens 3Mi --seq-len 2Ki --profile megatron --objective cost --max-days 60"}},
-    Examples{"plan", {"plan runs/quickstart/CASE/case.yaml", "plan runs/quickstart/CASE/plan.txt"}},
+    Examples{"plan", {"plan runs/quickstart/CASE", "plan runs/quickstart/CASE/plan.txt"}},
     Examples{"diff", {"diff a.yaml b.yaml", "diff a.yaml b.yaml --set train.precision=bf16"}},
+    Examples{"compare", {"compare runs/before runs/quickstart", "compare runs/before runs/quickstart --fail-if step_s:+5%"}},
+    Examples{"export", {"export runs/quickstart/CASE --to megatron,sbatch --out job", "export b.yaml --to deepspeed"}},
+    Examples{"import",
+             {"import ds_config.json --model gpt2 --machine h100 --seq-len 1Ki",
+              "import pretrain.sh --machine h100 --devices 64 -o case.yaml"}},
+    Examples{"weights",
+             {"weights import public --out checkpoint",
+              "weights export checkpoint --model public/config.json --dtype bf16 --out again"}},
     Examples{"explain", {"explain runs/quickstart", "explain runs/quickstart/CASE --rows 0"}},
     Examples{"calibrate", {"calibrate", "calibrate --scale 0.5 -o runs/local.yaml"}},
     Examples{"model", {"model list", "model show llama-3.1-70b"}},
@@ -43,6 +51,9 @@ constexpr std::array kExamples{
     Examples{"validate", {"validate", "validate rows.csv --out runs/scores"}},
     Examples{"strategies", {"strategies", "strategies --pairs"}},
     Examples{"keys", {"keys", "keys bucket"}},
+    Examples{"schema", {"schema sweep > sweep.schema.json", "schema case"}},
+    Examples{"completions", {"completions bash", "completions fish > shardlab.fish"}},
+    Examples{"man", {"man search", "man --out man"}},
     Examples{"doctor", {"doctor", "doctor --format json"}},
 };
 

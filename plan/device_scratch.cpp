@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plan/base/tree.h"
+#include "plan/named_kernels.h"
 #include "plan/type.h"
 
 namespace shardlab {
@@ -92,12 +93,16 @@ int64_t spans(const DeviceOperands& o) {
 
 int64_t scratch_of(const SquaredNorm&, const DeviceOperands& o) { return lent(8 * spans(o)); }
 
-/// Kernels by name (kernels/README.md).
+/// Kernels by name (plan/named_kernels.h).
 int64_t scratch_of(const Kernel& w, const DeviceOperands& o) {
-  if (w.name == "amax" || w.name == "found_inf") return lent(4 * (2 + spans(o)));
-  if (w.name == "top_k" || w.name == "random_k") return lent(kScratchAlignment + 64 * spans(o));  // 16 counts a span
-  if (w.name == "orthogonalise") return lent(8 * o.read(0).shape.elements());
-  if (w.name == "frozen_adam") return lent(4);
+  const NamedKernel* row = find_kernel(w.name);
+  switch (row == nullptr ? KernelDeviceScratch::kNone : row->device_scratch) {
+    case KernelDeviceScratch::kNone: return 0;
+    case KernelDeviceScratch::kSearch: return lent(4 * (2 + spans(o)));
+    case KernelDeviceScratch::kSelection: return lent(kScratchAlignment + 64 * spans(o));
+    case KernelDeviceScratch::kBasis: return lent(8 * o.read(0).shape.elements());
+    case KernelDeviceScratch::kCounter: return lent(4);
+  }
   return 0;
 }
 

@@ -213,8 +213,8 @@ struct AdamW {
 /// a -> b: same elements to another buffer, space or dtype.
 struct Copy {};
 
-/// A kernel that the core does not know by name: the vocabulary of later strategies (routing, quantising,
-/// orthogonalising). `rule` says how types pass through it.
+/// A kernel by name: quantising, orthogonalising, loss scales. plan/named_kernels.h says what its name means. Of a name that is not
+/// there `rule` says how types pass through it, and `flops` its work; of a known name both are left as they are here.
 struct Kernel {
   enum class Rule : uint8_t {
     kElementwise,  ///< all operands placed alike; partial operands are refused

@@ -28,6 +28,7 @@
 #include <string_view>
 
 #include "plan/base/hash.h"
+#include "plan/named_kernels.h"
 #include "plan/op_fields.h"
 #include "plan/verify_chain.h"
 
@@ -1012,7 +1013,8 @@ void Replay::play_kernel(const Act& act) {
   check_turns(act);
   const Phase phase = phase_of(act.op->work);
   const bool goes_back = phase == Phase::kI || phase == Phase::kW;
-  const bool is_constant = std::get<Kernel>(act.op->work).name == "amax";  // no gradient goes back through a scale
+  const bool is_constant =
+      meaning_of(std::get<Kernel>(act.op->work)) == KernelMeaning::kLargest;  // no gradient goes back through a scale
   if (const int32_t forward = goes_back ? rule_.find(key(act)) : -1; forward >= 0) check_sources(act, forward);
   if (!goes_back && !is_constant)
     for (const int32_t slot : act.reads) for_values(slot, [&](const Held& value, bool) { rule_.hide(value); });

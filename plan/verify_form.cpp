@@ -9,6 +9,7 @@
 
 #include "plan/base/hash.h"
 #include "plan/limits.h"
+#include "plan/named_kernels.h"
 #include "plan/verify_internal.h"
 
 namespace shardlab::verifying {
@@ -405,7 +406,7 @@ class FormChecker {
       flops =
           10 * extent(op.reads[back ? 3 : 0]) * static_cast<double>(segment.slots[op.reads[back ? 4 : 1].index()].type.shape[1]);
     } else if (const auto* k = std::get_if<Kernel>(&op.work)) {
-      flops = static_cast<double>(k->flops);
+      flops = kernel_flops(segment, op, *k);
     }
     if (flops < 0 || flops > static_cast<double>(kMaxFlops))
       return fmt::format("{:.3g} floating-point operations: an op does at most {}", flops, kMaxFlops);

@@ -1,6 +1,7 @@
 // The machine of rules 3 and 4: what storages hold from one call to the next, and what a period must leave behind.
 #include <algorithm>
 
+#include "plan/named_kernels.h"
 #include "plan/period.h"
 #include "plan/run_state.h"
 #include "plan/verify_replay.h"
@@ -233,10 +234,12 @@ bool Replay::read_piece(int32_t slot, const Region& at, const Piece& p) {
           p.slice);
     return false;
   }
-  const auto* kernel = std::get_if<Kernel>(&act_->op->work);
-  const bool goes_on = kernel != nullptr && kernel->name == "amax";  // with further tensors
-  if (p.pending == Pending::kMax && act_->kind != Act::Kind::kTransfer && !goes_on &&
-      !std::holds_alternative<Send>(act_->op->work)) {
+  const auto goes_on = [&] {  // with further tensors
+    const auto* kernel = std::get_if<Kernel>(&act_->op->work);
+    return kernel != nullptr && meaning_of(*kernel) == KernelMeaning::kLargest;
+  };
+  if (p.pending == Pending::kMax && act_->kind != Act::Kind::kTransfer && !std::holds_alternative<Send>(act_->op->work) &&
+      !goes_on()) {
     fault(Rule::kTypes, "reads %{}, a partial maximum that no all_reduce with max has combined", slot_name(slot));
     return false;
   }
@@ -316,8 +319,8 @@ void Replay::write(const Region& at, int32_t sum) {
   const auto* kernel = std::get_if<Kernel>(&act_->op->work);
   const bool partial = !axes_placed(language_.types.value_type(at.value_type), plan_.mesh, Place::kPartial).empty();
   if (partial && loss != nullptr && loss->part == CrossEntropy::Part::kMax) whole.pending = Pending::kMax;
-  if (partial && kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted))
-    whole.pending = is_maximum(*kernel) ? Pending::kMax  // no counts
+  if (partial && kernel != nullptr && is_believed(*kernel))
+    whole.pending = takes_maximum(*kernel) ? Pending::kMax  // no counts
                     : language_.types.value_type(at.value_type).micro == Micro::kSum
                         ? Pending::kSum  // of micro-batches and of ranks
                         : Pending::kEither;

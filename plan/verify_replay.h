@@ -51,9 +51,6 @@ struct Link {
   int32_t value_type;
 };
 
-/// A kernel that takes a maximum, so that more of the same changes nothing.
-inline bool is_maximum(const Kernel& kernel) { return kernel.name == "found_inf" || kernel.name == "amax"; }
-
 /// Tables shared by all roles: types by number, the scripts of segments, and which type may be read where another was written.
 class Language {
  public:

@@ -12,6 +12,7 @@
 //  - The ops of a step that run under one predicate see it alike, and its forward ops read parameters after equally many updates.
 #include <algorithm>
 
+#include "plan/named_kernels.h"
 #include "plan/run_state.h"
 #include "plan/verify_replay.h"
 
@@ -89,7 +90,7 @@ void Replay::change(const Region& at, size_t result) {
 /// Twice the same change of the same thing: a counter that counts a step twice, an average that takes a value in twice.
 void Replay::check_repeated(const Act& act) {
   const auto* kernel = std::get_if<Kernel>(&act.op->work);
-  if (kernel == nullptr || rounds(act.op->work) || is_maximum(*kernel) || !is_whole(act)) return;
+  if (kernel == nullptr || rounds(act.op->work) || takes_maximum(*kernel) || !is_whole(act)) return;
   bool in_place = false;
   std::pair<const Op*, std::vector<int64_t>> key{act.op, {}};
   for (const int32_t slot : act.writes) {

@@ -20,6 +20,7 @@
 #include "plan/base/tree.h"
 #include "plan/collective_steps.h"
 #include "plan/limits.h"
+#include "plan/named_kernels.h"
 #include "plan/verify_internal.h"
 
 namespace shardlab::verifying {
@@ -426,16 +427,18 @@ void Builder::describe(const Kernel& w) {
   equation.may_alias = true;
   equation.loose = "abcdbstoik";
   equation.sums_micro = w.phase == Phase::kW;
-  const bool trusted = w.rule == Rule::kOpaque || w.rule == Rule::kTrusted;
-  const Pass pass = w.rule == Rule::kLinear || w.rule == Rule::kTrusted ? Pass::kTerm : Pass::kNonlinear;
+  const Rule rule = rule_of(w);
+  const bool trusted = is_believed(w);
+  const uint32_t summands = rule == Rule::kLinear ? ~0u : summands_of(w);
   for (size_t i = 0; i < op_.reads.size(); ++i) {
-    const bool contracted = w.rule == Rule::kContract && i < 2;
+    const bool contracted = rule == Rule::kContract && i < 2;
+    const Pass pass = (summands >> std::min<size_t>(i, 31)) & 1 ? Pass::kTerm : Pass::kNonlinear;
     const std::string dims = contracted ? lead(i) + (i == 0 ? "i" : "o") : by_position(*type_of_read(i));
     read("x", dims, contracted ? Pass::kFactor : pass);
   }
   for (const SlotId out : op_.writes) {
-    const bool matrix = w.rule == Rule::kContract && slot(out).type.shape.rank == 2;
-    write("y", matrix ? "oi" : by_position(slot(out).type), w.rule == Rule::kContract ? 0b11u : ~0u, SlotId(), trusted);
+    const bool matrix = rule == Rule::kContract && slot(out).type.shape.rank == 2;
+    write("y", matrix ? "oi" : by_position(slot(out).type), rule == Rule::kContract ? 0b11u : ~0u, SlotId(), trusted);
   }
 }
 
@@ -683,7 +686,8 @@ std::string Builder::settings_fault() const {
     return "";
   };
   const auto of_kernel = [&](const Kernel& w) -> std::string {
-    if (w.name != "clip_factor") return "";
+    if (std::string fault = kernel_fault(op_, w); !fault.empty()) return fault;
+    if (meaning_of(w) != KernelMeaning::kClipFactor) return "";
     const auto one = [](const Slot& s, DType dtype) { return s.type.dtype == dtype && s.type.shape.elements() == 1; };
     if (op_.reads.size() == 2 && op_.writes.size() == 1 && one(read_slot(0), DType::f64) && one(read_slot(1), DType::f32) &&
         one(write_slot(0), DType::f32))
@@ -812,7 +816,7 @@ void TypeChecker::check(const Op& op) {
   if (const auto* block = std::get_if<AttentionBlock>(&op.work)) check_block(op, builder.equation, *block);
   if (const auto* merge = std::get_if<AttentionMerge>(&op.work)) check_merge(op, *merge);
   const auto* kernel = std::get_if<Kernel>(&op.work);
-  if (kernel == nullptr || (kernel->rule != Kernel::Rule::kOpaque && kernel->rule != Kernel::Rule::kTrusted)) return;
+  if (kernel == nullptr || !is_believed(*kernel)) return;
   for (const auto* operands : {&op.reads, &op.writes})
     for (const SlotId slot : *operands)
       if (type(slot).scale.factor != Rational(1))  // a named denominator may be its very purpose: unscaling
@@ -1162,8 +1166,8 @@ void TypeChecker::check_factor(const Op& op, SlotId factor, SlotId parameter) {
 void TypeChecker::check_agreed(const Op& op) {
   const bool scaled = std::holds_alternative<Linear>(op.work) && has_scales(type(op.reads[0]).dtype);
   const auto* kernel = std::get_if<Kernel>(&op.work);
-  const bool largest = kernel != nullptr && kernel->name == "amax";
-  const bool scale = kernel != nullptr && std::string_view(kernel->name).starts_with("fp8_scale");
+  const KernelMeaning meaning = kernel != nullptr ? meaning_of(*kernel) : KernelMeaning::kNone;
+  const bool largest = meaning == KernelMeaning::kLargest, scale = meaning == KernelMeaning::kScale;
   for (int axis = 0; axis < axes(); ++axis) {
     if (!split(axis)) continue;
     if (scaled)
@@ -1422,7 +1426,7 @@ void TypeChecker::check_cut(const Op& op, const Collective& c) {
 
 bool rounds(const Work& work) {
   const auto* kernel = std::get_if<Kernel>(&work);
-  return kernel != nullptr && std::string_view(kernel->name).starts_with("fp8_quantise");
+  return kernel != nullptr && meaning_of(*kernel) == KernelMeaning::kRounding;
 }
 
 std::string operand_fault(const Plan&, const Segment& segment, const Op& op) { return Builder(segment, op).build(); }

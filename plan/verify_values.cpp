@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "plan/named_kernels.h"
 #include "plan/verify_replay.h"
 
 namespace shardlab::verifying {
@@ -66,7 +67,8 @@ int64_t Replay::means_joined(const Act& act) {
   const Type& to = segment_->slots[static_cast<size_t>(act.writes[0])].type;
   const Type& from = segment_->slots[static_cast<size_t>(act.reads[0])].type;
   for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
-    if (to.place[a].is_partial() && from.place[a].kind == Place::kLocal && plan_.mesh.axes[a].name != kPipelineAxis) ranks *= plan_.mesh.axes[a].size;
+    if (to.place[a].is_partial() && from.place[a].kind == Place::kLocal && plan_.mesh.axes[a].name != kPipelineAxis)
+      ranks *= plan_.mesh.axes[a].size;
   return ranks;
 }
 
@@ -382,7 +384,7 @@ int64_t Replay::elements_over_ranks(const Piece& p, const Region& at, const Type
 
 /// What a kernel is given as a squared norm counts whole gradients, and what clips counts all of them.
 void Replay::check_norm(const Act& act, const Kernel& kernel) {
-  const bool clips = kernel.name == "clip_factor";
+  const bool clips = meaning_of(kernel) == KernelMeaning::kClipFactor;
   bool is_norm = false;
   for (const int32_t slot : act.reads) {
     const Region at = region(slot);

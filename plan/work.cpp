@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "plan/named_kernels.h"
 #include "plan/precision.h"
 
 namespace shardlab {
@@ -25,6 +26,8 @@ class Operands {
     for (const SlotId s : op_.writes) bytes += segment_.slots[s.index()].type.bytes();
     return bytes;
   }
+  const Segment& segment() const { return segment_; }
+  const Op& op() const { return op_; }
   int64_t read_elements() const {
     int64_t n = 0;
     for (const SlotId s : op_.reads) n += segment_.slots[s.index()].type.shape.elements();
@@ -131,7 +134,7 @@ int64_t flops_of(const Sgd& w, const Operands& o) { return elements(o.read(0)) *
 /// m 3, v 4, corrections 2, root, epsilon, quotient, times lr, subtract; decay 2.
 int64_t flops_of(const AdamW& w, const Operands& o) { return elements(o.read(0)) * (w.weight_decay != 0 ? 16 : 14); }
 int64_t flops_of(const Copy&, const Operands&) { return 0; }
-int64_t flops_of(const Kernel& w, const Operands&) { return w.flops; }
+int64_t flops_of(const Kernel& w, const Operands& o) { return static_cast<int64_t>(kernel_flops(o.segment(), o.op(), w)); }
 int64_t flops_of(const Collective&, const Operands&) { return 0; }
 int64_t flops_of(const Send&, const Operands&) { return 0; }
 int64_t flops_of(const Recv&, const Operands&) { return 0; }
@@ -345,28 +348,30 @@ int64_t narrow_scratch(const AdamW&, const Operands& o, bool) {
 /// A canonical tree over `rows` parts, a block of each at a time: the parts, and where they lie.
 int64_t tree_scratch(int64_t rows, int64_t block) { return floats(rows * block) + aligned(8 * rows); }
 
-/// Scratch bytes of a kernel by name: the amount listed here, else the amount of elementwise kernels. A kernel that asks for more
-/// at run time gets a block of its own from the back end.
+/// Scratch bytes of a kernel by name, in the form that its row gives. A kernel that asks for more at run time gets a block of its
+/// own from the back end.
 int64_t kernel_scratch(const Kernel& w, const Operands& o) {
-  if (w.name == "copy") return is_narrow(o.read(0)) && is_narrow(o.write(0)) ? floats(kBlock) : 0;
-  if (w.name == "dequantise_sum_int8" || w.name == "dequantise_sum_int4" || w.name == "sign_expand_sum" || w.name == "sum_rows") {
-    const int64_t rows = o.read(0).shape[0], block = std::max<int64_t>(2, kBlock / std::max<int64_t>(1, rows) / 2 * 2);
-    return tree_scratch(rows, block) + window(o.write(0), block);
+  const NamedKernel* row = find_kernel(w.name);
+  switch (row == nullptr ? KernelScratch::kBlocks : row->scratch) {
+    case KernelScratch::kBlocks: break;
+    case KernelScratch::kNarrowCopy: return is_narrow(o.read(0)) && is_narrow(o.write(0)) ? floats(kBlock) : 0;
+    case KernelScratch::kTree: {
+      const int64_t rows = o.read(0).shape[0], block = std::max<int64_t>(2, kBlock / std::max<int64_t>(1, rows) / 2 * 2);
+      return tree_scratch(rows, block) + window(o.write(0), block);
+    }
+    case KernelScratch::kBasis: return aligned(8 * elements(o.read(0)));
+    case KernelScratch::kProjection:
+      if (is_narrow(o.read(0)) || is_narrow(o.read(1)) || is_narrow(o.write(0))) break;
+      return floats(std::min<int64_t>(rows_of(o.read(0)), 128) * std::min<int64_t>(rows_of(o.read(1)), 64)) +
+             product_scratch(o.read(0).shape.last(), true);
+    case KernelScratch::kDraws: return windows(o, kBlock) + floats(kBlock);
+    case KernelScratch::kScattered: {
+      const int64_t parts = rows_of(o.read(0)), block = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, parts));
+      return tree_scratch(parts, block) + aligned(8 * parts) + window(o.write(0), block);
+    }
+    case KernelScratch::kTwoPasses: return 2 * window(o.read(0), kBlock) + window(o.write(0), kBlock);
+    case KernelScratch::kOneBlock: return std::min(floats(kBlock), windows(o, kBlock));
   }
-  if (w.name == "orthogonalise") return aligned(8 * elements(o.read(0)));
-  if (w.name == "project" && !is_narrow(o.read(0)) && !is_narrow(o.read(1)) && !is_narrow(o.write(0)))
-    return floats(std::min<int64_t>(rows_of(o.read(0)), 128) *
-                  std::min<int64_t>(rows_of(o.read(1)), 64)) +  // a block of the result
-           product_scratch(o.read(0).shape.last(), true);
-  if (w.name == "random_k") return windows(o, kBlock) + floats(kBlock);  // a block of draws
-  if (w.name == "scatter") {                                             // and how far each part has come
-    const int64_t parts = rows_of(o.read(0)), block = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, parts));
-    return tree_scratch(parts, block) + aligned(8 * parts) + window(o.write(0), block);
-  }
-  if (w.name == "fp8_quantise_1x128" || w.name == "fp8_quantise_128x128")  // once for the scales, once for the elements
-    return 2 * window(o.read(0), kBlock) + window(o.write(0), kBlock);
-  // Those that find a maximum over many operands take one block for all.
-  if (w.name == "found_inf" || w.name == "amax") return std::min(floats(kBlock), windows(o, kBlock));
   return windows(o, kBlock);
 }
 int64_t narrow_scratch(const Kernel& w, const Operands& o, bool) { return kernel_scratch(w, o); }

@@ -569,7 +569,7 @@ FixedOperands statistics_of(const Work& work) {
     return w->phase == Phase::kF ? FixedOperands{{}, {1}} : w->phase == Phase::kI ? FixedOperands{{3}, {}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<Attention>(&work)) return w->phase == Phase::kF ? FixedOperands{{}, {1}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<AttentionBlock>(&work))
-    return w->phase == Phase::kF ? FixedOperands{{2, 3}, {0, 1}} : w->partial ? FixedOperands{{2}, {0, 1}} : FixedOperands{{2}, {}};
+    return w->phase == Phase::kF ? FixedOperands{{2, 3}, {0, 1}} : w->partial ? FixedOperands{{2}, {1}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<CrossEntropy>(&work))
     return w->part == CrossEntropy::Part::kGrad  ? FixedOperands{{2, 3, 4}, {0}}
            : w->part == CrossEntropy::Part::kMax ? FixedOperands{{}, {0}}

@@ -75,9 +75,9 @@ ScratchLaunch plain(Run run) {
 }
 
 // Binders, by the file that holds them.
-std::span<const NamedKernel> precision_kernels();
-std::span<const NamedKernel> fp8_kernels();
-std::span<const NamedKernel> compression_kernels();
-std::span<const NamedKernel> optimizer_kernels();
+std::span<const KernelBinder> precision_kernels();
+std::span<const KernelBinder> fp8_kernels();
+std::span<const KernelBinder> compression_kernels();
+std::span<const KernelBinder> optimizer_kernels();
 
 }  // namespace shardlab::runtime::named

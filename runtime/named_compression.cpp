@@ -297,30 +297,30 @@ Result<ScratchLaunch> bind_sign_expand_sum(const BoundOp& op, const BindTools& t
 }
 
 constexpr std::array kCompression{
-    NamedKernel{"subtract", "(m, approximation) -> error", bind_subtract},
-    NamedKernel{"subtract_share", "(m, approximation) -> error", bind_subtract_share},
-    NamedKernel{"project", "(m[r,c], basis[k,c]) -> p[r,k]", bind_project},
-    NamedKernel{"orthogonalise", "(p f32[r,k]) -> q f32[r,k]", bind_orthogonalise},
-    NamedKernel{"start_basis", "(q f32[k,c]) -> q", bind_start_basis},
-    NamedKernel{"quantise_int8", "(x[..,c]) -> q i8[..,c], scales f32[..,blocks]", bind_quantise<8>},
-    NamedKernel{"quantise_int4", "(x[..,c]) -> q u8[..,ceil(c/2)], scales f32[..,blocks]", bind_quantise<4>},
-    NamedKernel{"dequantise_int8", "(q, scales) -> y[..,c]", bind_dequantise<8>},
-    NamedKernel{"dequantise_int4", "(q, scales) -> y[..,c]", bind_dequantise<4>},
-    NamedKernel{"dequantise_sum_int8", "(q[n,c], scales[n,blocks]) -> y[c]", bind_dequantise_sum<8>},
-    NamedKernel{"dequantise_sum_int4", "(q[n,ceil(c/2)], scales[n,blocks]) -> y[c]", bind_dequantise_sum<4>},
-    NamedKernel{"swap_leading", "(x) -> y[b,a,..]", bind_swap_leading},
-    NamedKernel{"sum_rows", "(x[n,..]) -> y[..]", bind_sum_rows},
-    NamedKernel{"top_k", "(x) -> values f32[k], indices i32[k]", bind_top_k},
-    NamedKernel{"random_k", "(x) -> values f32[k], indices i32[k]", bind_random_k},
-    NamedKernel{"scatter", "(values f32[n,k], indices i32[n,k]) -> y", bind_scatter},
-    NamedKernel{"zero_selected", "(x f32, indices i32[k]) -> error f32", bind_zero_selected},
-    NamedKernel{"sign_compress", "(x[..,c]) -> signs u8[..,ceil(c/8)], scales f32[..,blocks]", bind_sign_compress},
-    NamedKernel{"sign_expand", "(signs, scales) -> y[..,c]", bind_sign_expand},
-    NamedKernel{"sign_expand_sum", "(signs[n,ceil(c/8)], scales[n,blocks]) -> y[c]", bind_sign_expand_sum},
+    KernelBinder{"subtract", bind_subtract},
+    KernelBinder{"subtract_share", bind_subtract_share},
+    KernelBinder{"project", bind_project},
+    KernelBinder{"orthogonalise", bind_orthogonalise},
+    KernelBinder{"start_basis", bind_start_basis},
+    KernelBinder{"quantise_int8", bind_quantise<8>},
+    KernelBinder{"quantise_int4", bind_quantise<4>},
+    KernelBinder{"dequantise_int8", bind_dequantise<8>},
+    KernelBinder{"dequantise_int4", bind_dequantise<4>},
+    KernelBinder{"dequantise_sum_int8", bind_dequantise_sum<8>},
+    KernelBinder{"dequantise_sum_int4", bind_dequantise_sum<4>},
+    KernelBinder{"swap_leading", bind_swap_leading},
+    KernelBinder{"sum_rows", bind_sum_rows},
+    KernelBinder{"top_k", bind_top_k},
+    KernelBinder{"random_k", bind_random_k},
+    KernelBinder{"scatter", bind_scatter},
+    KernelBinder{"zero_selected", bind_zero_selected},
+    KernelBinder{"sign_compress", bind_sign_compress},
+    KernelBinder{"sign_expand", bind_sign_expand},
+    KernelBinder{"sign_expand_sum", bind_sign_expand_sum},
 };
 
 }  // namespace
 
-std::span<const NamedKernel> compression_kernels() { return kCompression; }
+std::span<const KernelBinder> compression_kernels() { return kCompression; }
 
 }  // namespace shardlab::runtime::named

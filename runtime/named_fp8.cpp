@@ -227,23 +227,22 @@ Result<ScratchLaunch> bind_fp8_linear(const BoundOp& op, const BindTools& tools)
 }
 
 constexpr std::array kFp8{
-    NamedKernel{"fp8_scale_e4m3", "(amax f32[1]) -> scale f32[1]", bind_fp8_scale<DType::f8e4m3>},
-    NamedKernel{"fp8_scale_e5m2", "(amax f32[1]) -> scale f32[1]", bind_fp8_scale<DType::f8e5m2>},
-    NamedKernel{"fp8_delayed_e4m3", "(amax f32[1], history f32[n]) -> history, scale f32[1]", bind_fp8_delayed<DType::f8e4m3>},
-    NamedKernel{"fp8_delayed_e5m2", "(amax f32[1], history f32[n]) -> history, scale f32[1]", bind_fp8_delayed<DType::f8e5m2>},
-    NamedKernel{"fp8_scales_e4m3", "(history f32[t,n]) -> scales f32[t]", bind_fp8_scales<DType::f8e4m3>},
-    NamedKernel{"fp8_scales_e5m2", "(history f32[t,n]) -> scales f32[t]", bind_fp8_scales<DType::f8e5m2>},
-    NamedKernel{"fp8_remember", "(amax f32[t], history f32[t,n]) -> history", bind_fp8_remember},
-    NamedKernel{"fp8_quantise", "(x, scale f32[1]) -> q", bind_fp8_quantise},
-    NamedKernel{"fp8_quantise_1x128", "(x[..,c]) -> q, scales f32[..,ceil(c/128)]", bind_fp8_blocks<1>},
-    NamedKernel{"fp8_quantise_128x128", "(x[r,c]) -> q, scales f32[ceil(r/128),ceil(c/128)]", bind_fp8_blocks<128>},
-    NamedKernel{"fp8_dequantise", "(q, scales) -> y", bind_fp8_dequantise},
-    NamedKernel{"fp8_linear", "F: (x, sx, w, sw[, bias]) -> y. I: (dy, sdy, w, sw) -> dx. W: (x, sx, dy, sdy) -> dw",
-                bind_fp8_linear},
+    KernelBinder{"fp8_scale_e4m3", bind_fp8_scale<DType::f8e4m3>},
+    KernelBinder{"fp8_scale_e5m2", bind_fp8_scale<DType::f8e5m2>},
+    KernelBinder{"fp8_delayed_e4m3", bind_fp8_delayed<DType::f8e4m3>},
+    KernelBinder{"fp8_delayed_e5m2", bind_fp8_delayed<DType::f8e5m2>},
+    KernelBinder{"fp8_scales_e4m3", bind_fp8_scales<DType::f8e4m3>},
+    KernelBinder{"fp8_scales_e5m2", bind_fp8_scales<DType::f8e5m2>},
+    KernelBinder{"fp8_remember", bind_fp8_remember},
+    KernelBinder{"fp8_quantise", bind_fp8_quantise},
+    KernelBinder{"fp8_quantise_1x128", bind_fp8_blocks<1>},
+    KernelBinder{"fp8_quantise_128x128", bind_fp8_blocks<128>},
+    KernelBinder{"fp8_dequantise", bind_fp8_dequantise},
+    KernelBinder{"fp8_linear", bind_fp8_linear},
 };
 
 }  // namespace
 
-std::span<const NamedKernel> fp8_kernels() { return kFp8; }
+std::span<const KernelBinder> fp8_kernels() { return kFp8; }
 
 }  // namespace shardlab::runtime::named

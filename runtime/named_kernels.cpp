@@ -29,8 +29,8 @@ float share_of(const BoundOp& op, const Tensor& summand, const Tensor& whole) {
 
 }  // namespace named
 
-std::vector<NamedKernel> named_kernels() {
-  std::vector<NamedKernel> kernels;
+std::vector<KernelBinder> kernel_binders() {
+  std::vector<KernelBinder> kernels;
   for (const auto part :
        {named::precision_kernels(), named::fp8_kernels(), named::compression_kernels(), named::optimizer_kernels()})
     kernels.insert(kernels.end(), part.begin(), part.end());
@@ -38,8 +38,8 @@ std::vector<NamedKernel> named_kernels() {
 }
 
 Result<ScratchLaunch> bind_named(const BoundOp& op, const Kernel& kernel, const BindTools& tools) {
-  const std::vector<NamedKernel> known = named_kernels();
-  const auto found = std::ranges::find(known, kernel.name, &NamedKernel::name);
+  const std::vector<KernelBinder> known = kernel_binders();
+  const auto found = std::ranges::find(known, kernel.name, &KernelBinder::name);
   if (found == known.end())
     return Error{ExitCode::kUsage,
                  fmt::format("the CPU back end has no kernel called `{}`, which `{}` asks for", kernel.name,

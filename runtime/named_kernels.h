@@ -1,4 +1,4 @@
-// The plan's `Kernel` ops: a table from a kernel's name to its binder. kernels/README.md lists every name with its operands.
+// The plan's `Kernel` ops on a CPU: a table from a kernel's name to its binder. plan/named_kernels.h has the operands of each name.
 #pragma once
 
 #include <string_view>
@@ -9,15 +9,14 @@
 
 namespace shardlab::runtime {
 
-/// One name. `operands` is its signature as the documentation gives it: "(x, factor f32[1]) -> y".
-struct NamedKernel {
+/// One name.
+struct KernelBinder {
   std::string_view name;
-  std::string_view operands;
   Result<ScratchLaunch> (*bind)(const BoundOp& op, const BindTools& tools);
 };
 
-/// Every name, in the order of the documentation.
-std::vector<NamedKernel> named_kernels();
+/// Every name that the CPU back end binds.
+std::vector<KernelBinder> kernel_binders();
 
 /// Refuses unknown names, and operands that do not fit the signature.
 Result<ScratchLaunch> bind_named(const BoundOp& op, const Kernel& kernel, const BindTools& tools);

@@ -99,18 +99,13 @@ Result<ScratchLaunch> bind_frozen_adam(const BoundOp& op, const BindTools&) {
 }
 
 constexpr std::array kOptimizers{
-    NamedKernel{
-        "outer_step",
-        "(delta f32, start f32, share f32[1], learning_rate f32[1][, momentum f32[1], velocity f32]) -> value f32[, velocity]",
-        bind_outer_step},
-    NamedKernel{"fold_momentum", "(gradient f32[n], beta1 f32[1], m f32...) -> momentum f32[n]", bind_fold_momentum},
-    NamedKernel{"frozen_adam",
-                "(momentum f32[n], beta1 f32[1], correction f32[1], epsilon f32[1], v f32...) -> direction f32[n], m...",
-                bind_frozen_adam},
+    KernelBinder{"outer_step", bind_outer_step},
+    KernelBinder{"fold_momentum", bind_fold_momentum},
+    KernelBinder{"frozen_adam", bind_frozen_adam},
 };
 
 }  // namespace
 
-std::span<const NamedKernel> optimizer_kernels() { return kOptimizers; }
+std::span<const KernelBinder> optimizer_kernels() { return kOptimizers; }
 
 }  // namespace shardlab::runtime::named

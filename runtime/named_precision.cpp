@@ -313,27 +313,27 @@ Result<ScratchLaunch> bind_count(const BoundOp& op, const BindTools&) {
 }
 
 constexpr std::array kPrecision{
-    NamedKernel{"copy", "(a) -> b", bind_copy},
-    NamedKernel{"add", "(a, b) -> c", bind_add},
-    NamedKernel{"multiply", "(x, factor f32[1]) -> y", bind_multiply},
-    NamedKernel{"cast_stochastic", "(x) -> y", bind_cast_stochastic},
-    NamedKernel{"amax", "(x, ...) -> amax f32[1]", bind_amax},
-    NamedKernel{"found_inf", "(x, ...) -> bad i32[1][, where i32[1]]", bind_found_inf},
-    NamedKernel{"unscale", "(g, scale f32[1]) -> g32, bad i32[1]", bind_unscale},
-    NamedKernel{"any", "(a i32[1], ...) -> b i32[1]", bind_any},
-    NamedKernel{"not", "(a i32[1]) -> b i32[1]", bind_not},
-    NamedKernel{"start_scale", "(scale f32[1], first f32[1]) -> scale", bind_start_scale},
-    NamedKernel{"adjust_scale", "(bad i32[1], scale f32[1][, good i32[1][, interval f32[1]]]) -> scale[, good]", bind_adjust_scale},
-    NamedKernel{"unscale_factor", "(scale f32[1]) -> factor f32[1]", bind_unscale_factor},
-    NamedKernel{"unscale_norm", "(squared_norm f64[1], factor f32[1]) -> squared_norm f64[1]", bind_unscale_norm},
-    NamedKernel{"judge_spike", "(x, mean f32[1], seen i32[1], factor f32[1], window f32[1]) -> bad i32[1]", bind_judge_spike},
-    NamedKernel{"running_mean", "(x, window f32[1], mean f32[1], seen i32[1]) -> mean, seen", bind_running_mean},
-    NamedKernel{"count", "(n i32[1]) -> n", bind_count},
-    NamedKernel{"clip_factor", "(squared_norm f64[1], max_norm f32[1]) -> factor f32[1]", bind_clip_factor},
+    KernelBinder{"copy", bind_copy},
+    KernelBinder{"add", bind_add},
+    KernelBinder{"multiply", bind_multiply},
+    KernelBinder{"cast_stochastic", bind_cast_stochastic},
+    KernelBinder{"amax", bind_amax},
+    KernelBinder{"found_inf", bind_found_inf},
+    KernelBinder{"unscale", bind_unscale},
+    KernelBinder{"any", bind_any},
+    KernelBinder{"not", bind_not},
+    KernelBinder{"start_scale", bind_start_scale},
+    KernelBinder{"adjust_scale", bind_adjust_scale},
+    KernelBinder{"unscale_factor", bind_unscale_factor},
+    KernelBinder{"unscale_norm", bind_unscale_norm},
+    KernelBinder{"judge_spike", bind_judge_spike},
+    KernelBinder{"running_mean", bind_running_mean},
+    KernelBinder{"count", bind_count},
+    KernelBinder{"clip_factor", bind_clip_factor},
 };
 
 }  // namespace
 
-std::span<const NamedKernel> precision_kernels() { return kPrecision; }
+std::span<const KernelBinder> precision_kernels() { return kPrecision; }
 
 }  // namespace shardlab::runtime::named

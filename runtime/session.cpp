@@ -13,6 +13,7 @@
 
 #include "kernels/initialise.h"
 #include "plan/base/check.h"
+#include "plan/named_kernels.h"
 #include "plan/run_state.h"
 #include "plan/runnable.h"
 #include "runtime/core_scheduler.h"
@@ -497,7 +498,7 @@ std::string ThreadSession::bad_gradient(const Rank& rank, int number) const {
   for (const Instruction& i : program.instructions) {
     if (i.kind != Instruction::Kind::kRun) continue;
     const auto* kernel = std::get_if<Kernel>(&i.op->work);
-    if (kernel == nullptr || kernel->name != "found_inf" || program.writes(i).size() != 2) continue;
+    if (kernel == nullptr || meaning_of(*kernel) != KernelMeaning::kOverflow || program.writes(i).size() != 2) continue;
     const Operand& bad = program.reads(i)[static_cast<size_t>(number - 1)];
     return gradient_name(rank.role(), bad);
   }

@@ -14,6 +14,7 @@
 // Paper    Pascanu et al., "On the Difficulty of Training Recurrent Neural Networks" (2013), section 3.2
 #include "strategies/clip_norm.h"
 
+#include "plan/named_kernels.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/optimizer.h"
@@ -39,13 +40,6 @@ Type factor_type(const Draft& draft) {
   return trains_apart(draft) ? placed({}, draft.plan.mesh.axis("dp"), Placement::local()) : Type{};
 }
 
-Kernel kernel(std::string name) {
-  Kernel k;
-  k.rule = Kernel::Rule::kOpaque;
-  k.name = std::move(name);
-  return k;
-}
-
 void append(Draft& draft, StageDraft& stage, std::string name, const std::vector<BufferId>& buffers, Work work,
             const std::vector<int>& reads, int write) {
   const SegmentId segment = draft.cached(name + "." + std::to_string(stage.role.stage), [&] {
@@ -66,11 +60,11 @@ void clip_norm(Draft& draft) {
     const BufferId norm = squared_gradient_norm(draft, stage), most = number(stage, "clip.norm"),
                    factor = number(stage, "clip.factor", factor_type(draft));
     append(draft, stage, "clip.norm", {most}, Fill{draft.config.train.clip_norm}, {}, 0);
-    append(draft, stage, "clip.factor", {norm, most, factor}, kernel("clip_factor"), {0, 1}, 2);
+    append(draft, stage, "clip.factor", {norm, most, factor}, named("clip_factor"), {0, 1}, 2);
     if (stage.unscale) {  // one factor does both
       const BufferId both = number(stage, "clip.unscale");
       stage.role.buffers[both.index()].type = stage.role.buffers[stage.unscale.index()].type;
-      append(draft, stage, "clip.unscale", {factor, stage.unscale, both}, kernel("multiply"), {0, 1}, 2);
+      append(draft, stage, "clip.unscale", {factor, stage.unscale, both}, named("multiply"), {0, 1}, 2);
       stage.gradient_factor = both;
     } else {
       stage.gradient_factor = factor;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/base/check.h"
+#include "plan/named_kernels.h"
 
 namespace shardlab::strategies {
 
@@ -67,13 +68,8 @@ void Compressing::op(Work work, std::vector<SlotId> reads, std::vector<SlotId> w
   segment_.steps.emplace_back(std::move(op));
 }
 
-void Compressing::kernel(std::string_view name, Kernel::Rule rule, std::vector<SlotId> reads, std::vector<SlotId> writes,
-                         std::string label, int64_t flops) {
-  Kernel work;
-  work.rule = rule;
-  work.name = name;
-  work.flops = flops;
-  op(std::move(work), std::move(reads), std::move(writes), std::move(label));
+void Compressing::kernel(std::string_view name, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label) {
+  op(named(name), std::move(reads), std::move(writes), std::move(label));
 }
 
 void Compressing::collective(CollectiveKind kind, SlotId from, SlotId to, std::string label) {

@@ -54,9 +54,8 @@ class Compressing {
   SlotId bound(std::string name, BufferId buffer);
   /// Another name for the storage of `base`: all of it, or with `slice` this data-parallel rank's part.
   SlotId view(std::string name, SlotId base, Type type, bool slice = false);
-  /// `flops` are per launch.
-  void kernel(std::string_view name, Kernel::Rule rule, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label,
-              int64_t flops);
+  /// A kernel of plan/named_kernels.h.
+  void kernel(std::string_view name, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label);
   /// Over the data-parallel ranks, or the ranks of `comm`.
   void collective(CollectiveKind kind, SlotId from, SlotId to, std::string label);
   void collective(CollectiveKind kind, CommId comm, SlotId from, SlotId to, std::string label);

@@ -29,6 +29,7 @@
 
 #include <map>
 
+#include "plan/named_kernels.h"
 #include "plan/text.h"
 #include "strategies/buckets.h"
 #include "strategies/draft.h"
@@ -94,10 +95,6 @@ class OuterStep {
       return one_op_segment(what, stage_, buffers, std::move(op), reads, writes);
     });
     stage_.events.push_back(call_event(bind(segment, buffers)));
-  }
-
-  static Work kernel(std::string name, int64_t flops) {
-    return Kernel{.rule = Kernel::Rule::kOpaque, .name = std::move(name), .flops = flops};
   }
 
   BufferId number(const std::string& name, float value) {
@@ -174,9 +171,8 @@ class OuterStep {
     delta.type = placed(delta.type, dp_, Placement::partial());
     delta.persistent = false;
     delta.view = View{moved.whole.value, 0, {}};
-    const int64_t n = delta.type.shape.elements();
     const BufferId summand = add_buffer(stage_, std::move(delta));
-    append("outer.delta", {moved.start, moved.update->value, summand}, kernel("subtract", n), {0, 1}, {2});
+    append("outer.delta", {moved.start, moved.update->value, summand}, named("subtract"), {0, 1}, {2});
     moved.delta = reduced(summand, "dp.parameters", "outer.reduce", reduction_stream(draft_));
   }
 
@@ -192,8 +188,7 @@ class OuterStep {
       writes = {6, 5};
     }
     buffers.push_back(moved.whole);
-    const int64_t n = buffer(moved.whole).type.shape.elements();
-    append("outer.update", buffers, kernel("outer_step", momentum_ ? 7 * n : 3 * n), reads, writes);
+    append("outer.update", buffers, named("outer_step"), reads, writes);
     if (!moved.update->stored) return;
     const BufferId stored(buffer(moved.update->stored).view->base);
     append("outer.round", {moved.whole, stored}, Copy{}, {0}, {1});

@@ -42,6 +42,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/named_kernels.h"
 #include "plan/precision.h"
 #include "strategies/draft.h"
 
@@ -57,14 +58,6 @@ enum class Scaling : uint8_t { kCurrent, kDelayed, kBlock };
 Scaling scaling_of(const Case& c) {
   if (c.train.fp8_scaling == Fp8Scaling::kBlock) return Scaling::kBlock;
   return c.train.fp8_scaling == Fp8Scaling::kDelayed ? Scaling::kDelayed : Scaling::kCurrent;
-}
-
-Kernel kernel(std::string name, Kernel::Rule rule, int64_t flops) {
-  Kernel k;
-  k.rule = rule;
-  k.name = std::move(name);
-  k.flops = flops;
-  return k;
 }
 
 /// Axes along which a tensor may be cut: its largest size is one rank's there.
@@ -192,16 +185,14 @@ class Rounding {
     Type narrow = type;
     narrow.dtype = format;
     const SlotId values = add(name + ".q", narrow, keep == Keep::kAll);
-    const int64_t n = type.shape.elements();
     if (scaling_ == Scaling::kBlock) {
       const bool weight = type.micro == Micro::kNone;
       const SlotId scales = add(scale_name(name), blocks_of(type, weight), keep == Keep::kAll);
-      emit(kernel(weight ? "fp8_quantise_128x128" : "fp8_quantise_1x128", Kernel::Rule::kOpaque, 2 * n), {from}, {values, scales},
-           name + ".quantise");
+      emit(named(weight ? "fp8_quantise_128x128" : "fp8_quantise_1x128"), {from}, {values, scales}, name + ".quantise");
       return {values, scales};
     }
     const SlotId scale = scaling_ == Scaling::kDelayed ? delayed_scale(name, from) : current_scale(name, from, format, keep);
-    emit(kernel("fp8_quantise", Kernel::Rule::kOpaque, n), {from, scale}, {values}, name + ".quantise");
+    emit(named("fp8_quantise"), {from, scale}, {values}, name + ".quantise");
     return {values, scale};
   }
 
@@ -213,8 +204,7 @@ class Rounding {
       Type narrow = segment_->slot(from).type;
       narrow.dtype = DType::f8e4m3;
       const SlotId values = add(name + ".q", narrow, false);
-      emit(kernel("fp8_quantise", Kernel::Rule::kOpaque, narrow.shape.elements()), {from, scale}, {values},
-           name + ".quantise.again");
+      emit(named("fp8_quantise"), {from, scale}, {values}, name + ".quantise.again");
       return {values, scale};
     }
     const Factor w = round(name, from, DType::f8e4m3, Keep::kNothing);
@@ -241,13 +231,12 @@ class Rounding {
     const SlotId amax = add(name + ".amax", one, false);
     const bool cut = draft_.config.layout.tp > 1 && type.place[static_cast<size_t>(tp)].is_shard();
     const SlotId part = cut ? segment_->add_view(name + ".amax.part", amax, placed(one, tp, Placement::partial())) : amax;
-    emit(kernel("amax", Kernel::Rule::kOpaque, type.shape.elements()), {from}, {part}, name + ".amax");
+    emit(named("amax"), {from}, {part}, name + ".amax");
     if (cut)
       emit(Collective{CollectiveKind::kAllReduce, ReduceOp::kMax, draft_.comm("tp", AxisSet::of(tp)), draft_.algorithm()}, {part},
            {amax}, name + ".amax.all");
     const SlotId scale = add(scale_name(name), one, keep != Keep::kNothing);
-    emit(kernel(format == DType::f8e4m3 ? "fp8_scale_e4m3" : "fp8_scale_e5m2", Kernel::Rule::kOpaque, 1), {amax}, {scale},
-         name + ".scale");
+    emit(named(format == DType::f8e4m3 ? "fp8_scale_e4m3" : "fp8_scale_e5m2"), {amax}, {scale}, name + ".scale");
     return scale;
   }
 
@@ -256,7 +245,7 @@ class Rounding {
     const SlotId scale = add_named(name + ".scale", false);
     if (!draft_.training) return scale;
     const SlotId amax = add_named(name + ".amax", true);
-    emit(kernel("amax", Kernel::Rule::kTrusted, segment_->slot(from).type.shape.elements()), {from, amax}, {amax}, name + ".amax");
+    emit(named("amax"), {from, amax}, {amax}, name + ".amax");
     return scale;
   }
 
@@ -360,11 +349,10 @@ class History {
         const BufferId scales = add(layer + ".fp8.scales." + part, numbers(draft_.plan.mesh, rows, false));
         name_rows(layer, back, scales, offset);
         const std::string format = back ? "e5m2" : "e4m3";
-        first.push_back(call("fp8.scales." + part, {past, scales},
-                             kernel("fp8_scales_" + format, Kernel::Rule::kOpaque, rows * kFp8Window), {0}, {1}));
+        first.push_back(call("fp8.scales." + part, {past, scales}, named("fp8_scales_" + format), {0}, {1}));
         if (!draft_.training) continue;
         const BufferId seen = view(layer + ".fp8.amax." + part, amax_, offset, numbers(draft_.plan.mesh, rows, false));
-        last.push_back(call("fp8.remember." + part, {seen, past}, kernel("fp8_remember", Kernel::Rule::kOpaque, 0), {0, 1}, {1}));
+        last.push_back(call("fp8.remember." + part, {seen, past}, named("fp8_remember"), {0, 1}, {1}));
       }
     stage_.events.insert(stage_.events.begin(), std::make_move_iterator(first.begin()), std::make_move_iterator(first.end()));
     stage_.events.insert(stage_.events.end(), std::make_move_iterator(last.begin()), std::make_move_iterator(last.end()));

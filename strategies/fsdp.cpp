@@ -24,6 +24,7 @@
 #include <optional>
 #include <set>
 
+#include "plan/techniques.h"
 #include "strategies/mirrored_stages.h"
 #include "strategies/offload_parameters.h"
 #include "strategies/shards.h"

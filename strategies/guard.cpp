@@ -17,6 +17,7 @@
 //          (spikes skipped)
 #include "strategies/guard.h"
 
+#include "plan/named_kernels.h"
 #include "strategies/optimizer.h"
 #include "strategies/skipped_update.h"
 
@@ -47,8 +48,7 @@ class Guarding {
                    window = numbers_.number(name + ".window"), spike = verdict(name + ".spike");
     numbers_.append(name + ".factor", {factor}, Fill{most}, {}, {0});
     numbers_.append(name + ".window", {window}, Fill{static_cast<float>(guard_.window)}, {}, {0});
-    numbers_.append(name + ".judge", {x, mean, seen, factor, window, spike}, StageNumbers::kernel("judge_spike"), {0, 1, 2, 3, 4},
-                    {5});
+    numbers_.append(name + ".judge", {x, mean, seen, factor, window, spike}, named("judge_spike"), {0, 1, 2, 3, 4}, {5});
     for (const auto& [part, id] : {std::pair{".of", x}, {".window", window}, {".mean", mean}, {".seen", seen}})
       stage_.named[name + part] = id;
     stage_.flags.push_back(spike);
@@ -77,7 +77,7 @@ class Guarding {
     Type& type = stage_.role.buffers[said.index()].type;
     type = placed(type, pp, Placement::partial());
     if (last)
-      numbers_.append("guard.loss.said", {flag, said}, StageNumbers::kernel("any"), {0}, {1});
+      numbers_.append("guard.loss.said", {flag, said}, named("any"), {0}, {1});
     else
       numbers_.append("guard.loss.said", {said}, Fill{0}, {}, {0});
     stage_.flags.push_back(all_reduce_scalar(draft_, stage_, said, "pp", ReduceOp::kMax));
@@ -100,8 +100,8 @@ void take_into_means(Draft& draft, StageDraft& stage) {
   for (const std::string name : {"guard.norm", "guard.loss"}) {
     if (!stage.named.contains(name + ".of")) continue;
     const auto part = [&](const char* suffix) { return stage.named.at(name + suffix); };
-    numbers.append(name + ".mean", {part(".of"), part(".window"), part(".mean"), part(".seen")},
-                   StageNumbers::kernel("running_mean"), {0, 1, 2, 3}, {2, 3}, stage.go);
+    numbers.append(name + ".mean", {part(".of"), part(".window"), part(".mean"), part(".seen")}, named("running_mean"),
+                   {0, 1, 2, 3}, {2, 3}, stage.go);
   }
 }
 

@@ -17,6 +17,7 @@
 // Paper    Micikevicius et al., "Mixed Precision Training" (2018), section 3.2
 #include "strategies/loss_scale.h"
 
+#include "plan/named_kernels.h"
 #include "plan/run_state.h"
 #include "strategies/draft.h"
 #include "strategies/skipped_update.h"
@@ -69,7 +70,7 @@ BufferId set_scale(const Train& train, StageDraft& stage, const StageNumbers& nu
   if (dynamic) {
     const BufferId start = numbers.number("loss_scale.start");
     first.push_back(numbers.call("loss_scale.begin", {start}, Fill{train.loss_scale_start}, {}, {0}));
-    first.push_back(numbers.call("loss_scale.start", {scale, start}, StageNumbers::kernel("start_scale"), {0, 1}, {0}));
+    first.push_back(numbers.call("loss_scale.start", {scale, start}, named("start_scale"), {0, 1}, {0}));
   } else {
     first.push_back(numbers.call("loss_scale.begin", {scale}, Fill{train.loss_scale}, {}, {0}));
   }
@@ -97,11 +98,11 @@ void loss_scaling(Draft& draft) {
     stage.flags.push_back(bad);
     stage.gradient_factor = stage.unscale = numbers.number("unscale");
     stage.role.buffers[stage.gradient_factor.index()].type.scale.denominator = kLossScale;
-    numbers.append("unscale", {scale, stage.gradient_factor}, StageNumbers::kernel("unscale_factor"), {0}, {1});
+    numbers.append("unscale", {scale, stage.gradient_factor}, named("unscale_factor"), {0}, {1});
     if (train.loss_scale > 0) continue;
     const BufferId good = numbers.number("loss_scale.good", DType::i32, true), interval = numbers.number("loss_scale.interval");
     numbers.append("loss_scale.interval", {interval}, Fill{static_cast<float>(train.loss_scale_interval)}, {}, {0});
-    numbers.append("loss_scale.adjust", {bad, scale, good, interval}, StageNumbers::kernel("adjust_scale"), {0, 1, 2, 3}, {1, 2});
+    numbers.append("loss_scale.adjust", {bad, scale, good, interval}, named("adjust_scale"), {0, 1, 2, 3}, {1, 2});
   }
 }
 

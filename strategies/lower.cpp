@@ -6,6 +6,7 @@
 
 #include "plan/automatic.h"
 #include "plan/base/check.h"
+#include "plan/named_kernels.h"
 #include "plan/pipeline_case.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
@@ -68,6 +69,18 @@ void choose_algorithms(const Case& config, Plan& plan) {
     }
 }
 
+/// A strategy takes its kernels from the table: a name of its own would be believed as it says.
+void check_kernels(const Plan& plan) {
+  for (const Segment& segment : plan.segments)
+    for (const Step& step : segment.steps) {
+      const Op* op = std::get_if<Op>(&step);
+      const auto* kernel = op != nullptr ? std::get_if<Kernel>(&op->work) : nullptr;
+      SHARDLAB_CHECK(kernel == nullptr || find_kernel(kernel->name) != nullptr,
+                     "`{}` of strategy `{}` calls the kernel `{}`, of which plan/named_kernels.cpp has no row", op->label,
+                     op->strategy, kernel->name);
+    }
+}
+
 Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool training) {
   SHARDLAB_TRY(check(config));
   SHARDLAB_TRY(check_decided(config));
@@ -83,6 +96,7 @@ Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool tr
   }
   Plan plan = emit(std::move(draft));
   choose_algorithms(config, plan);
+  check_kernels(plan);
   if (options.verify && options.after.empty()) SHARDLAB_TRY(verify(plan, verify_options(config, options)));
   return plan;
 }

@@ -22,6 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "plan/techniques.h"
 #include "plan/text.h"
 #include "strategies/offload_parameters.h"
 #include "strategies/optimizer.h"

@@ -38,6 +38,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/named_kernels.h"
 #include "plan/run_state.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_gradients.h"
@@ -250,8 +251,8 @@ class HostUpdates {
   /// The first step leaves gradients and updates nothing; every later one makes an update.
   void count_steps() {
     const BufferId applied = numbers_.number(std::string(kAppliedSteps), DType::i32, true);
-    numbers_.append("count", {applied}, StageNumbers::kernel("count"), {0}, {0}, begun_);
-    numbers_.append("begin", {begun_}, StageNumbers::kernel("count"), {0}, {0});
+    numbers_.append("count", {applied}, named("count"), {0}, {0}, begun_);
+    numbers_.append("begin", {begun_}, named("count"), {0}, {0});
   }
 
   /// Adds the work that is left after backward, and the gathers.

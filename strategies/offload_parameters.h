@@ -1,11 +1,9 @@
 #pragma once
 
+#include "plan/techniques.h"
 #include "strategies/draft.h"
 
 namespace shardlab::strategies {
-
-/// Whether parameters wait in host memory or on NVMe (offload_parameters.cpp).
-inline bool parks_parameters(const Case& c) { return c.layout.offload.parameters != OffloadTo::kNone; }
 
 /// How the slices of a stage's parameters come to the device from where they wait.
 class ParkedParameters {

@@ -127,7 +127,7 @@ class OneBitAdam {
     std::vector<SlotId> reads{gradient, ops.bound("beta1", beta1_)};
     for (size_t i = 0; i < bucket.members.size(); ++i)
       reads.push_back(ops.bound(fmt::format("m{}", i), moments_of(bucket.members[i]).m));
-    ops.kernel("fold_momentum", Kernel::Rule::kTrusted, std::move(reads), {gradient}, "fold", 4 * bucket.elements);
+    ops.kernel("fold_momentum", std::move(reads), {gradient}, "fold");
   }
 
   /// `fold` has bound beta1 and the moments already: slots of one binding are one buffer.
@@ -138,7 +138,7 @@ class OneBitAdam {
       reads.push_back(ops.bound(fmt::format("v{}", i), moments_of(bucket.members[i]).v));
       writes.push_back(ops.find(fmt::format("m{}", i)));
     }
-    ops.kernel("frozen_adam", Kernel::Rule::kOpaque, std::move(reads), std::move(writes), "direction", 5 * bucket.elements);
+    ops.kernel("frozen_adam", std::move(reads), std::move(writes), "direction");
   }
 
   Draft& draft_;

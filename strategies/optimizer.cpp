@@ -14,6 +14,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "plan/named_kernels.h"
+#include "plan/techniques.h"
 #include "plan/text.h"
 #include "strategies/compression.h"
 #include "strategies/diloco.h"
@@ -314,10 +316,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
     append(draft, stage, "grad_norm2", {total, result}, Copy{}, {0}, {1});
     return result;
   }
-  Kernel unscale;
-  unscale.rule = Kernel::Rule::kOpaque;
-  unscale.name = "unscale_norm";
-  append(draft, stage, "grad_norm2", {total, stage.unscale, result}, std::move(unscale), {0, 1}, {2});
+  append(draft, stage, "grad_norm2", {total, stage.unscale, result}, named("unscale_norm"), {0, 1}, {2});
   return result;
 }
 

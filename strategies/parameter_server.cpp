@@ -26,6 +26,7 @@
 #include "strategies/parameter_server.h"
 
 #include "plan/run_state.h"
+#include "plan/techniques.h"
 #include "strategies/shards.h"
 
 namespace shardlab::strategies {
@@ -83,8 +84,6 @@ void serve(Draft& draft, StageDraft& stage, Shards& shards) {
 }
 
 }  // namespace
-
-bool runs_apart(const Case& c) { return c.layout.parameter_server.staleness >= 0; }
 
 StreamId update_stream(Draft& draft) { return runs_apart(draft.config) ? draft.stream(kServerStream) : StreamId(0); }
 

@@ -12,8 +12,6 @@ struct Draft;
 /// See parameter_server.cpp.
 void parameter_server(Draft& draft);
 
-/// Whether workers may be steps apart: a parameter server with a staleness.
-bool runs_apart(const Case& c);
 /// The stream of updates: the servers' own where workers run apart, else the compute stream.
 StreamId update_stream(Draft& draft);
 

@@ -72,7 +72,7 @@ class PowerSgd {
   Event approximate(const Bucket& bucket) {
     const ParameterState& state = state_of(bucket);
     const Type whole = type_of(state.gradient);
-    const int64_t rows = whole.shape[0], columns = whole.shape[1], r = rank_of(whole.shape), n = rows * columns;
+    const int64_t rows = whole.shape[0], columns = whole.shape[1], r = rank_of(whole.shape);
     const auto type = [&](Shape shape, Placement place, Micro micro) {
       return message_type(draft_, whole, DType::f32, shape, place, micro);
     };
@@ -93,17 +93,17 @@ class PowerSgd {
     const SlotId q = ops.bound("q", add_message_view(stage_, bucket.name + ".q", q_type, right_)),
                  q_all = ops.view("q.all", q, q_sum);
 
-    ops.kernel("add", Kernel::Rule::kLinear, {gradient, error}, {m}, "feedback", n);
-    ops.kernel("start_basis", Kernel::Rule::kOpaque, {basis}, {basis}, "start", 0);
-    ops.kernel("project", Kernel::Rule::kTrusted, {m, basis}, {p}, "left", 2 * n * r);
+    ops.kernel("add", {gradient, error}, {m}, "feedback");
+    ops.kernel("start_basis", {basis}, {basis}, "start");
+    ops.kernel("project", {m, basis}, {p}, "left");
     ops.collective(CollectiveKind::kAllReduce, p, p_all, "left.sum");
     // Each column less its share of those before it, twice: a product and a difference an element.
-    ops.kernel("orthogonalise", Kernel::Rule::kOpaque, {p_all}, {unit}, "orthogonalise", 4 * rows * r * r);
+    ops.kernel("orthogonalise", {p_all}, {unit}, "orthogonalise");
     ops.op(Linear{.phase = Phase::kW}, {m, unit}, {q}, "right");
     ops.collective(CollectiveKind::kAllReduce, q, q_all, "right.sum");
     ops.op(Linear{.phase = Phase::kI}, {unit, q_all}, {sum}, "product");
-    ops.kernel("subtract_share", Kernel::Rule::kTrusted, {m, sum}, {error}, "error", 2 * n);
-    ops.kernel("copy", Kernel::Rule::kOpaque, {q_all}, {basis}, "keep", 0);
+    ops.kernel("subtract_share", {m, sum}, {error}, "error");
+    ops.kernel("copy", {q_all}, {basis}, "keep");
     return ops.event(bucket.last_unit);
   }
 

@@ -101,18 +101,18 @@ class QuantisedReduction {
                                  add_message(stage_, bucket.name + ".scales.parts", parts_type(bucket, DType::f32, scales, none))));
 
     if (around_.before) around_.before(ops, bucket, gradient);
-    ops.kernel("add", Kernel::Rule::kLinear, {gradient, error}, {m}, "feedback", n);
-    quantise(ops, Kernel::Rule::kTrusted, m, &Wire::mine, n, "");
-    dequantise(ops, &Wire::mine, sent, n, "sent");
-    ops.kernel("subtract", Kernel::Rule::kTrusted, {m, sent}, {error}, "error", n);
+    ops.kernel("add", {gradient, error}, {m}, "feedback");
+    quantise(ops, m, &Wire::mine, "");
+    dequantise(ops, &Wire::mine, sent, "sent");
+    ops.kernel("subtract", {m, sent}, {error}, "error");
     exchange(ops, CollectiveKind::kAllToAll, &Wire::mine, &Wire::parts, "exchange");
-    add_parts(ops, part, n);
-    ops.kernel("add", Kernel::Rule::kLinear, {part, error_of_sum}, {m_sum}, "feedback.slice", slice);
-    quantise(ops, Kernel::Rule::kOpaque, m_sum, &Wire::slice, slice, ".slice");
-    dequantise(ops, &Wire::slice, sent_part, slice, "sent.slice");
-    ops.kernel("subtract", Kernel::Rule::kOpaque, {m_sum, sent_part}, {error_of_sum}, "error.slice", slice);
+    add_parts(ops, part);
+    ops.kernel("add", {part, error_of_sum}, {m_sum}, "feedback.slice");
+    quantise(ops, m_sum, &Wire::slice, ".slice");
+    dequantise(ops, &Wire::slice, sent_part, "sent.slice");
+    ops.kernel("subtract", {m_sum, sent_part}, {error_of_sum}, "error.slice");
     exchange(ops, CollectiveKind::kAllGather, &Wire::slice, &Wire::all, "gather");
-    dequantise(ops, &Wire::all, reduced, n, "sum");
+    dequantise(ops, &Wire::all, reduced, "sum");
     if (around_.after) around_.after(ops, bucket, reduced);
     return ops.event(bucket.last_unit);
   }
@@ -124,15 +124,13 @@ class QuantisedReduction {
     return all;
   }
   /// Amax, division, rounding; or size, sum, sign.
-  void quantise(Compressing& ops, Kernel::Rule rule, SlotId x, SlotId Wire::*to, int64_t n, const std::string& suffix) const {
-    ops.kernel(code_.kernel("quantise"), rule, {x}, slots(to), "quantise" + suffix, code_.scaled() ? 3 * n : 0);
+  void quantise(Compressing& ops, SlotId x, SlotId Wire::*to, const std::string& suffix) const {
+    ops.kernel(code_.kernel("quantise"), {x}, slots(to), "quantise" + suffix);
   }
-  void dequantise(Compressing& ops, SlotId Wire::*from, SlotId y, int64_t n, const std::string& label) const {
-    ops.kernel(code_.kernel("dequantise"), Kernel::Rule::kOpaque, slots(from), {y}, label, code_.scaled() ? n : 0);
+  void dequantise(Compressing& ops, SlotId Wire::*from, SlotId y, const std::string& label) const {
+    ops.kernel(code_.kernel("dequantise"), slots(from), {y}, label);
   }
-  void add_parts(Compressing& ops, SlotId part, int64_t n) const {
-    ops.kernel(code_.sum_kernel(), Kernel::Rule::kOpaque, slots(&Wire::parts), {part}, "parts", code_.scaled() ? 2 * n : n);
-  }
+  void add_parts(Compressing& ops, SlotId part) const { ops.kernel(code_.sum_kernel(), slots(&Wire::parts), {part}, "parts"); }
   void exchange(Compressing& ops, CollectiveKind kind, SlotId Wire::*from, SlotId Wire::*to, const std::string& label) const {
     for (size_t i = 0; i < code_wires_.size(); ++i)
       ops.collective(kind, code_wires_[i].*from, code_wires_[i].*to, label + (i == 0 ? "" : ".scales"));

@@ -74,7 +74,7 @@ Event QuantisedScatter::scatter(const Bucket& bucket, BufferId slice, int micro_
   if (options_.feedback) {
     sum.error = ops.bound("error", messages.error);
     sum.m = ops.view("m", sum.error, ops.type(sum.gradient));
-    ops.kernel("add", Kernel::Rule::kLinear, {sum.gradient, sum.error}, {sum.m}, "feedback", sum.elements);
+    ops.kernel("add", {sum.gradient, sum.error}, {sum.m}, "feedback");
   }
   if (draft_.plan.mesh.find("node"))
     two_hops(ops, sum);
@@ -86,7 +86,6 @@ Event QuantisedScatter::scatter(const Bucket& bucket, BufferId slice, int micro_
 void QuantisedScatter::one_hop(Compressing& ops, const Sum& sum) const {
   const WireCode& code = options_.code;
   const Type like = ops.type(sum.m);
-  const int64_t n = sum.elements;
   std::vector<SlotId> mine, parts;
   for (const Wire& w : sum.wires) {
     mine.push_back(ops.view(w.name + ".mine", w.a,
@@ -94,16 +93,16 @@ void QuantisedScatter::one_hop(Compressing& ops, const Sum& sum) const {
     parts.push_back(
         ops.view(w.name + ".parts", w.b, message_type(draft_, like, w.dtype, {ranks_, w.of_slice}, Placement::shard(1), w.micro)));
   }
-  ops.kernel(code.kernel("quantise"), Kernel::Rule::kTrusted, {sum.m}, mine, "quantise", code.scaled() ? 3 * n : 0);
+  ops.kernel(code.kernel("quantise"), {sum.m}, mine, "quantise");
   if (options_.feedback) {
     const SlotId sent = ops.view("sent", sum.gradient, ops.type(sum.error));  // the gradient has gone into m
-    ops.kernel(code.kernel("dequantise"), Kernel::Rule::kOpaque, mine, {sent}, "sent", code.scaled() ? n : 0);
-    ops.kernel("subtract", Kernel::Rule::kTrusted, {sum.m, sent}, {sum.error}, "error", n);
+    ops.kernel(code.kernel("dequantise"), mine, {sent}, "sent");
+    ops.kernel("subtract", {sum.m, sent}, {sum.error}, "error");
   }
   const CommId comm = draft_.comm("dp.grads", data_axes(draft_.plan.mesh));
   for (size_t i = 0; i < mine.size(); ++i)
     ops.collective(CollectiveKind::kAllToAll, comm, mine[i], parts[i], i == 0 ? "exchange" : "exchange.scales");
-  ops.kernel(code.sum_kernel(), Kernel::Rule::kOpaque, parts, {sum.slice}, "sum", code.scaled() ? 2 * n : n);
+  ops.kernel(code.sum_kernel(), parts, {sum.slice}, "sum");
 }
 
 void QuantisedScatter::two_hops(Compressing& ops, const Sum& sum) const {
@@ -136,14 +135,13 @@ void QuantisedScatter::two_hops(Compressing& ops, const Sum& sum) const {
                      (axis == node ? "exchange.node" : "exchange.cross") + std::string(i == 0 ? "" : ".scales"));
   };
   const std::string quantise = options_.code.kernel("quantise"), add_up = options_.code.sum_kernel();
-  ops.kernel(quantise, Kernel::Rule::kTrusted, {sum.m}, mine, "quantise", 3 * n);
-  for (size_t i = 0; i < mine.size(); ++i)
-    ops.kernel("swap_leading", Kernel::Rule::kOpaque, {mine[i]}, {regrouped[i]}, "regroup." + sum.wires[i].name, 0);
+  ops.kernel(quantise, {sum.m}, mine, "quantise");
+  for (size_t i = 0; i < mine.size(); ++i) ops.kernel("swap_leading", {mine[i]}, {regrouped[i]}, "regroup." + sum.wires[i].name);
   exchange("dp.grads.node", node, sent, parts);
-  ops.kernel(add_up, Kernel::Rule::kOpaque, parts, {of_node}, "sum.node", 2 * n);
-  ops.kernel(quantise, Kernel::Rule::kTrusted, {of_node}, sums, "quantise.node", 3 * n / members);
+  ops.kernel(add_up, parts, {of_node}, "sum.node");
+  ops.kernel(quantise, {of_node}, sums, "quantise.node");
   exchange("dp.grads.cross", dp, sums, parts_of_sums);
-  ops.kernel(add_up, Kernel::Rule::kOpaque, parts_of_sums, {sum.slice}, "sum", 2 * n / members);
+  ops.kernel(add_up, parts_of_sums, {sum.slice}, "sum");
 }
 
 ScatterEvent compressed_scatter(Draft& draft, StageDraft& stage, const Shards& shards) {

@@ -66,10 +66,10 @@ Call QuantisedGather::gather(const Bucket& bucket, BufferId slice, BufferId flat
   const Placement cut = Placement::shard(0);
   const SlotId own_codes = ops.view("codes.slice", codes, message(draft_, whole, kCode.dtype, part, cut), true);
   const SlotId own_scales = ops.view("scales.slice", scales, message(draft_, whole, DType::f32, blocks, cut), true);
-  ops.kernel(kCode.kernel("quantise"), Kernel::Rule::kOpaque, {from}, {own_codes, own_scales}, "quantise", 3 * part);
+  ops.kernel(kCode.kernel("quantise"), {from}, {own_codes, own_scales}, "quantise");
   ops.collective(CollectiveKind::kAllGather, comm, own_codes, codes, "parameters");
   ops.collective(CollectiveKind::kAllGather, comm, own_scales, scales, "parameters.scales");
-  ops.kernel(kCode.kernel("dequantise"), Kernel::Rule::kOpaque, {codes, scales}, {to}, "dequantise", n);
+  ops.kernel(kCode.kernel("dequantise"), {codes, scales}, {to}, "dequantise");
   return ops.call();
 }
 

@@ -27,6 +27,7 @@
 #include <set>
 #include <string>
 
+#include "plan/named_kernels.h"
 #include "plan/treatment.h"
 #include "strategies/draft.h"
 
@@ -97,7 +98,7 @@ void add_rounded(const DraftSegment& forward, Slots& made) {
   for (const Step& step : forward.segment.steps) {
     const Op& op = std::get<Op>(step);
     const auto* kernel = std::get_if<Kernel>(&op.work);
-    if (kernel == nullptr || !std::string_view(kernel->name).starts_with("fp8_quantise")) continue;
+    if (kernel == nullptr || meaning_of(*kernel) != KernelMeaning::kRounding) continue;
     if (!made.contains(root_of(forward, op.reads[0]))) continue;
     for (const SlotId w : op.writes) made.insert(root_of(forward, w));
   }

@@ -1,5 +1,6 @@
 #include "strategies/shards.h"
 
+#include "plan/techniques.h"
 #include "strategies/accumulation.h"
 #include "strategies/offload_gradients.h"
 #include "strategies/offload_parameters.h"
@@ -181,7 +182,7 @@ class Scatter {
   const ScatterEvent& scatter_;
   const BackwardTimes& times_;
   Insertions& insertions_;
-  const bool leaves_;  ///< whether sums over micro-batches are formed in host memory
+  const bool leaves_;       ///< whether sums over micro-batches are formed in host memory
   std::vector<int> order_;  ///< micro-batches as backward takes them
   BufferId slice_, arriving_;
   std::vector<BufferId> copies_;

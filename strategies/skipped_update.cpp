@@ -11,6 +11,7 @@
 // Paper    Micikevicius et al., "Mixed Precision Training" (2018), section 3.2
 #include "strategies/skipped_update.h"
 
+#include "plan/named_kernels.h"
 #include "plan/run_state.h"
 #include "strategies/guard.h"
 #include "strategies/optimizer.h"
@@ -44,13 +45,6 @@ Event StageNumbers::call(std::string name, std::vector<BufferId> buffers, Work w
   return call_event(bind(segment, std::move(buffers)));
 }
 
-Kernel StageNumbers::kernel(std::string name) {
-  Kernel k;
-  k.rule = Kernel::Rule::kOpaque;
-  k.name = std::move(name);
-  return k;
-}
-
 BufferId StageNumbers::found_inf(std::string where) const {
   declare_updates(draft_, stage_);
   std::vector<BufferId> buffers;
@@ -82,7 +76,7 @@ BufferId StageNumbers::found_inf(std::string where) const {
     writes.push_back(static_cast<int>(buffers.size()));
     buffers.push_back(add_buffer(stage_, std::move(number)));
   }
-  append("found_inf", buffers, kernel("found_inf"), reads, writes);
+  append("found_inf", buffers, named("found_inf"), reads, writes);
   for (const std::string_view axis : apart) bad = all_reduce_scalar(draft_, stage_, bad, axis, ReduceOp::kMax);
   return bad;
 }
@@ -97,12 +91,12 @@ void skip_updates(Draft& draft) {
       for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
       bad = numbers.number("skip", DType::i32);
       buffers.push_back(bad);
-      numbers.append("skip", buffers, StageNumbers::kernel("any"), reads, {static_cast<int>(reads.size())});
+      numbers.append("skip", buffers, named("any"), reads, {static_cast<int>(reads.size())});
     }
     stage.go = numbers.number("go", DType::i32);
-    numbers.append("go", {bad, stage.go}, StageNumbers::kernel("not"), {0}, {1});
+    numbers.append("go", {bad, stage.go}, named("not"), {0}, {1});
     const BufferId applied = numbers.number(std::string(kAppliedSteps), DType::i32, true);
-    numbers.append("count", {applied}, StageNumbers::kernel("count"), {0}, {0}, stage.go);
+    numbers.append("count", {applied}, named("count"), {0}, {0}, stage.go);
     take_into_means(draft, stage);
   }
 }

@@ -25,7 +25,6 @@ class StageNumbers {
     stage_.events.push_back(call(std::move(name), std::move(buffers), std::move(work), reads, writes, when));
   }
   /// A kernel by name; its results have the types that they are declared with.
-  static Kernel kernel(std::string name);
 
   /// 1 on every rank where some rank found an infinity or a NaN in a gradient that it updates with, else 0: the greatest over all
   /// ranks that hold a slice, or another stage. A metric called `where`, unless that is empty, has this rank's first bad gradient:

@@ -68,15 +68,12 @@ class SparseGradients {
     rest.sum = ops.bound("sum", bucket.reduced);
     rest.error = ops.bound("error", add_error(stage_, bucket.name + ".error", whole));
     rest.m = ops.view("m", rest.error, whole);
-    ops.kernel("add", Kernel::Rule::kLinear, {gradient, rest.error}, {rest.m}, "feedback", bucket.elements);
+    ops.kernel("add", {gradient, rest.error}, {rest.m}, "feedback");
     return rest;
   }
 
-  /// A digit of three of every key is counted, then compared.
-  static int64_t selection_flops(int64_t n) { return 4 * n; }
-
   Event send_largest(const Bucket& bucket) {
-    const int64_t n = bucket.elements, k = selected(bucket);
+    const int64_t k = selected(bucket);
     Compressing ops(draft_, stage_, "top." + signature(draft_, stage_, bucket), kSparseGradientsName);
     const Rest rest = feed_back(ops, bucket);
     const Shape all{ranks_, k}, row{1, k};
@@ -88,17 +85,17 @@ class SparseGradients {
         ops.view("values.mine", all_values, message(bucket, DType::f32, row, Placement::shard(0), Micro::kSum), true);
     const SlotId where =
         ops.view("indices.mine", all_indices, message(bucket, DType::i32, row, Placement::shard(0), Micro::kNone), true);
-    ops.kernel("top_k", Kernel::Rule::kTrusted, {rest.m}, {mine, where}, "select", selection_flops(n));
-    ops.kernel("zero_selected", Kernel::Rule::kTrusted, {rest.m, where}, {rest.error}, "error", 0);
+    ops.kernel("top_k", {rest.m}, {mine, where}, "select");
+    ops.kernel("zero_selected", {rest.m, where}, {rest.error}, "error");
     ops.collective(CollectiveKind::kAllGather, mine, all_values, "gather");
     ops.collective(CollectiveKind::kAllGather, where, all_indices, "gather.indices");
-    ops.kernel("scatter", Kernel::Rule::kOpaque, {all_values, all_indices}, {rest.sum}, "sum", ranks_ * n);
+    ops.kernel("scatter", {all_values, all_indices}, {rest.sum}, "sum");
     return ops.event(bucket.last_unit);
   }
 
   /// The label is the draw's key: buckets of one size have segments of their own.
   Event send_some(const Bucket& bucket) {
-    const int64_t n = bucket.elements, k = selected(bucket);
+    const int64_t k = selected(bucket);
     Compressing ops(draft_, stage_, "random." + bucket.name + "." + signature(draft_, stage_, bucket), kSparseGradientsName);
     const Rest rest = feed_back(ops, bucket);
     const Type part = message(bucket, DType::f32, {k}, Placement::partial(), Micro::kSum);
@@ -106,10 +103,10 @@ class SparseGradients {
     const SlotId mine = ops.bound("values.mine", add_message_view(stage_, bucket.name + ".values", part, values_));
     const SlotId all = ops.view("values", mine, message(bucket, DType::f32, {k}, Placement::replicate(), Micro::kSum));
     const SlotId where = ops.bound("indices", add_message(stage_, bucket.name + ".indices", indices));
-    ops.kernel("random_k", Kernel::Rule::kTrusted, {rest.m}, {mine, where}, "select." + bucket.name, selection_flops(n));
-    ops.kernel("zero_selected", Kernel::Rule::kTrusted, {rest.m, where}, {rest.error}, "error", 0);
+    ops.kernel("random_k", {rest.m}, {mine, where}, "select." + bucket.name);
+    ops.kernel("zero_selected", {rest.m, where}, {rest.error}, "error");
     ops.collective(CollectiveKind::kAllReduce, mine, all, "reduce");
-    ops.kernel("scatter", Kernel::Rule::kOpaque, {all, where}, {rest.sum}, "sum", n);
+    ops.kernel("scatter", {all, where}, {rest.sum}, "sum");
     return ops.event(bucket.last_unit);
   }
 

@@ -17,6 +17,7 @@
 #include <algorithm>
 
 #include "plan/pipeline_case.h"
+#include "plan/techniques.h"
 #include "strategies/state.h"
 
 namespace shardlab::strategies {
@@ -90,8 +91,6 @@ void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) 
 }
 
 }  // namespace
-
-bool tied_gradients_meet_early(const Case& c) { return !c.canonical && c.layout.zero < 2 && ends_share_stage(c); }
 
 void tie_before_reduction(Draft& draft) {
   if (!adds_early(draft)) return;

@@ -119,8 +119,7 @@ TEST_CASE("impossible points are refused, each for its reason") {
   CHECK(refusal([](Point& p) { p.tp = 3; }) == Refusal::kHeads);
   CHECK(refusal([](Point& p) { p.dp = 1, p.tp = 1, p.pp = 32, p.schedule = Schedule::kNone; }) == Refusal::kSchedule);
   CHECK(refusal([](Point& p) { p.vpp = 2; }) == Refusal::kSchedule);
-  CHECK(refusal([](Point& p) { p.schedule = Schedule::kInterleaved, p.vpp = 2, p.grad_accumulation = p.pp - 1; }) ==
-        Refusal::kSchedule);
+  CHECK(refusal([](Point& p) { p.schedule = Schedule::kInterleaved, p.vpp = 2, p.grad_accumulation = 5; }) == Refusal::kSchedule);
   CHECK(refusal([](Point& p) { p.cp = 2, p.seq_len = 2050; }) == Refusal::kSequence);
   CHECK(refusal([](Point& p) { p.ep = 3; }) == Refusal::kExperts);
   CHECK(refusal([](Point& p) { p.precision = Precision::kFp4; }) == Refusal::kPrecision);
@@ -492,8 +491,9 @@ TEST_CASE("gathered weights are copied tensor by tensor and rank by rank, sends 
   const Point staged{.dp = 4, .pp = 8, .schedule = Schedule::k1F1B, .micro_batch = 1, .grad_accumulation = 16, .seq_len = 4096};
   FrameworkProfile talks = quick;
   talks.host_send_s += 1e-3;
-  // Seven hops there and back while the pipeline fills and drains; after that the host says it while the device computes.
-  CHECK(of(talks, staged).part(TimePart::kPipeline) - of(quick, staged).part(TimePart::kPipeline) == Approx(2 * 7 * 1e-3));
+  // Seven hops there and back while the pipeline fills and drains, then one there and back for each further micro-batch.
+  CHECK(of(talks, staged).part(TimePart::kPipeline) - of(quick, staged).part(TimePart::kPipeline) ==
+        Approx((2 * 7 + 2 * 15) * 1e-3));
 }
 
 TEST_CASE("the embedding's gradient is as large as its table, and the head's is accumulated where no matmul does it") {
@@ -659,47 +659,6 @@ TEST_CASE("an exchange in backward hides beside the weight gradient of its own l
   REQUIRE(weight_gradient(6144 / 8) < reduce);
   REQUIRE(weight_gradient(28672 / 8) > reduce);
   CHECK(e.hidden_comm_s == Approx(32 * (weight_gradient(6144 / 8) + reduce)));
-}
-
-TEST_CASE("a graph of the step leaves the host nothing to start, graphs of layers one launch a phase") {
-  FrameworkProfile p = testing::profile("megatron");
-  p.host_forward_s = p.host_backward_s = 1e-3;  // a host so slow that all wait for it
-  const auto waits = [&](int64_t graphs) {
-    p.host_graphs = graphs;
-    return estimate(prepare(llama_8b(), testing::machine(1), p).value(), {.seq_len = 1024}).part(TimePart::kLaunch);
-  };
-  CHECK(waits(1) < 0.2 * waits(0));
-  CHECK(waits(2) <= waits(1));
-}
-
-TEST_CASE("the host's time for tensor-parallel exchanges is waited for where layers are short") {
-  FrameworkProfile p = testing::profile("nanotron");
-  const auto step = [&](double exchange, int tp) {
-    p.host_exchange_s = exchange;
-    return estimate(prepare(llama_8b(), testing::machine(1), p).value(),
-                    {.tp = tp, .sequence_parallel = tp > 1, .grad_accumulation = 1, .seq_len = 128})
-        .step_s;
-  };
-  // Four exchanges forward, and six backward, where inputs are gathered again.
-  CHECK(step(2e-3, 8) - step(1e-3, 8) == Approx(32 * 10 * 1e-3).epsilon(1e-6));
-  CHECK(step(2e-3, 1) == step(1e-3, 1));
-}
-
-TEST_CASE("without DDP gradients are one buffer, and chunks of a looped stage reduce theirs one after the other") {
-  FrameworkProfile p = testing::profile("nanotron");
-  const auto data = [&](double bucket) {
-    p.overlap_bucket_bytes = bucket;
-    return estimate(prepare(llama_8b(), testing::machine(8), p).value(), {.dp = 64, .zero = 1, .seq_len = 1024})
-        .part(TimePart::kDataParallel);
-  };
-  CHECK(data(1e6) == data(1e9));
-  ModelShape shape = gpt_175b();
-  shape.tied_embeddings = false;
-  Estimator estimator(study(shape, "megatron", 96));
-  Point flat{.dp = 12, .tp = 8, .pp = 8, .zero = 1, .schedule = Schedule::k1F1B, .grad_accumulation = 8, .seq_len = 128};
-  Point looped = flat;
-  looped.schedule = Schedule::kInterleaved, looped.vpp = 12;
-  CHECK(estimator(looped).part(TimePart::kDataParallel) < estimator(flat).part(TimePart::kDataParallel));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "cli/pipeline.h"
 #include "plan/keys.h"
 #include "sweeps/sweep.h"
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -92,10 +93,12 @@ TEST_CASE("what is no number, or lies outside a key's range, is refused where it
 
 TEST_CASE("a number is refused where it stands, or a plan is made of it or refused in words") {
   int accepted = 0, refused = 0, out_of_range = 0;
+  uint64_t number = 0;
   for (const char* machine : {"preset: hgx-h100-ndr", "local: true"})
     for (const CaseKey& key : case_keys()) {
       if (!is_numeric(key)) continue;
       for (const std::string& value : kNumbers) {
+        if (number++ % dealt(1, 2) != 0) continue;  // half of the values of each key on each machine
         INFO(machine << ", " << key.path << ": " << value);
         const auto loaded = load_case_text(file_with(key.path, value, machine), "c.yaml", with_local());
         if (!has_form(key, value)) {
@@ -120,7 +123,7 @@ TEST_CASE("a number is refused where it stands, or a plan is made of it or refus
         CHECK_FALSE(error.hint.empty());
       }
     }
-  CHECK(accepted > 500);
-  CHECK(refused > 100);
-  CHECK(out_of_range > 500);
+  CHECK(accepted > 250);
+  CHECK(refused > 50);
+  CHECK(out_of_range > 250);
 }

@@ -2,9 +2,12 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <set>
 
 #include "plan/device_tracer.h"
+#include "plan/named_kernels.h"
 #include "plan/text.h"
+#include "runtime/cuda/named.h"
 #include "strategies/lower.h"
 #include "tests/cuda_runtime/queued_kernels.h"
 #include "tests/cuda_runtime/rig.h"
@@ -243,6 +246,14 @@ TEST_CASE("a tracer hears of every op that works, by its key; carried ones of wh
     REQUIRE(tracer.carried.size() == collectives);
     REQUIRE(collectives > 0);
   }
+}
+
+TEST_CASE("kernels by name: the CUDA back end binds those that the table says it has") {
+  std::set<std::string_view> bound, listed;
+  for (const std::string_view name : runtime::cuda::named_on_device()) bound.insert(name);
+  for (const NamedKernel& row : named_kernels())
+    if (row.on_gpu) listed.insert(row.name);
+  REQUIRE(bound == listed);
 }
 
 }  // namespace shardlab::testing

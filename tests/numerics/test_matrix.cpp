@@ -13,6 +13,7 @@
 
 #include "plan/base/hash.h"
 #include "strategies/catalogue.h"
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
 #include "tests/numerics/matrix.h"
@@ -105,7 +106,7 @@ TEST_CASE("the reference moves, stays finite and is not a fixed point for every 
 TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   // The eight subjects of 8 sequences a step share the product so that each layout meets both optimizers, on different models. The
   // others add the batches that 8 sequences cannot be cut into.
-  constexpr uint64_t kShares = 30;
+  const uint64_t shares = dealt(30, 120), others = dealt(1, 5);
   constexpr int kShown = 10;
   const auto layouts = testing::layouts();
   Coverage coverage;
@@ -115,14 +116,18 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
     auto rows = testing::rows_of(subject, layouts);
     if (subject.sequences == 16) std::erase_if(rows, [](const Case& c) { return c.train.grad_accumulation * c.layout.dp != 16; });
     const auto expected = expect<float>(subject);
-    rows = deal(std::move(rows), number / 2 + number % 2, subject.sequences == 8 ? kShares : 2);
-    for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 8)) rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, 8)) rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, 24)) rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, 48)) rows.push_back(std::move(config));
+    rows = deal(std::move(rows), number / 2 + number % 2, subject.sequences == 8 ? shares : dealt(2, 8));
+    for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 8 * others))
+      rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, 8 * others))
+      rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, 24 * others))
+      rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, 48 * others))
+      rows.push_back(std::move(config));
     // Kinds that leave the order of tokens as it is; the others have tests of their own (test_context_parallel.cpp).
     for (Case& config :
-         deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kRing, ContextKind::kUlysses})), number, 8))
+         deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kRing, ContextKind::kUlysses})), number, 8 * others))
       rows.push_back(std::move(config));
     for (const Case& config : rows) {
       if (!bitwise(config)) continue;
@@ -182,7 +187,7 @@ TEST_CASE("every schedule of the learning rate trains to the reference's bits, a
 }
 
 TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
-  constexpr uint64_t kShares = 96;
+  const uint64_t shares = dealt(96, 384), others = dealt(1, 4);
   constexpr double kFloor = 1e-6;  // of the distance moved: about what rounding the parameters alone costs
   constexpr std::array algorithms{AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling,
                                   AlgorithmChoice::kDirect};
@@ -204,23 +209,23 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
     const auto one_rank = train(serial);
     REQUIRE(one_rank.ok());
     const double bound = 1.5 * error_of(expected, *one_rank) + kFloor;
-    rows = deal(std::move(rows), number++, is_even ? kShares : 6);
+    rows = deal(std::move(rows), number++, is_even ? shares : 6 * others);
     if (is_even)
-      for (Case& config : deal(testing::rows_of(subject, testing::deep_layouts()), number, kShares / 4))
+      for (Case& config : deal(testing::rows_of(subject, testing::deep_layouts()), number, shares / 4))
         rows.push_back(std::move(config));
     if (is_even)
-      for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 6))
+      for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 6 * others))
         rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, is_even ? 16 : 3))
+    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, (is_even ? 16 : 3) * others))
       rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, is_even ? 64 : 8))
+    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, (is_even ? 64 : 8) * others))
       rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, is_even ? 160 : 16))
+    for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, (is_even ? 160 : 16) * others))
       rows.push_back(std::move(config));
     for (Case& config :
          deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kAllGather, ContextKind::kRing, ContextKind::kZigzag,
                                                                   ContextKind::kStriped, ContextKind::kUlysses})),
-              number, 16))
+              number, 16 * others))
       // Masks of dropout follow the order in which tokens lie: another order is another draw, and not another rounding. With the
       // same order on one rank the bits are equal (test_context_parallel.cpp).
       if (config.train.dropout == 0 || config.layout.cp_kind == ContextKind::kRing ||

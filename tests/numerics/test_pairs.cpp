@@ -1,4 +1,4 @@
-// Every pair of choices of which docs/compatibility.md says that they go together is trained. Where both keep the reference's bits
+// Pairs of choices of which docs/compatibility.md says that they go together are trained: every third one, and all when thorough. Where both keep the reference's bits
 // (tiers E0 and E1) the pair does; where one rounds, compresses or delays, the pair's losses stay near the reference's. Peak bytes
 // by class and wire bytes of every pair's plan equal the closed forms.
 #include <fmt/format.h>
@@ -11,6 +11,7 @@
 #include "cli/pairs.h"
 #include "plan/base/hash.h"
 #include "strategies/catalogue.h"
+#include "tests/deal.h"
 #include "tests/laws/equal.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
@@ -34,20 +35,23 @@ Subject subject_of(const Case& c) {
 }
 
 /// What the reference depends on.
-std::string recipe(const Subject& s) {
+std::string recipe(const Subject& s, const TokenOrder& order) {
   const Train& t = s.train;
-  return fmt::format("{} {} {} {} {} {}", s.sequences, t.micro_batch, t.grad_accumulation, t.dropout, t.clip_norm,
-                     s.model.tied_embeddings);
+  return fmt::format("{} {} {} {} {} {} {} {}", s.sequences, t.micro_batch, t.grad_accumulation, t.dropout, t.clip_norm,
+                     s.model.tied_embeddings, static_cast<int>(order.kind), order.parts);
 }
 
 }  // namespace
 
-TEST_CASE("every legal pair trains as it promises, in the memory and with the bytes of its closed form") {
+TEST_CASE("legal pairs train as they promise, in the memory and with the bytes of their closed forms") {
   std::map<std::string, Expected<float>> references;
+  const uint64_t shares = dealt(1, 3);
+  uint64_t number = 0;
   int bits = 0, near = 0, planned = 0;
   double farthest = 0;
   std::string farthest_pair;
   for (LegalPair& pair : legal_pairs()) {
+    if (number++ % shares != 0) continue;
     Case& c = pair.config;
     INFO(pair.first << " with " << pair.second);
     c.canonical = true;
@@ -57,15 +61,17 @@ TEST_CASE("every legal pair trains as it promises, in the memory and with the by
       continue;  // a device, or an order of arrivals, of their own
     if (!check(c).ok()) c.canonical = false;
     REQUIRE(check(c).ok());
-    CHECK(difference_from_replay(plan_of(c)) == "");
+    const Plan plan = plan_of(c);
+    CHECK(difference_from_replay(plan) == "");
     ++planned;
     const Subject subject = subject_of(c);
-    const auto [found, fresh] = references.try_emplace(recipe(subject));
-    if (fresh) found->second = expect<float>(subject);
+    const auto [found, fresh] = references.try_emplace(recipe(subject, plan.token_order));
+    if (fresh) found->second = expect<float>(subject, plan.token_order);
     const Expected<float>& want = found->second;
     const auto trained = train_case(c, RandomText(c.model.vocab), kSteps);
     INFO((trained.ok() ? "" : to_string(trained.error())));
-    REQUIRE(trained.ok());
+    CHECK(trained.ok());
+    if (!trained.ok()) continue;
     if (keeps_bits(c) && c.canonical) {
       const std::string difference = differences(c, want, *trained);
       INFO(difference);
@@ -86,8 +92,8 @@ TEST_CASE("every legal pair trains as it promises, in the memory and with the by
       "{} pairs have the reference's bits, {} are near it (the farthest by {:.2g} of the loss: {}), {} plans equal the closed "
       "forms\n",
       bits, near, farthest, farthest_pair, planned);
-  CHECK(bits > 250);
-  CHECK(near > 100);
+  CHECK(bits > 80);
+  CHECK(near > 35);
 }
 
 }  // namespace shardlab::testing

@@ -14,6 +14,7 @@
 #include "simulator/interpreter/cost_model.h"
 #include "simulator/interpreter/timeline.h"
 #include "strategies/lower.h"
+#include "tests/deal.h"
 #include "tests/laws/refusals.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
@@ -108,9 +109,9 @@ TEST_CASE("delayed updates: the plan's bytes are its replay's in every space") {
 }
 
 TEST_CASE("delayed updates: no byte more in any space than without delay, but for two numbers") {
-  int number = 0;
+  uint64_t number = 0;
   for_each_case([&](const Case& late) {
-    if (number++ % 5 != 0) return;
+    if (number++ % dealt(5, 13) != 0) return;
     Case now = late;
     now.layout.offload.delayed_update = false;
     const Plan a = plan_of(late), b = plan_of(now);
@@ -125,21 +126,21 @@ TEST_CASE("delayed updates: no byte more in any space than without delay, but fo
 }
 
 TEST_CASE("delayed updates: what is measured is what was planned") {
-  int number = 0;
+  uint64_t number = 0;
   for_each_case([&](const Case& c) {
-    if (number++ % 7 == 0) require_measured_as_planned(c);
+    if (number++ % dealt(7, 19) == 0) require_measured_as_planned(c);
   });
   for_each_mix(require_measured_as_planned);
 }
 
 TEST_CASE("delayed updates have the bits of an emulation that updates with the gradients of the step before") {
-  int number = 0;
+  uint64_t number = 0;
   constexpr Ranks kLayouts[] = {
       {.accumulation = 2}, {.dp = 2}, {.dp = 2, .zero = 1}, {.dp = 2, .zero = 2, .accumulation = 2}, {.dp = 2, .zero = 3}};
   for (const char* name :
        {"llama sgd", "llama adamw", "gpt tied adamw", "gpt tied clipped, 16 sequences sgd", "gpt tied clipped, 16 sequences adamw"})
     for (const Ranks& ranks : kLayouts) {
-      if (number++ % 2 != 0) continue;  // each layout under two or three of the five
+      if (number++ % dealt(2, 4) != 0) continue;  // each layout, under some of the five
       Case c = base_case(name, ranks.dp, static_cast<int>(ranks.accumulation));
       c.layout.zero = ranks.zero;
       c.train.guard = {};
@@ -194,9 +195,9 @@ TEST_CASE("delayed updates begin as updates without delay do, in every precision
     }
     CHECK(none->parameters != one->parameters);
   };
-  int number = 0;
+  uint64_t number = 0;
   for_each_case([&](const Case& c) {
-    if (number++ % 9 == 0) same_first_update(c);
+    if (number++ % dealt(9, 23) == 0) same_first_update(c);
   });
   for_each_mix(same_first_update);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "plan/named_kernels.h"
 #include "plan/program.h"
 #include "plan/verify.h"
 #include "tests/namespaces.h"
@@ -152,7 +153,7 @@ class Mutator {
     return std::ranges::any_of(segment.steps, [&](const Step& step) {
       const Op* op = std::get_if<Op>(&step);
       const Kernel* kernel = op == nullptr ? nullptr : std::get_if<Kernel>(&op->work);
-      if (kernel == nullptr || (kernel->rule != Kernel::Rule::kOpaque && kernel->rule != Kernel::Rule::kTrusted)) return false;
+      if (kernel == nullptr || !is_believed(*kernel)) return false;
       return std::ranges::any_of(op->writes, is_it);
     });
   }

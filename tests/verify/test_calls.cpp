@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "plan/named_kernels.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "tests/namespaces.h"
@@ -126,7 +127,7 @@ std::map<std::string, int> opaque_ops(const Plan& plan) {
     for (const Step& step : segment.steps) {
       const Op* op = std::get_if<Op>(&step);
       const auto* kernel = op != nullptr ? std::get_if<Kernel>(&op->work) : nullptr;
-      const bool believed = kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted);
+      const bool believed = kernel != nullptr && is_believed(*kernel);
       if (!believed) continue;
       INFO(plan.name << ": " << op->label << " of " << op->strategy);
       CHECK(kernel->phase == Phase::kNone);  // the model's mathematics: each op has an equation

@@ -319,4 +319,23 @@ TEST_CASE("types: kernels by rule") {
                "kernel k (%a, %b) -> (%c) name=k rule=contract") == "");
 }
 
+TEST_CASE("types: a kernel that the table knows is judged by its row, whatever a plan says") {
+  const auto kernel = [](const std::string& a, const std::string& b, const std::string& attributes) {
+    return judged(
+        "  bound %a activation f32[4] " + a + "\n  bound %b activation f32[4] " + b + "\n  local %c activation f32[4] a:L",
+        "kernel k (%a, %b) -> (%c) " + attributes);
+  };
+  CHECK(kernel("", "", "name=subtract_share") == "");
+  CHECK(kernel("", "", "name=subtract_share rule=opaque") == "");
+  CHECK(kernel("", "", "name=subtract_share rule=trusted") ==
+        "says rule=trusted, and the kernel `subtract_share` is known: leave out `rule` (plan/named_kernels.cpp says opaque)");
+  CHECK(kernel("", "", "name=subtract_share flops=3") == "says flops, and the kernel `subtract_share` is known: leave out `flops`");
+  // One rank's summand may be the first operand, and no other.
+  const std::string reduce = " is an unreduced sum, and the op is not linear in it: reduce it first";
+  CHECK(kernel("a:P", "", "name=subtract_share") == "");
+  CHECK(kernel("a:P", "a:P", "name=subtract_share") == "along a: %b" + reduce);
+  CHECK(judged("  bound %a activation f32[4]\n  bound %c activation f32[4]", "kernel k (%a) -> (%c) name=subtract_share") ==
+        "`subtract_share` takes (m, approximation) -> error, found 1 reads and 1 writes");
+}
+
 }  // namespace shardlab::testing

@@ -1,0 +1,446 @@
+#include "plan/technique_settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "plan/automatic.h"
+#include "plan/base/tree.h"
+#include "plan/techniques.h"
+#include "plan/treatment.h"
+
+namespace shardlab::settings {
+namespace {
+
+/// `whole` must be a positive multiple of `parts`.
+Result<void> divides(std::string_view what, int64_t whole, std::string_view key, int64_t parts) {
+  if (whole % parts == 0) return {};
+  std::string fitting;
+  for (int64_t p = 1; p <= std::min<int64_t>(whole, 64); ++p)
+    if (whole % p == 0) fitting += fmt::format("{}{}", fitting.empty() ? "" : " ", p);
+  return refusal(fmt::format("{} {} is not divisible by {}={}", what, whole, key, parts),
+                 fmt::format("choose {} among {}, or another model", key, fitting));
+}
+
+/// Most inner steps that a period is planned of: its program is as long as all of them.
+constexpr int kMostInnerSteps = 4096;
+
+}  // namespace
+
+Result<void> check_zero(const Case& c) {
+  if (c.layout.zero < 0 || c.layout.zero > 3) return refusal(fmt::format("zero={}", c.layout.zero), "use 0 to 3");
+  return {};
+}
+
+/// Which of a GPU's libraries may be asked for.
+Result<void> check_device_libraries(const Case& c) {
+  if (c.attention == AttentionBy::kCudnn &&
+      (c.backend != BackendKind::kCuda || c.canonical || c.train.precision == Precision::kFp32))
+    return refusal(
+        fmt::format("attention=cudnn with backend={}, canonical={}, precision={}: cuDNN runs on GPUs, in an order of its own, "
+                    "on 2-byte elements",
+                    name_of(c.backend), c.canonical, name_of(c.train.precision)),
+        "use attention: auto, or backend: cuda with precision: bf16 and canonical: false");
+  constexpr int64_t kMostHeadDim = 256;  // kernels/cuda/geometry.cpp
+  if (c.backend == BackendKind::kCuda && (c.model.head_dim > kMostHeadDim || c.model.head_dim % 2 != 0))
+    return refusal(
+        fmt::format("head_dim={} with backend=cuda: attention on a GPU takes even ones up to {}", c.model.head_dim, kMostHeadDim),
+        "use backend: cpu, or a model with other heads");
+  constexpr int kMostOnOneGpu = 64;  // kernels/cuda/kernels.h, Combine
+  if (const int most = std::max({c.layout.data_ranks(), c.layout.tp, c.layout.pp});
+      c.transport == TransportKind::kOneGpu && most > kMostOnOneGpu)
+    return refusal(
+        fmt::format("a group of {} ranks with transport=one-gpu, which adds up to {} parts at once", most, kMostOnOneGpu),
+        "use fewer ranks, or transport: nccl");
+  if (c.tf32 && (c.backend != BackendKind::kCuda || c.canonical || c.train.precision != Precision::kFp32))
+    return refusal(
+        fmt::format("tf32 with backend={}, canonical={}, precision={}: it is a way of the GPU's library to multiply fp32",
+                    name_of(c.backend), c.canonical, name_of(c.train.precision)),
+        "set tf32: false, or use backend: cuda with precision: fp32 and canonical: false");
+  return {};
+}
+
+/// Which transports a back end can use.
+Result<void> check_execution(const Case& c) {
+  const bool on_device = c.transport == TransportKind::kOneGpu || c.transport == TransportKind::kNccl;
+  if ((c.backend == BackendKind::kCuda) != on_device)
+    return refusal(fmt::format("backend={} with transport={}", name_of(c.backend), name_of(c.transport)),
+                   c.backend == BackendKind::kCuda ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
+                                                   : "use transport: threads, processes or tcp, or backend: cuda");
+  return {};
+}
+
+/// Gradients have one storage: what they accumulate in is what travels.
+Result<void> check_gradient_dtypes(const Case& c) {
+  const Train& t = c.train;
+  for (const auto& [key, dtype] : {std::pair{"reduce_dtype", &t.reduce_dtype}, {"accumulate_dtype", &t.accumulate_dtype}}) {
+    if (dtype->empty() || *dtype == "fp32") continue;
+    if (t.precision == Precision::kFp32)
+      return refusal(
+          fmt::format("{}={} with precision=fp32: gradients would be narrower than what they are computed from", key, *dtype),
+          fmt::format("set {}: fp32, or precision: bf16, or compression.kind: bf16, which keeps what rounding loses", key));
+    const std::string_view computed =
+        name_of(t.precision == Precision::kFp8 ? Precision::kBf16 : t.precision);  // what matrix products leave
+    if (*dtype != computed)
+      return refusal(fmt::format("{}={} with precision={}", key, *dtype, name_of(t.precision)),
+                     fmt::format("use fp32, or what gradients are computed in: {}: {}", key, computed));
+  }
+  if (!t.reduce_dtype.empty() && !t.accumulate_dtype.empty() && t.reduce_dtype != t.accumulate_dtype)
+    return refusal(fmt::format("reduce_dtype={} with accumulate_dtype={}: gradients are reduced where they accumulate, in one type",
+                               t.reduce_dtype, t.accumulate_dtype),
+                   "set one of the two, and leave the other out");
+  return {};
+}
+
+/// Each part on two stages: half of the micro-batches find half of its gradient on either.
+Result<void> check_mirrored(const Case& c) {
+  const Layout& l = c.layout;
+  const int64_t m = c.train.grad_accumulation;
+  const auto not_with = [&](std::string what, std::string_view why) {
+    return refusal(fmt::format("schedule={} with {}: {}", name_of(l.schedule), what, why), "use schedule: dualpipe-v");
+  };
+  if (m < 2)
+    return not_with(fmt::format("grad_accumulation={}", m), "one half of the micro-batches goes down the stages, the other up");
+  if (c.canonical && !std::has_single_bit(static_cast<uint64_t>(m)))
+    return not_with(fmt::format("canonical and grad_accumulation={}", m),
+                    "two halves are subtrees of the canonical sum of a power of two");
+  return {};
+}
+
+Result<void> check_budget(const Case& c) {
+  const int64_t bytes = c.layout.recompute_options.budget_bytes;
+  if (bytes < 0)
+    return refusal(fmt::format("recompute_options.budget_bytes={} is negative", bytes), "set the bytes that a rank may use");
+  return {};
+}
+
+Result<void> check_by_layer(const Case& c) {
+  const auto treatments = parse_treatments(c.layout.recompute_options.layers, c.model.layers);
+  if (!treatments.ok()) return treatments.error();
+  return {};
+}
+
+Result<void> check_recompute(const Case& c) {
+  const Layout& l = c.layout;
+  const std::string& modules = l.recompute_options.modules;
+  if (!modules.empty() && l.recompute != Recompute::kSelective)
+    return refusal(fmt::format("sub-layers `{}` with recompute={}", modules, name_of(l.recompute)),
+                   "name them under recompute alone");
+  const int every = l.recompute_options.every;
+  if (every < 1) return refusal(fmt::format("recompute_options.every={}", every), "use 1 for every layer, or more");
+  if (every > 1 && l.recompute != Recompute::kFull)
+    return refusal(fmt::format("recompute_options.every={} with recompute={}", every, name_of(l.recompute)),
+                   "set recompute: full, of which every k-th layer is made again");
+  const auto named = sub_layers_named(modules, ' ');
+  if (!named.ok()) return named.error();
+  return {};
+}
+
+Result<void> check_secondary(const Case& c) {
+  const Layout& l = c.layout;
+  const int g = l.zero_plus_plus.secondary;
+  if (g < 2 || g >= l.dp || l.dp % g != 0)
+    return refusal(fmt::format("zero_plus_plus.secondary={} with dp={}", g, l.dp),
+                   "it is the number of ranks that share a second copy of the parameters: a divisor of dp above 1 and below dp, "
+                   "or 0 for none");
+  return {};
+}
+
+Result<void> check_one_bit_adam(const Case& c) {
+  const int warmup = c.layout.compression.warmup;
+  if (warmup < 1)
+    return refusal(
+        fmt::format("compression.kind=one-bit-adam with compression.warmup={}: the variance that it freezes would be 0", warmup),
+        "set compression.warmup to the steps of plain Adam before that, 1 or more");
+  return {};
+}
+
+Result<void> check_codes(const Case& c) {
+  const int bits = c.layout.compression.bits;
+  if (bits != 8 && bits != 4) return refusal(fmt::format("compression.kind=int8 with compression.bits={}", bits), "use 8 or 4");
+  return {};
+}
+
+Result<void> check_powersgd(const Case& c) {
+  const int rank = c.layout.compression.rank;
+  if (rank < 1)
+    return refusal(fmt::format("compression.kind=powersgd with compression.rank={}", rank), "set compression.rank to 1 or more");
+  return {};
+}
+
+Result<void> check_selection(const Case& c) {
+  const Compression& k = c.layout.compression;
+  const std::string what = fmt::format("compression.kind={}", name_of(k.kind));
+  if (!(k.k > 0 && k.k <= 1))
+    return refusal(fmt::format("{} with compression.k={}", what, k.k),
+                   "set the share of elements that is sent, above 0 and up to 1");
+  const Model& m = c.model;
+  const int64_t largest = m.hidden * std::max({m.vocab, m.up_rows(), m.qkv_rows()});
+  if (largest + c.layout.bucket_bytes / 4 >= (int64_t{1} << 31))
+    return refusal(fmt::format("{} with bucket_bytes={} and a parameter of {} elements: an index of 32 bits numbers 2^31", what,
+                               c.layout.bucket_bytes, largest),
+                   "lower bucket_bytes, or use compression.kind: int8");
+  return {};
+}
+
+Result<void> check_server_settings(const Case& c) {
+  const ParameterServer& p = c.layout.parameter_server;
+  if (p.servers < 0 || p.staleness < -1)
+    return refusal(fmt::format("parameter_server.servers={} parameter_server.staleness={}", p.servers, p.staleness),
+                   "set servers to dp, or 0 for none, and staleness to 0 or more, or -1 for workers in step");
+  return {};
+}
+
+/// Every data-parallel rank serves one slice.
+Result<void> check_servers(const Case& c) {
+  const int servers = c.layout.parameter_server.servers, dp = c.layout.dp;
+  if (servers != dp)
+    return refusal(
+        fmt::format("parameter_server.servers={} with dp={}: each worker's rank serves a slice, so that all have one program",
+                    servers, dp),
+        fmt::format("set parameter_server.servers: {}", dp));
+  return {};
+}
+
+Result<void> check_diloco(const Case& c) {
+  const Diloco& d = c.layout.diloco;
+  const std::string what = fmt::format("diloco.steps={}", d.steps);
+  if (d.steps < 0 || d.steps > kMostInnerSteps)
+    return refusal(what + " is no number of inner steps that can be planned", fmt::format("use 1 to {}", kMostInnerSteps));
+  const double runs = static_cast<double>(d.steps) * static_cast<double>(c.model.layers * c.train.grad_accumulation);
+  if (runs > kMostLayerRuns)
+    return refusal(fmt::format("{} with layers {} and grad_accumulation {} = {:.0f} runs of a layer in one period", what,
+                               c.model.layers, c.train.grad_accumulation, runs),
+                   fmt::format("at most {:.0f} are planned: lower diloco.steps", kMostLayerRuns));
+  if (!(d.learning_rate > 0) || std::isinf(d.learning_rate))
+    return refusal(fmt::format("diloco.learning_rate={} moves nothing, or everything", d.learning_rate),
+                   "use a number above 0; 1 without momentum averages");
+  if (!(d.momentum >= 0 && d.momentum < 1))
+    return refusal(fmt::format("diloco.momentum={} is outside [0, 1)", d.momentum), "set diloco.momentum between 0 and 1");
+  return {};
+}
+
+Result<void> check_tensor_parallel(const Case& c) {
+  const Model& m = c.model;
+  const Layout& l = c.layout;
+  SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
+  SHARDLAB_TRY(divides("kv_heads", m.kv_heads, "tp", l.tp));
+  SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
+  if (m.vocab % l.tp != 0)
+    return refusal(
+        fmt::format("vocab {} is not divisible by tp={}", m.vocab, l.tp),
+        fmt::format("pad the vocabulary: set model.vocab to {}", (m.vocab + 128 * l.tp - 1) / (128 * l.tp) * (128 * l.tp)));
+  return {};
+}
+
+Result<void> check_sequence_parallel(const Case& c) {
+  const int tp = c.layout.tp;
+  if (c.train.seq_len % tp != 0)
+    return refusal(fmt::format("sequence_parallel with seq_len {}, which is not divisible by tp={}", c.train.seq_len, tp),
+                   fmt::format("set sequence_parallel: false, or seq_len: {}", (c.train.seq_len + tp - 1) / tp * tp));
+  return {};
+}
+
+Result<void> check_context_parallel(const Case& c) {
+  const Layout& l = c.layout;
+  // A rank's part is of two chunks, one of early tokens and one of late.
+  const bool halves = l.cp_kind == ContextKind::kZigzag || l.cp_kind == ContextKind::kAllGather;
+  if (const int64_t parts = (halves ? 2 : 1) * int64_t{l.cp}; c.train.seq_len % parts != 0)
+    return refusal(fmt::format("cp_kind={} with cp={} and seq_len={}, which is not divisible by {}", name_of(l.cp_kind), l.cp,
+                               c.train.seq_len, parts),
+                   fmt::format("choose a multiple of {}, or another cp", parts));
+  return {};
+}
+
+/// Every rank attends with whole heads.
+Result<void> check_head_exchange(const Case& c) {
+  const Layout& l = c.layout;
+  const int64_t heads = c.model.heads / l.tp, kv_heads = c.model.kv_heads / l.tp;  // of a tensor-parallel rank
+  if (heads % l.cp != 0)
+    return refusal(
+        fmt::format("cp_kind=ulysses with cp={}, tp={} and {} heads: each rank takes whole heads", l.cp, l.tp, c.model.heads),
+        "lower cp or tp until cp * tp divides the heads, or use another cp_kind");
+  const int64_t copies = kv_heads >= l.cp ? 1 : l.cp / std::max<int64_t>(1, kv_heads);
+  if (kv_heads % l.cp != 0 && l.cp % std::max<int64_t>(1, kv_heads) != 0)
+    return refusal(
+        fmt::format("cp_kind=ulysses with cp={}, tp={} and {} kv heads: a rank takes whole kv heads, or several share one", l.cp,
+                    l.tp, c.model.kv_heads),
+        "choose a cp that divides the kv heads of a tensor-parallel rank, or is a multiple of them");
+  if (copies > kContractionLeaves)
+    return refusal(fmt::format("cp_kind=ulysses with cp={} and {} kv heads: {} copies of each", l.cp, c.model.kv_heads, copies),
+                   fmt::format("at most {} are made: lower cp", kContractionLeaves));
+  if (c.canonical && copies > 1 && !std::has_single_bit(static_cast<uint64_t>(heads / l.cp)))
+    return refusal(fmt::format("canonical with cp_kind=ulysses, and {} query heads a rank for one of {} copies of a kv head",
+                               heads / l.cp, copies),
+                   "what a rank sums over query heads must be an aligned block of the tree: a power of two of them");
+  return {};
+}
+
+Result<void> check_hybrid_shard(const Case& c) {
+  const Layout& l = c.layout;
+  if (l.hybrid_shard < 2 || l.hybrid_shard >= l.dp || l.dp % l.hybrid_shard != 0)
+    return refusal(
+        fmt::format("hybrid_shard={} with dp={}", l.hybrid_shard, l.dp),
+        "it is the number of ranks that share one set of shards: a divisor of dp above 1 and below dp, or 0 for all of them");
+  return {};
+}
+
+Result<void> check_fsdp(const Case& c) {
+  const Layout& l = c.layout;
+  if (l.fsdp.unit < 1 || l.fsdp.prefetch < 0)
+    return refusal(fmt::format("fsdp.unit={} fsdp.prefetch={}", l.fsdp.unit, l.fsdp.prefetch),
+                   "a unit has at least one layer, and nothing can be fetched after its use");
+  return {};
+}
+
+Result<void> check_halving_doubling(const Case& c) {
+  const Layout& l = c.layout;
+  for (const auto& [key, size] :
+       {std::pair{"dp", l.replicas()},
+        {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()},
+        {"cp", l.cp},
+        {"tp", l.tp},
+        {"pp", c.train.grad_norm || c.train.clip_norm > 0 || may_skip(c) ? l.pp : 1}})  // stages add their norms
+    if (!std::has_single_bit(static_cast<unsigned>(size)))
+      return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
+  return {};
+}
+
+/// Groups are even over nodes where the ranks of a node are whole blocks of every axis, or the blocks whole nodes.
+Result<void> check_hierarchical(const Case& c) {
+  const Layout& l = c.layout;
+  const int node = ranks_per_node(c);
+  int64_t block = 1;
+  for (const auto& [key, size] :
+       {std::pair{"tp", l.tp}, {"cp", l.cp}, {"hybrid_shard", l.shard_ranks()}, {"dp", l.replicas()}, {"pp", l.pp}}) {
+    block *= size;
+    if (size > 1 && block % node != 0 && node % block != 0)
+      return refusal(
+          fmt::format("collective_algorithm=hierarchical with {}={}: blocks of {} ranks on nodes of {}", key, size, block, node),
+          "use sizes that divide a node or that nodes divide, or ring");
+  }
+  return {};
+}
+
+bool sets_loss_scale(const Case& c) {
+  const Train &t = c.train, standard;
+  return t.loss_scale != standard.loss_scale || t.loss_scale_start != standard.loss_scale_start ||
+         t.loss_scale_interval != standard.loss_scale_interval;
+}
+
+Result<void> check_loss_scale(const Case& c) {
+  const Train& t = c.train;
+  const bool dynamic = t.loss_scale == 0;
+  constexpr float kLeast = 1, kMost = 16777216;  // of the rule, kernels/loss_scale.h
+  if (!dynamic && !(t.loss_scale >= kLeast && t.loss_scale <= kMost))
+    return refusal(fmt::format("loss_scale={} is outside [{}, {:.0f}]", t.loss_scale, kLeast, kMost),
+                   "use a power of two between, or dynamic");
+  if (dynamic && !(t.loss_scale_start >= kLeast && t.loss_scale_start <= kMost))
+    return refusal(fmt::format("loss_scale_start={} is outside [{}, {:.0f}]", t.loss_scale_start, kLeast, kMost),
+                   "use a power of two between");
+  if (t.loss_scale_interval < 1 || t.loss_scale_interval > kMost)
+    return refusal(fmt::format("loss_scale_interval={}", t.loss_scale_interval), "use 1 step or more, and at most 2^24");
+  return {};
+}
+
+/// Blocks of a slice are blocks of the whole, so that the scales do not depend on the layout.
+Result<void> check_fp8_blocks(const Case& c) {
+  const Train& t = c.train;
+  if (t.fp8_scaling != Fp8Scaling::kBlock || c.layout.tp == 1) return {};
+  constexpr int64_t kBlock = 128;
+  const Model& m = c.model;
+  for (const auto& [what, width] : {std::pair{"rows of q, k and v", m.qkv_rows()},
+                                    {"heads * head_dim", m.heads * m.head_dim},
+                                    {"rows of the feed-forward", m.up_rows()},
+                                    {"ffn", m.ffn}})
+    if (width / c.layout.tp % kBlock != 0)
+      return refusal(fmt::format("fp8_scaling=block with tp={}: a rank's {} of the {} {} are no whole blocks of {}", c.layout.tp,
+                                 width / c.layout.tp, width, what, kBlock),
+                     "lower tp, or use fp8_scaling: current or delayed");
+  return {};
+}
+
+/// A setting of a technique that is off would change the case's id and nothing else: what is asked for and not done is refused.
+Result<void> check_unused(const Case& c) {
+  const Layout& l = c.layout;
+  const auto unused = [](std::string_view settings, std::string_view without, std::string_view remedy) {
+    return refusal(fmt::format("{} without {}: they would change nothing", settings, without),
+                   fmt::format("{}, or leave them out (in a sweep `when` sets them where they count)", remedy));
+  };
+  Compression compression = l.compression;
+  compression.kind = CompressionKind::kNone;
+  if (l.compression.kind == CompressionKind::kNone && !(compression == Compression{}))
+    return unused("settings of compression", "compression.kind", "name a compression.kind");
+  if (l.diloco.steps == 0 && !(l.diloco == Diloco{})) return unused("settings of diloco", "diloco.steps", "set diloco.steps");
+  if (l.parameter_server.servers == 0 && !(l.parameter_server == ParameterServer{}))
+    return unused("settings of parameter_server", "parameter_server.servers", "set parameter_server.servers");
+  if (l.offload.delayed_update && l.offload.optimizer == OffloadTo::kNone)
+    return unused("offload.delayed_update", "offload.optimizer", "set offload.optimizer: cpu");
+  if (c.train.precision != Precision::kFp8 && c.train.fp8_scaling != Train{}.fp8_scaling)
+    return unused("fp8_scaling", "precision: fp8", "set precision: fp8");
+  if (!c.train.guard.any() && !(c.train.guard == Guard{}))
+    return unused("settings of guard", "guard.nonfinite and guard.spike", "set one of them to skip or stop");
+  return {};
+}
+
+Result<void> check_guard(const Case& c) {
+  const Guard& g = c.train.guard;
+  for (const auto& [key, factor] : {std::pair{"loss_factor", g.loss_factor}, {"norm_factor", g.norm_factor}})
+    if (!(factor == 0 || factor > 1) || std::isinf(factor))
+      return refusal(fmt::format("guard.{}={}: a spike is above the mean", key, factor),
+                     "use a number above 1, or 0 to judge it not");
+  if (g.spike != GuardAction::kNone && g.loss_factor == 0 && g.norm_factor == 0)
+    return refusal(fmt::format("guard.spike={} with neither guard.loss_factor nor guard.norm_factor", name_of(g.spike)),
+                   "set one of them above 1");
+  if (g.window < 1 || g.window > 16777216) return refusal(fmt::format("guard.window={}", g.window), "use 1 step or more");
+  return {};
+}
+
+Result<void> check_canonical(const Case& c) {
+  const Train& t = c.train;
+  const auto power_of_two = [](int64_t n) { return std::has_single_bit(static_cast<uint64_t>(n)); };
+  if (!power_of_two(t.micro_batch))
+    return refusal(fmt::format("canonical with micro_batch={}, no power of two", t.micro_batch),
+                   "canonical sums are binary trees over sequences");
+  const bool scattered = c.layout.zero >= 2 && t.grad_accumulation > 1;  // each micro-batch is summed over the ranks by itself
+  if (scattered && !power_of_two(t.micro_batch * c.layout.shard_ranks()))
+    return refusal(fmt::format("canonical with zero={} and micro_batch*{}={}, no power of two", c.layout.zero,
+                               c.layout.hybrid_shard > 0 ? "hybrid_shard" : "dp", t.micro_batch * c.layout.shard_ranks()),
+                   "every micro-batch must be an aligned block of the tree over sequences");
+  if (scattered && c.layout.replicas() > 1 && !power_of_two(t.micro_batch * t.grad_accumulation))
+    return refusal(fmt::format("canonical with {} sets of shards and micro_batch*grad_accumulation={}, no power of two",
+                               c.layout.replicas(), t.micro_batch * t.grad_accumulation),
+                   "what one set of shards sums must be an aligned block of the tree over sequences");
+  if (c.layout.dp > 1 && !scattered && !power_of_two(t.micro_batch * t.grad_accumulation))
+    return refusal(fmt::format("canonical with dp={} and micro_batch*grad_accumulation={}, no power of two", c.layout.dp,
+                               t.micro_batch * t.grad_accumulation),
+                   "every data-parallel rank must hold an aligned block of the tree over sequences");
+  if (const int cp = c.layout.cp; cp > 1) {
+    if (t.micro_batch != 1)
+      return refusal(
+          fmt::format("canonical with cp={} and micro_batch={}", cp, t.micro_batch),
+          "the tree over sequences stands above that over parts of each: set micro_batch: 1 and raise grad_accumulation");
+    if (kContractionLeaves % cp != 0)
+      return refusal(fmt::format("canonical with cp={}, which does not divide {}", cp, kContractionLeaves),
+                     "use cp 1, 2, 4, 8 or 16");
+    if (c.layout.zero == 1 && t.grad_accumulation > 1)
+      return refusal(fmt::format("canonical with cp={}, zero=1 and grad_accumulation={}", cp, t.grad_accumulation),
+                     "each micro-batch is summed over the parts of its sequences by itself: set zero: 0, 2 or 3");
+  }
+  if (kContractionLeaves % c.layout.tp != 0)
+    return refusal(fmt::format("canonical with tp={}, which does not divide {}", c.layout.tp, kContractionLeaves),
+                   "use tp 1, 2, 4, 8 or 16");
+  return {};
+}
+
+Result<void> check_checkpoint(const Case& c) {
+  if (c.checkpoint.save_every < 0)
+    return refusal(fmt::format("checkpoint.save_every={} is negative", c.checkpoint.save_every), "use 0 to save nothing");
+  if (!c.checkpoint.folder.empty() && c.checkpoint.save_every == 0)
+    return refusal("checkpoint.folder with checkpoint.save_every=0: nothing is saved", "set checkpoint.save_every");
+  return {};
+}
+
+}  // namespace shardlab::settings

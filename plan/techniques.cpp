@@ -1,0 +1,768 @@
+#include "plan/techniques.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "plan/base/check.h"
+#include "plan/pipeline_case.h"
+#include "plan/precision.h"
+#include "plan/technique_settings.h"
+#include "plan/treatment.h"
+
+namespace shardlab {
+namespace {
+
+using namespace settings;
+using Kind = CompressionKind;
+
+// --- facts -------------------------------------------------------------------------------------------------------------------
+
+bool always(const Case&) { return true; }
+template <auto Key>
+bool is_narrow(const Case& c) {
+  const std::string& dtype = c.train.*Key;
+  return !dtype.empty() && dtype != "fp32";
+}
+bool compresses(const Case& c) { return c.layout.compression.kind != Kind::kNone; }
+template <Kind... kinds>
+bool is_compression(const Case& c) {
+  return ((c.layout.compression.kind == kinds) || ...);
+}
+bool has_servers(const Case& c) { return c.layout.parameter_server.servers > 0; }
+bool trains_apart(const Case& c) { return c.layout.diloco.steps > 0; }
+bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
+bool narrows(const Case& c) { return element_types(c).has_master(); }
+bool scales_loss(const Case& c) { return c.train.precision == Precision::kFp16; }
+bool delays_scales(const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == Fp8Scaling::kDelayed; }
+bool cuts_tokens(const Case& c) { return c.layout.sequence_parallel && c.layout.tp > 1; }
+bool cuts_sequences(const Case& c) { return c.layout.cp > 1; }
+bool sends_in_rings(const Case& c) {
+  return cuts_sequences(c) && (c.layout.cp_kind == ContextKind::kRing || c.layout.cp_kind == ContextKind::kZigzag ||
+                               c.layout.cp_kind == ContextKind::kStriped);
+}
+bool has_budget(const Case& c) { return c.layout.recompute_options.budget_bytes != 0 && c.layout.recompute != Recompute::kByLayer; }
+bool is_by_layer(const Case& c) { return c.layout.recompute == Recompute::kByLayer; }
+
+std::string zero_text(const Case& c) { return fmt::format("zero={}", c.layout.zero); }
+std::string compression_text(const Case& c) { return fmt::format("compression.kind={}", name_of(c.layout.compression.kind)); }
+std::string precision_text(const Case& c) { return fmt::format("precision={}", name_of(c.train.precision)); }
+std::string transport_text(const Case& c) { return fmt::format("transport={}", name_of(c.transport)); }
+std::string parameters_text(const Case& c) { return fmt::format("offload.parameters={}", name_of(c.layout.offload.parameters)); }
+std::string servers_text(const Case& c) { return fmt::format("parameter_server.servers={}", c.layout.parameter_server.servers); }
+std::string staleness_text(const Case& c) {
+  return fmt::format("parameter_server.staleness={}", c.layout.parameter_server.staleness);
+}
+std::string diloco_text(const Case& c) { return fmt::format("diloco.steps={}", c.layout.diloco.steps); }
+std::string secondary_text(const Case& c) { return fmt::format("zero_plus_plus.secondary={}", c.layout.zero_plus_plus.secondary); }
+std::string schedule_text(const Case& c) { return fmt::format("schedule={}", name_of(c.layout.schedule)); }
+std::string context_text(const Case& c) { return fmt::format("cp_kind={}", name_of(c.layout.cp_kind)); }
+std::string budget_text(const Case& c) {
+  return fmt::format("recompute_options.budget_bytes={}", c.layout.recompute_options.budget_bytes);
+}
+
+constexpr Fact kOneDp{[](const Case& c) { return c.layout.dp == 1; }, [](const Case&) { return std::string("dp=1"); }};
+constexpr Fact kTp{[](const Case& c) { return c.layout.tp > 1; }, [](const Case& c) { return fmt::format("tp={}", c.layout.tp); }};
+constexpr Fact kPp{[](const Case& c) { return c.layout.pp > 1; }, [](const Case& c) { return fmt::format("pp={}", c.layout.pp); }};
+constexpr Fact kAnyZero{[](const Case& c) { return c.layout.zero > 0; }, zero_text};
+constexpr Fact kNoZero{[](const Case& c) { return c.layout.zero == 0; }, zero_text};
+constexpr Fact kZero3{[](const Case& c) { return c.layout.zero == 3; }, zero_text};
+constexpr Fact kNotZero3{[](const Case& c) { return c.layout.zero != 3; }, zero_text};
+constexpr Fact kHybridShard{[](const Case& c) { return c.layout.hybrid_shard > 0; },
+                            [](const Case& c) { return fmt::format("hybrid_shard={}", c.layout.hybrid_shard); }};
+constexpr Fact kNoReshard{[](const Case& c) { return !c.layout.fsdp.reshard; },
+                          [](const Case&) { return std::string("fsdp.reshard=false"); }};
+constexpr Fact kBuckets{[](const Case& c) { return c.layout.bucket_bytes != 0; },
+                        [](const Case& c) { return fmt::format("bucket_bytes={}", c.layout.bucket_bytes); }};
+constexpr Fact kNoOverlap{[](const Case& c) { return !c.layout.overlap; },
+                          [](const Case&) { return std::string("overlap=false"); }};
+constexpr Fact kCompression{compresses, compression_text};
+constexpr Fact kServers{has_servers, [](const Case&) { return std::string("parameter_server"); }};
+constexpr Fact kDiloco{trains_apart, diloco_text};
+constexpr Fact kDilocoAtAll{trains_apart, [](const Case&) { return std::string("diloco"); }};
+constexpr Fact kReduceDtype{is_narrow<&Train::reduce_dtype>, [](const Case& c) { return "reduce_dtype=" + c.train.reduce_dtype; }};
+constexpr Fact kAccumulateDtype{is_narrow<&Train::accumulate_dtype>,
+                                [](const Case& c) { return "accumulate_dtype=" + c.train.accumulate_dtype; }};
+constexpr Fact kFp16{scales_loss, precision_text};
+constexpr Fact kNotFp16{[](const Case& c) { return !scales_loss(c); }, precision_text};
+constexpr Fact kFp8{multiplies_in_fp8, precision_text};
+constexpr Fact kDelayedScales{delays_scales, [](const Case&) { return std::string("fp8_scaling=delayed"); }};
+constexpr Fact kGuard{[](const Case& c) { return c.train.guard.any(); }, [](const Case&) { return std::string("guard"); }};
+constexpr Fact kClipNorm{[](const Case& c) { return c.train.clip_norm > 0; },
+                         [](const Case& c) { return fmt::format("clip_norm={}", c.train.clip_norm); }};
+constexpr Fact kGradNorm{[](const Case& c) { return c.train.grad_norm; }, [](const Case&) { return std::string("grad_norm"); }};
+constexpr Fact kTied{[](const Case& c) { return c.model.tied_embeddings; },
+                     [](const Case&) { return std::string("tied embeddings"); }};
+constexpr Fact kTiedStages{[](const Case& c) { return c.model.tied_embeddings && c.layout.pp > 1; },
+                           [](const Case& c) { return fmt::format("pp={} and tied embeddings", c.layout.pp); }};
+constexpr Fact kTiedCanonical{[](const Case& c) { return c.model.tied_embeddings && c.canonical; },
+                              [](const Case&) { return std::string("canonical and tied embeddings"); }};
+constexpr Fact kAnyOffload{[](const Case& c) { return c.layout.offload.any(); },
+                           [](const Case& c) { return "offload=" + offload_text(c.layout.offload); }};
+constexpr Fact kActivationsAway{
+    [](const Case& c) { return c.layout.offload.activations != OffloadTo::kNone; },
+    [](const Case& c) { return fmt::format("offload.activations={}", name_of(c.layout.offload.activations)); }};
+constexpr Fact kOptimizerAway{
+    updates_on_host, [](const Case& c) { return fmt::format("offload.optimizer={}", name_of(c.layout.offload.optimizer)); }};
+constexpr Fact kOptimizerHere{[](const Case& c) { return !updates_on_host(c); },
+                              [](const Case&) { return std::string("offload.optimizer=none"); }};
+constexpr Fact kOptimizerOnNvme{[](const Case& c) { return c.layout.offload.optimizer == OffloadTo::kNvme; }, kOptimizerAway.text};
+constexpr Fact kParametersAway{parks_parameters, parameters_text};
+constexpr Fact kCheckpoint{[](const Case& c) { return !(c.checkpoint == Checkpointing{}); },
+                           [](const Case&) { return std::string("checkpoint"); }};
+constexpr Fact kNccl{[](const Case& c) { return c.transport == TransportKind::kNccl; }, transport_text};
+constexpr Fact kNotThreads{[](const Case& c) { return c.transport != TransportKind::kThreads; }, transport_text};
+constexpr Fact kOnDevice{[](const Case& c) { return c.transport == TransportKind::kOneGpu || c.transport == TransportKind::kNccl; },
+                         transport_text};
+constexpr Fact kCuda{[](const Case& c) { return c.backend == BackendKind::kCuda; },
+                     [](const Case&) { return std::string("backend=cuda"); }};
+constexpr Fact kDry{[](const Case& c) { return c.backend == BackendKind::kDry; },
+                    [](const Case&) { return std::string("backend=dry"); }};
+constexpr Fact kNotAdam{[](const Case& c) { return c.train.optimizer != Optimizer::kAdamW; },
+                        [](const Case& c) { return fmt::format("optimizer={}", name_of(c.train.optimizer)); }};
+constexpr Fact kSomeRecompute{[](const Case& c) { return c.layout.recompute != Recompute::kNone; },
+                              [](const Case& c) { return fmt::format("recompute={}", name_of(c.layout.recompute)); }};
+constexpr Fact kLateSchedule{[](const Case& c) { return c.layout.stage_layers.empty() && c.layout.schedule > Schedule::k1F1B; },
+                             schedule_text};
+constexpr Fact kStageLayers{[](const Case& c) { return !c.layout.stage_layers.empty(); },
+                            [](const Case& c) { return "stage_layers=" + c.layout.stage_layers; }};
+constexpr Fact kEveryLayer{
+    [](const Case& c) { return c.layout.recompute_options.every > 1; },
+    [](const Case& c) { return fmt::format("recompute_options.every={}", c.layout.recompute_options.every); }};
+constexpr Fact kOwnAlgorithm{
+    [](const Case& c) {
+      return c.layout.collective_algorithm != AlgorithmChoice::kAuto && c.layout.collective_algorithm != AlgorithmChoice::kDirect;
+    },
+    [](const Case& c) { return fmt::format("collective_algorithm={}", name_of(c.layout.collective_algorithm)); }};
+constexpr Fact kInPlaceAlgorithm{[](const Case& c) {
+                                   return c.layout.collective_algorithm == AlgorithmChoice::kRing ||
+                                          c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling;
+                                 },
+                                 kOwnAlgorithm.text};
+constexpr Fact kCutTokens{cuts_tokens, [](const Case&) { return std::string("sequence_parallel"); }};
+constexpr Fact kNoCpKind{[](const Case& c) { return c.layout.cp_kind == ContextKind::kNone; }, context_text};
+constexpr Fact kUsp{[](const Case& c) { return c.layout.cp_kind == ContextKind::kUsp; }, context_text};
+constexpr Fact kZeroPlusPlus{[](const Case& c) { return !(c.layout.zero_plus_plus == ZeroPlusPlus{}); },
+                             [](const Case&) { return std::string("zero_plus_plus"); }};
+/// Compression that leaves every rank the whole gradient.
+constexpr Fact kSlices{[](const Case& c) { return c.layout.zero > 0 && !is_compression<Kind::kBf16, Kind::kInt8>(c); }, zero_text};
+constexpr Fact kNothingToShard{
+    [](const Case& c) { return c.layout.data_ranks() == 1 && c.layout.zero <= 3 && !(c.layout.zero == 3 && parks_parameters(c)); },
+    kOneDp.text};
+
+// --- what cannot be combined ---------------------------------------------------------------------------------------------------
+
+constexpr std::string_view kEarly = "gradients would be taken before those of the two stages of a part are added up";
+constexpr Apart kMirroredApart[] = {
+    {{compresses, [](const Case& c) { return fmt::format("compression={}", name_of(c.layout.compression.kind)); }},
+     kEarly,
+     "use schedule: dualpipe-v"},
+    {kServers, kEarly, "use schedule: dualpipe-v"},
+    {kDilocoAtAll, kEarly, "use schedule: dualpipe-v"},
+    {kParametersAway, kEarly, "use schedule: dualpipe-v"},
+};
+
+constexpr Apart kParametersApart[] = {
+    {kNotZero3, "only zero 3 brings parameters unit by unit to where they compute",
+     "set zero: 3 (with dp: 1 too), or offload.parameters: none"},
+    {kOptimizerHere, "every parameter would come to the device once more to be updated",
+     "set offload.optimizer: cpu or nvme, or offload.parameters: none"},
+    {kHybridShard, "sets of shards add their gradients on the device, and these have left it",
+     "set hybrid_shard: 0, or offload.parameters: none"},
+};
+
+constexpr std::string_view kGivenUp =
+    "what gives a step up is known when its gradients are, and the update by them is another step's";
+constexpr Apart kDelayedApart[] = {
+    {kOptimizerOnNvme, "the state of an update is in host memory for the time of three buckets only", "set offload.optimizer: cpu"},
+    {kParametersAway, "the step would fetch parameters from where they are being updated", "set offload.parameters: none"},
+    {kNoOverlap, "updates are delayed so as to run beside the step", "set overlap: true"},
+    {kFp16, kGivenUp, "use precision: bf16"},
+    {kGuard, kGivenUp, "leave guard out"},
+    {kCheckpoint, "the gradients that wait for the next step belong to buckets of this layout", "leave checkpoint out"},
+};
+
+constexpr Apart kActivationsApart[] = {
+    {kEveryLayer, "every layer is parked alike", "set recompute_options.every: 1, or offload.activations: none"},
+};
+
+constexpr std::string_view kOwnWay = ", which moves data by a way of its own";
+constexpr Apart kAlgorithmApart[] = {
+    {kOnDevice, kOwnWay, "leave collective_algorithm out, or use transport: threads"},
+};
+
+constexpr Apart kFsdpApart[] = {{kNotZero3, "only zero 3 gathers parameters", "set zero: 3, or leave fsdp out"}};
+constexpr Apart kBucketApart[] = {{kZero3, "what travels together is the unit", "set fsdp.unit, and leave bucket_bytes out"}};
+constexpr Apart kZeroApart[] = {{kNothingToShard, "there is nothing to shard over", "set zero: 0, or dp above 1"}};
+constexpr Apart kHybridApart[] = {{kNoZero, "nothing is sharded", "set zero: 1, 2 or 3"}};
+
+constexpr Apart kSequenceApart[] = {
+    {kInPlaceAlgorithm, ", which keeps partial sums in its source: sums of tokens are scattered to storage of their own",
+     "use collective_algorithm: auto or direct, which send as much"},
+};
+constexpr std::string_view kMissing = " is not implemented in this version";
+constexpr Apart kContextApart[] = {
+    {kNoCpKind, "nobody would attend to the tokens of other ranks",
+     "set cp_kind: zigzag, ring, striped, all-gather or ulysses, or cp: 1"},
+    {kUsp, kMissing, "set cp: 1, or cp_kind: zigzag or ulysses"},
+    {kCutTokens, kMissing, "set cp: 1, or sequence_parallel: false"},
+    {kCompression, kMissing, "set cp: 1, or compression.kind: none"},
+    {kServers, kMissing, "set cp: 1, or parameter_server.servers: 0"},
+    {kDilocoAtAll, kMissing, "set cp: 1, or diloco.steps: 0"},
+    {kZeroPlusPlus, kMissing, "set cp: 1, or leave zero_plus_plus out"},
+    {kFp8, kMissing, "set cp: 1, or precision: bf16"},
+};
+constexpr Apart kRingApart[] = {
+    {kNccl, "a hop's two halves run on two streams, and NCCL takes them as one call",
+     "use cp_kind: all-gather or ulysses, or transport: one-gpu"},
+};
+
+constexpr std::string_view kEightBits = "what layers keep in 8 bits has not been told apart layer by layer";
+constexpr std::string_view kUntested = "no test has yet told such layers apart there";
+constexpr std::string_view kOneForAll = "use one recompute for all layers";
+constexpr Apart kBudgetApart[] = {
+    {kSomeRecompute, "", "leave recompute out: what each layer makes again is chosen within the budget"},
+    {kLateSchedule, "",
+     "list what each layer makes again under recompute, as 3*full 5*none; or use schedule: 1f1b and even stages"},
+    {kStageLayers, "", "list what each layer makes again under recompute, as 3*full 5*none; or use schedule: 1f1b and even stages"},
+    {kActivationsAway, "", "leave offload.activations out: which layers wait in host memory is chosen within the budget"},
+    {kFp8, kEightBits, "use precision: bf16, or one recompute for all layers"},
+    {kDilocoAtAll, kUntested, kOneForAll},
+    {kServers, kUntested, kOneForAll},
+};
+constexpr Apart kByLayerApart[] = {
+    {kActivationsAway, "", "write @cpu after the treatment of each layer that is to wait in host memory"},
+    {kFp8, kEightBits, "use precision: bf16, or one recompute for all layers"},
+    {kDilocoAtAll, kUntested, kOneForAll},
+    {kServers, kUntested, kOneForAll},
+};
+
+constexpr Apart kZeroPlusPlusApart[] = {
+    {kNotZero3, "it changes how sharded parameters are gathered and their gradients scattered",
+     "set zero: 3, or leave zero_plus_plus out"},
+    {kParametersAway, "shards that wait outside the device are fetched as they are",
+     "set offload.parameters: none, or leave zero_plus_plus out"},
+};
+constexpr Apart kSecondaryApart[] = {
+    {kHybridShard, "each set of shards is whole within its ranks as it is", "set one of the two to 0"},
+    {kNoReshard, "backward gathers nothing", "set fsdp.reshard: true, or zero_plus_plus.secondary: 0"},
+};
+constexpr std::string_view kFourBits = "they travel in 4 bits, and are added up in fp32";
+constexpr Apart kScatterApart[] = {
+    {kReduceDtype, kFourBits, "leave reduce_dtype out"},
+    {kAccumulateDtype, kFourBits, "leave accumulate_dtype out"},
+};
+
+constexpr std::string_view kErrors = "errors are kept of fp32 gradients";
+constexpr std::string_view kComesBack = "what a skipped step leaves in the errors would come back in the next";
+constexpr std::string_view kNoSkips = "use precision: fp32 or bf16 and no guard, or compression.kind: none";
+constexpr Apart kCompressionApart[] = {
+    {kOneDp, "no gradient travels", "set dp above 1, or compression.kind: none"},
+    {kSlices, "it leaves every rank a whole gradient, where each is to have a slice",
+     "set zero: 0, or compression.kind: bf16 or int8, which scatter slices"},
+    {kZero3, "what a rank owes of whole gradients would be as large as what it gives up",
+     "set zero_plus_plus.gradients: true, which keeps no errors, or zero: 2"},
+    {kReduceDtype, kErrors, "leave reduce_dtype out"},
+    {kAccumulateDtype, kErrors, "leave accumulate_dtype out"},
+    {kFp16, kComesBack, kNoSkips},
+    {kGuard, kComesBack, kNoSkips},
+};
+constexpr Apart kPowerSgdApart[] = {
+    {kTiedStages, "the two stages' parts of the table's gradient would be approximated each by itself",
+     "set tied_embeddings: false, or compression.kind: int8"},
+    {kTp, "slices of a matrix would be approximated each by itself", "set tp: 1, or compression.kind: int8"},
+};
+constexpr std::string_view kTwoGradients =
+    "the table's two gradients are added after each has been reduced, and steps do not add up";
+constexpr std::string_view kNoNorm = "no rank has the gradient whose norm that is";
+constexpr Apart kOneBitApart[] = {
+    {kNotAdam, "what it sends is Adam's momentum", "set optimizer: adamw, or compression.kind: int8"},
+    {kTp, "slices of a bucket would share scales each by itself", "set tp: 1, or compression.kind: int8"},
+    {kTiedStages, kTwoGradients, "set tied_embeddings: false, or compression.kind: int8"},
+    {kTiedCanonical, kTwoGradients, "set tied_embeddings: false, or compression.kind: int8"},
+    {kClipNorm, kNoNorm, "set clip_norm: 0 and grad_norm: false, or compression.kind: int8"},
+    {kGradNorm, kNoNorm, "set clip_norm: 0 and grad_norm: false, or compression.kind: int8"},
+    {kOptimizerAway, "momenta are compressed where they are kept, and travel between devices",
+     "set offload.optimizer: none, or compression.kind: int8"},
+};
+
+constexpr Apart kServersApart[] = {
+    {kOneDp, "there is one worker", "set dp above 1, or parameter_server.servers: 0"},
+    {kAnyZero, "servers own the optimizer's state already", "set zero: 0, or parameter_server.servers: 0"},
+    {kCompression, "what is compressed is an all-reduce", "set compression.kind: none, or parameter_server.servers: 0"},
+    {kDiloco, "servers update at every step", "set diloco.steps: 0, or parameter_server.servers: 0"},
+    {kNccl, kOwnWay, "use transport: one-gpu or threads, or zero: 1, which shards the optimizer alike"},
+};
+constexpr std::string_view kVersions = "a worker of several ranks would pull values of several versions";
+constexpr std::string_view kAllGradients = "it is found from all gradients of a step, and servers apply them as they arrive";
+constexpr Apart kStalenessApart[] = {
+    {kNotThreads, "servers that apply what comes first meet their workers on the processor",
+     "use transport: threads with backend: cpu"},
+    {kTp, kVersions, "set tp: 1"},
+    {kPp, kVersions, "set pp: 1"},
+    {{kClipNorm.holds, [](const Case&) { return std::string("clip_norm"); }}, kAllGradients, "leave it out"},
+    {kGradNorm, kAllGradients, "leave it out"},
+    {kFp16, kAllGradients, "leave it out"},
+    {kGuard, kAllGradients, "leave it out"},
+    {kTied, "the table's gradient is a sum of two", "set tied_embeddings: false"},
+    {kAnyOffload, "what moves is timed by the steps of one rank", "set offload: none"},
+    {kNoOverlap, "a push never waits", "leave overlap out"},
+    {kDelayedScales, "all workers agree on every step's sizes, and these are not in step", "use fp8_scaling: current or block"},
+    {kCheckpoint, "there is no moment at which all ranks have made the same steps", "leave checkpoint out"},
+};
+
+constexpr std::string_view kAgree = "whether a step is skipped all ranks must agree on, and workers do not talk within a period";
+constexpr Apart kDilocoApart[] = {
+    {kOneDp, "one worker has nobody to average with", "set dp above 1"},
+    {kAnyZero, "workers have parameters and moments of their own, and nothing to share out", "set zero: 0"},
+    {kCompression, "no gradient travels", "set compression.kind: none"},
+    {kOptimizerAway, "the outer step moves what the optimizer updates, and that on the device", "set offload.optimizer: none"},
+    {kBuckets, "parameters are averaged where they are, one by one", "leave bucket_bytes out"},
+    {kFp16, kAgree, "use precision: fp32 or bf16 and no guard"},
+    {kGuard, kAgree, "use precision: fp32 or bf16 and no guard"},
+    {kDelayedScales, "all ranks agree on every step's sizes, and workers do not talk within a period",
+     "use fp8_scaling: current or block"},
+    {kGradNorm, "each worker's gradient has a norm of its own, and none is the step's", "set grad_norm: false"},
+    {kCheckpoint, "the moments belong to workers, and no other layout could take them up", "leave checkpoint out"},
+};
+
+constexpr Apart kLossScaleApart[] = {
+    {kNotFp16, "only fp16 gradients need a scale", "set precision: fp16, or leave the keys of the loss scale out"},
+};
+constexpr Apart kFp8Apart[] = {{kCuda, ", which has no kernels of it", "use precision: bf16, or backend: cpu"}};
+constexpr Apart kNonfiniteApart[] = {
+    {kFp16, ", whose loss scale overflows on purpose and skips such steps", "leave guard.nonfinite out, or use precision: bf16"},
+};
+constexpr Apart kCheckpointApart[] = {{kDry, ", which holds no values", "use backend: cpu, or leave checkpoint out"}};
+constexpr Apart kCanonicalApart[] = {
+    {kNccl, "NCCL sums in an order of its own", "use transport: one-gpu, or canonical: false"},
+    {kOwnAlgorithm, "", "only direct sums in canonical order"},
+};
+
+// --- values dealt to the tests of pairs -------------------------------------------------------------------------------------------
+
+void two_workers(Case& c) {
+  if (c.layout.dp == 1) c.layout.dp = 2;
+}
+
+template <Schedule schedule>
+void stages(Case& c) {
+  c.layout.pp = 2;
+  c.layout.schedule = schedule;
+  c.layout.vpp = is_looped(schedule) ? 2 : 1;
+}
+
+template <int zero>
+void shard(Case& c) {
+  c.layout.zero = zero;
+  two_workers(c);
+}
+
+/// Beside what is set of it already.
+void plus_plus(Case& c, const ZeroPlusPlus& part) {
+  ZeroPlusPlus& z = c.layout.zero_plus_plus;
+  z = {.weights = z.weights || part.weights,
+       .secondary = std::max(z.secondary, part.secondary),
+       .gradients = z.gradients || part.gradients};
+  if (c.layout.dp == 1) c.layout.dp = 4;
+  if (z.secondary > 0) c.layout.dp = std::max(c.layout.dp, 2 * z.secondary);
+  if (c.layout.zero == 0) c.layout.zero = 3;
+}
+
+template <Kind kind>
+void compress(Case& c) {
+  c.layout.compression.kind = kind;
+  if constexpr (kind == Kind::kOneBitAdam) c.layout.compression.warmup = 1;
+  two_workers(c);
+}
+
+void serve(Case& c) {
+  c.layout.parameter_server.servers = 2;
+  two_workers(c);
+}
+
+void narrow(Case& c, Precision precision) {
+  if (c.train.precision == Precision::kFp32) c.train.precision = precision;
+}
+
+template <OffloadTo where>
+void stream_parameters(Case& c) {
+  c.layout.offload.parameters = where;
+  if (c.layout.offload.optimizer == OffloadTo::kNone) c.layout.offload.optimizer = where;
+  if (c.layout.zero == 0) c.layout.zero = 3;
+}
+
+constexpr Choice kDpChoices[] = {{"dp: 2", [](Case& c) { c.layout.dp = std::max(c.layout.dp, 2); }}};
+constexpr Choice kTpChoices[] = {{"tp: 2", [](Case& c) { c.layout.tp = 2; }}};
+constexpr Choice kSequenceChoices[] = {{"sequence_parallel", [](Case& c) {
+                                          c.layout.tp = std::max(c.layout.tp, 2);
+                                          c.layout.sequence_parallel = true;
+                                        }}};
+template <ContextKind kind>
+void cut_sequences(Case& c) {
+  c.layout.cp = 2;
+  c.layout.cp_kind = kind;
+  c.train.micro_batch = 1;  // canonical sums over the parts of one sequence
+}
+constexpr Choice kContextChoices[] = {{"cp_kind: all-gather", cut_sequences<ContextKind::kAllGather>},
+                                      {"cp_kind: ring", cut_sequences<ContextKind::kRing>},
+                                      {"cp_kind: zigzag", cut_sequences<ContextKind::kZigzag>},
+                                      {"cp_kind: striped", cut_sequences<ContextKind::kStriped>},
+                                      {"cp_kind: ulysses", cut_sequences<ContextKind::kUlysses>}};
+constexpr Choice kPpChoices[] = {{"pp: 2, afab", stages<Schedule::kAfab>},
+                                 {"pp: 2, 1f1b", stages<Schedule::k1F1B>},
+                                 {"pp: 2, interleaved", stages<Schedule::kInterleaved>},
+                                 {"pp: 2, zb-h1", stages<Schedule::kZbH1>},
+                                 {"pp: 2, zb-v", stages<Schedule::kZbV>}};
+constexpr Choice kAccumulationChoices[] = {{"grad_accumulation: 4", [](Case& c) { c.train.grad_accumulation = 4; }}};
+constexpr Choice kBucketChoices[] = {{"bucket_bytes: 1Mi", [](Case& c) { c.layout.bucket_bytes = 1 << 20; }}};
+constexpr Choice kZeroChoices[] = {{"zero: 1", shard<1>}, {"zero: 2", shard<2>}, {"zero: 3", shard<3>}};
+constexpr Choice kHybridChoices[] = {{"hybrid_shard: 2", [](Case& c) {
+                                        c.layout.dp = 4;
+                                        c.layout.hybrid_shard = 2;
+                                        if (c.layout.zero == 0) c.layout.zero = 3;
+                                      }}};
+constexpr Choice kWeightChoices[] = {{"zero_plus_plus.weights", [](Case& c) { plus_plus(c, {.weights = true}); }}};
+constexpr Choice kSecondaryChoices[] = {{"zero_plus_plus.secondary: 2", [](Case& c) { plus_plus(c, {.secondary = 2}); }}};
+constexpr Choice kScatterChoices[] = {{"zero_plus_plus.gradients", [](Case& c) { plus_plus(c, {.gradients = true}); }}};
+constexpr Choice kFullChoices[] = {{"recompute: full", [](Case& c) { c.layout.recompute = Recompute::kFull; }},
+                                   {"recompute_options.every: 2", [](Case& c) {
+                                      c.layout.recompute_options.every = 2;
+                                      if (c.layout.recompute == Recompute::kNone) c.layout.recompute = Recompute::kFull;
+                                    }}};
+constexpr Choice kSelectiveChoices[] = {{"recompute: selective", [](Case& c) { c.layout.recompute = Recompute::kSelective; }}};
+constexpr Choice kByLayerChoices[] = {{"recompute: layer by layer", [](Case& c) {
+                                         std::vector<LayerTreatment> layers(static_cast<size_t>(c.model.layers));
+                                         layers.front() = {.full = true, .parked = true};
+                                         c.layout.recompute = Recompute::kByLayer;
+                                         c.layout.recompute_options.layers = treatments_text(layers);
+                                       }}};
+constexpr Choice kActivationsChoices[] = {
+    {"offload.activations: cpu", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu; }},
+    {"offload.activations: nvme", [](Case& c) { c.layout.offload.activations = OffloadTo::kNvme; }}};
+constexpr Choice kOptimizerChoices[] = {
+    {"offload.optimizer: cpu", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
+    {"offload.optimizer: nvme", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kNvme; }}};
+constexpr Choice kServersChoices[] = {{"parameter_server.servers: 2", serve}};
+constexpr Choice kStalenessChoices[] = {{"parameter_server.staleness: 1", [](Case& c) {
+                                           serve(c);
+                                           c.layout.parameter_server.staleness = 1;
+                                         }}};
+constexpr Choice kDelayedChoices[] = {{"delayed_update", [](Case& c) {
+                                         c.layout.offload.delayed_update = true;
+                                         if (c.layout.offload.optimizer == OffloadTo::kNone)
+                                           c.layout.offload.optimizer = OffloadTo::kCpu;
+                                       }}};
+constexpr Choice kParametersChoices[] = {{"offload.parameters: cpu", stream_parameters<OffloadTo::kCpu>},
+                                         {"offload.parameters: nvme", stream_parameters<OffloadTo::kNvme>}};
+constexpr Choice kQuantisedChoices[] = {{"compression: bf16", compress<Kind::kBf16>}, {"compression: int8", compress<Kind::kInt8>}};
+constexpr Choice kSparseChoices[] = {{"compression: top-k", compress<Kind::kTopK>},
+                                     {"compression: random-k", compress<Kind::kRandomK>}};
+constexpr Choice kPowerSgdChoices[] = {{"compression: powersgd", compress<Kind::kPowerSgd>}};
+constexpr Choice kOneBitChoices[] = {{"compression: one-bit-adam", compress<Kind::kOneBitAdam>}};
+constexpr Choice kDilocoChoices[] = {{"diloco.steps: 4", [](Case& c) {
+                                        c.layout.diloco.steps = 4;
+                                        two_workers(c);
+                                      }}};
+constexpr Choice kPrecisionChoices[] = {{"precision: bf16", [](Case& c) { c.train.precision = Precision::kBf16; }},
+                                        {"precision: fp16", [](Case& c) { c.train.precision = Precision::kFp16; }},
+                                        {"precision: fp8", [](Case& c) { c.train.precision = Precision::kFp8; }},
+                                        {"accumulate_dtype: bf16", [](Case& c) {
+                                           c.train.accumulate_dtype = "bf16";
+                                           narrow(c, Precision::kBf16);
+                                         }}};
+template <Fp8Scaling scaling>
+void scale_fp8(Case& c) {
+  c.train.fp8_scaling = scaling;
+  narrow(c, Precision::kFp8);
+}
+constexpr Choice kFp8Choices[] = {{"fp8_scaling: delayed", scale_fp8<Fp8Scaling::kDelayed>},
+                                  {"fp8_scaling: block", scale_fp8<Fp8Scaling::kBlock>}};
+constexpr Choice kLossScaleChoices[] = {{"loss_scale: 1024", [](Case& c) {
+                                           c.train.loss_scale = 1024;
+                                           narrow(c, Precision::kFp16);
+                                         }}};
+constexpr Choice kTiedChoices[] = {{"tied_embeddings", [](Case& c) { c.model.tied_embeddings = true; }}};
+constexpr Choice kDropoutChoices[] = {{"dropout: 0.1", [](Case& c) { c.train.dropout = 0.1f; }}};
+constexpr Choice kClipChoices[] = {{"clip_norm: 1", [](Case& c) { c.train.clip_norm = 1; }}};
+constexpr Choice kGuardChoices[] = {{"guard.nonfinite: skip", [](Case& c) { c.train.guard.nonfinite = GuardAction::kSkip; }},
+                                    {"guard.spike: skip", [](Case& c) { c.train.guard.spike = GuardAction::kSkip; }}};
+constexpr Choice kCanonicalChoices[] = {{"canonical", [](Case& c) { c.canonical = true; }}};
+constexpr Choice kAlgorithmChoices[] = {
+    {"collective_algorithm: ring", [](Case& c) { c.layout.collective_algorithm = AlgorithmChoice::kRing; }}};
+constexpr Choice kCheckpointChoices[] = {{"checkpoint.save_every: 10", [](Case& c) { c.checkpoint.save_every = 10; }}};
+constexpr Choice kExecutionChoices[] = {{"backend: cuda",
+                                         [](Case& c) {
+                                           c.backend = BackendKind::kCuda;
+                                           if (c.transport == TransportKind::kThreads) c.transport = TransportKind::kOneGpu;
+                                         }},
+                                        {"transport: nccl",
+                                         [](Case& c) {
+                                           c.backend = BackendKind::kCuda;
+                                           c.transport = TransportKind::kNccl;
+                                         }},
+                                        {"transport: processes", [](Case& c) { c.transport = TransportKind::kProcesses; }},
+                                        {"transport: tcp", [](Case& c) { c.transport = TransportKind::kTcp; }}};
+
+// --- the table -----------------------------------------------------------------------------------------------------------------------
+
+template <int stage>
+bool is_zero(const Case& c) {
+  return c.layout.zero == stage;
+}
+
+constexpr std::array kTable{
+    // Axes, stages and how gradients travel.
+    Technique{.id = "mirrored-stages",
+              .on = [](const Case& c) { return is_mirrored(c.layout.schedule); },
+              .text = schedule_text,
+              .apart = kMirroredApart,
+              .check = check_mirrored},
+    Technique{.id = "zero",
+              .on = [](const Case& c) { return c.layout.zero != 0; },
+              .text = zero_text,
+              .apart = kZeroApart,
+              .check = check_zero,
+              .choices = kZeroChoices},
+    Technique{.id = "offload-parameters",
+              .on = parks_parameters,
+              .text = parameters_text,
+              .apart = kParametersApart,
+              .choices = kParametersChoices},
+    Technique{.id = "delayed-update",
+              .on = [](const Case& c) { return c.layout.offload.delayed_update; },
+              .text = [](const Case&) { return std::string("delayed_update"); },
+              .apart = kDelayedApart,
+              .or_else = "or set delayed_update: false",
+              .choices = kDelayedChoices},
+    Technique{.id = "narrow-gradients",
+              .on = [](const Case& c) { return kReduceDtype.holds(c) || kAccumulateDtype.holds(c); },
+              .check = check_gradient_dtypes},
+    Technique{.id = "execution", .on = always, .check = check_execution, .choices = kExecutionChoices},
+    Technique{.id = "collective-algorithm",
+              .on = [](const Case& c) { return c.layout.collective_algorithm != AlgorithmChoice::kAuto; },
+              .text = kOwnAlgorithm.text,
+              .apart = kAlgorithmApart,
+              .choices = kAlgorithmChoices},
+    Technique{.id = "device-libraries", .on = always, .check = check_device_libraries},
+    Technique{.id = "tensor-parallel", .on = kTp.holds, .check = check_tensor_parallel, .choices = kTpChoices},
+    Technique{.id = "sequence-parallel",
+              .on = cuts_tokens,
+              .text = kCutTokens.text,
+              .apart = kSequenceApart,
+              .check = check_sequence_parallel,
+              .choices = kSequenceChoices},
+    Technique{.id = "pipeline", .on = always, .check = check_pipeline, .choices = kPpChoices},
+    Technique{
+        .id = "accumulation", .on = [](const Case& c) { return c.train.grad_accumulation > 1; }, .choices = kAccumulationChoices},
+    Technique{.id = "data-parallel",
+              .on =
+                  [](const Case& c) {
+                    return (c.layout.data_ranks() > 1 || is_mirrored(c.layout.schedule)) && c.layout.zero == 0 && !has_servers(c) &&
+                           !trains_apart(c) && !compresses(c);
+                  },
+              .choices = kDpChoices},
+    Technique{.id = "hybrid-shard",
+              .on = [](const Case& c) { return c.layout.hybrid_shard != 0; },
+              .text = kHybridShard.text,
+              .apart = kHybridApart,
+              .check = check_hybrid_shard,
+              .choices = kHybridChoices},
+    Technique{.id = "fsdp-options",
+              .on = [](const Case& c) { return !(c.layout.fsdp == Fsdp{}); },
+              .text = [](const Case&) { return std::string("fsdp options"); },
+              .apart = kFsdpApart,
+              .check = check_fsdp},
+    Technique{.id = "buckets", .on = kBuckets.holds, .text = kBuckets.text, .apart = kBucketApart, .choices = kBucketChoices},
+    Technique{.id = "zero-1", .on = is_zero<1>},
+    Technique{.id = "zero-2", .on = is_zero<2>},
+    Technique{.id = "zero-3", .on = is_zero<3>},
+    Technique{.id = "halving-doubling",
+              .on = [](const Case& c) { return c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling; },
+              .check = check_halving_doubling},
+    Technique{.id = "hierarchical",
+              .on = [](const Case& c) { return c.layout.collective_algorithm == AlgorithmChoice::kHierarchical; },
+              .check = check_hierarchical},
+    // Parts of sequences.
+    Technique{.id = "context-parallel",
+              .on = cuts_sequences,
+              .text = [](const Case& c) { return fmt::format("cp={}", c.layout.cp); },
+              .apart = kContextApart,
+              .check = check_context_parallel,
+              .choices = kContextChoices},
+    Technique{.id = "ring-attention", .on = sends_in_rings, .text = context_text, .apart = kRingApart},
+    Technique{.id = "head-exchange",
+              .on = [](const Case& c) { return cuts_sequences(c) && c.layout.cp_kind == ContextKind::kUlysses; },
+              .check = check_head_exchange},
+    // What is made again, and what waits elsewhere.
+    Technique{.id = "recompute", .on = always, .check = check_recompute},
+    Technique{.id = "recompute-budget", .on = has_budget, .text = budget_text, .apart = kBudgetApart, .check = check_budget},
+    Technique{.id = "full-recompute",
+              .on = [](const Case& c) { return c.layout.recompute == Recompute::kFull; },
+              .choices = kFullChoices},
+    Technique{.id = "selective-recompute",
+              .on = [](const Case& c) { return c.layout.recompute == Recompute::kSelective; },
+              .choices = kSelectiveChoices},
+    Technique{.id = "recompute-by-layer",
+              .on = is_by_layer,
+              .text = [](const Case&) { return std::string("recompute layer by layer"); },
+              .apart = kByLayerApart,
+              .check = check_by_layer,
+              .choices = kByLayerChoices},
+    Technique{.id = "offload-activations",
+              .on = parks_activations,
+              .text = kActivationsAway.text,
+              .apart = kActivationsApart,
+              .choices = kActivationsChoices},
+    Technique{.id = "offload-gradients", .on = updates_on_host},
+    Technique{.id = "offload-optimizer", .on = updates_on_host, .choices = kOptimizerChoices},
+    // Gradients and parameters on the wire.
+    Technique{.id = "zero-plus-plus", .on = kZeroPlusPlus.holds, .text = kZeroPlusPlus.text, .apart = kZeroPlusPlusApart},
+    Technique{
+        .id = "quantised-weights", .on = [](const Case& c) { return c.layout.zero_plus_plus.weights; }, .choices = kWeightChoices},
+    Technique{.id = "secondary-shard",
+              .on = [](const Case& c) { return c.layout.zero_plus_plus.secondary != 0; },
+              .text = secondary_text,
+              .apart = kSecondaryApart,
+              .check = check_secondary,
+              .choices = kSecondaryChoices},
+    Technique{.id = "quantised-scatter",
+              .on = [](const Case& c) { return c.layout.zero_plus_plus.gradients; },
+              .text = [](const Case&) { return std::string("zero_plus_plus.gradients"); },
+              .apart = kScatterApart,
+              .choices = kScatterChoices},
+    Technique{.id = "compression", .on = compresses, .text = compression_text, .apart = kCompressionApart},
+    Technique{.id = "quantised-gradients",
+              .on = [](const Case& c) { return c.layout.zero == 0 && is_compression<Kind::kBf16, Kind::kInt8>(c); },
+              .choices = kQuantisedChoices},
+    Technique{.id = "compressed-scatter",
+              .on = [](const Case& c) { return c.layout.zero > 0 && is_compression<Kind::kBf16, Kind::kInt8>(c); }},
+    Technique{.id = "one-bit-adam",
+              .on = is_compression<Kind::kOneBitAdam>,
+              .text = compression_text,
+              .apart = kOneBitApart,
+              .check = check_one_bit_adam,
+              .choices = kOneBitChoices},
+    Technique{.id = "integer-codes", .on = is_compression<Kind::kInt8>, .check = check_codes},
+    Technique{.id = "powersgd",
+              .on = is_compression<Kind::kPowerSgd>,
+              .text = compression_text,
+              .apart = kPowerSgdApart,
+              .check = check_powersgd,
+              .choices = kPowerSgdChoices},
+    Technique{.id = "sparse-gradients",
+              .on = is_compression<Kind::kTopK, Kind::kRandomK>,
+              .text = compression_text,
+              .check = check_selection,
+              .choices = kSparseChoices},
+    // Who updates, and when.
+    Technique{.id = "parameter-server-settings", .on = always, .check = check_server_settings},
+    Technique{.id = "parameter-server",
+              .on = has_servers,
+              .text = servers_text,
+              .apart = kServersApart,
+              .check = check_servers,
+              .choices = kServersChoices},
+    Technique{.id = "bounded-staleness",
+              .on = [](const Case& c) { return has_servers(c) && runs_apart(c); },
+              .text = staleness_text,
+              .apart = kStalenessApart,
+              .or_else = "or set parameter_server.staleness: sync",
+              .choices = kStalenessChoices},
+    Technique{.id = "diloco",
+              .on = [](const Case& c) { return c.layout.diloco.steps != 0; },
+              .text = diloco_text,
+              .apart = kDilocoApart,
+              .or_else = "or diloco.steps: 0",
+              .check = check_diloco,
+              .choices = kDilocoChoices},
+    Technique{.id = "local-workers", .on = trains_apart},
+    // Numbers.
+    Technique{.id = "mixed-precision", .on = narrows, .choices = kPrecisionChoices},
+    Technique{.id = "master-weights", .on = narrows},
+    Technique{.id = "loss-scale-settings",
+              .on = sets_loss_scale,
+              .text = [](const Case&) { return std::string("loss_scale"); },
+              .apart = kLossScaleApart},
+    Technique{.id = "loss-scale", .on = scales_loss, .check = check_loss_scale, .choices = kLossScaleChoices},
+    Technique{.id = "scaled-loss", .on = scales_loss},
+    Technique{.id = "fp8",
+              .on = multiplies_in_fp8,
+              .text = precision_text,
+              .apart = kFp8Apart,
+              .check = check_fp8_blocks,
+              .choices = kFp8Choices},
+    Technique{.id = "amax-history", .on = delays_scales},
+    Technique{.id = "tied-embeddings-early",
+              .on = [](const Case& c) { return c.model.tied_embeddings && tied_gradients_meet_early(c); }},
+    Technique{.id = "tied-embeddings",
+              .on = [](const Case& c) { return c.model.tied_embeddings && !tied_gradients_meet_early(c); },
+              .choices = kTiedChoices},
+    Technique{.id = "dropout", .on = [](const Case& c) { return c.train.dropout > 0; }, .choices = kDropoutChoices},
+    Technique{.id = "clip-norm", .on = kClipNorm.holds, .choices = kClipChoices},
+    Technique{.id = "nonfinite-guard",
+              .on = [](const Case& c) { return c.train.guard.nonfinite != GuardAction::kNone; },
+              .text = [](const Case& c) { return fmt::format("guard.nonfinite={}", name_of(c.train.guard.nonfinite)); },
+              .apart = kNonfiniteApart},
+    Technique{.id = "guard", .on = kGuard.holds, .check = check_guard, .choices = kGuardChoices},
+    Technique{.id = "skipped-update", .on = may_skip},
+    Technique{.id = "optimizer", .on = [](const Case& c) { return !updates_on_host(c); }},
+    Technique{.id = "state", .on = always},
+    Technique{.id = "metrics", .on = always},
+    Technique{.id = "unused-settings", .on = always, .check = check_unused},
+    Technique{.id = "checkpoint",
+              .on = kCheckpoint.holds,
+              .text = kCheckpoint.text,
+              .apart = kCheckpointApart,
+              .check = check_checkpoint,
+              .choices = kCheckpointChoices},
+    Technique{.id = "canonical",
+              .on = [](const Case& c) { return c.canonical; },
+              .text = [](const Case&) { return std::string("canonical"); },
+              .apart = kCanonicalApart,
+              .check = check_canonical,
+              .choices = kCanonicalChoices},
+};
+
+constexpr bool are_unique() {
+  for (size_t i = 0; i < kTable.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (kTable[i].id == kTable[j].id) return false;
+  return true;
+}
+static_assert(are_unique());
+
+Error refusal_by(const Technique& technique, const Apart& row, const Case& c) {
+  std::string message = fmt::format("{} with {}", technique.text(c), row.from.text(c));
+  if (!row.because.empty())
+    message += (row.because.front() == ',' || row.because.front() == ' ' ? "" : ": ") + std::string(row.because);
+  std::string instead(row.instead);
+  if (!technique.or_else.empty()) instead += ", " + std::string(technique.or_else);
+  return refusal(std::move(message), std::move(instead));
+}
+
+}  // namespace
+
+std::span<const Technique> techniques() { return kTable; }
+
+const Technique& technique(std::string_view id) {
+  const auto found = std::ranges::find(kTable, id, &Technique::id);
+  SHARDLAB_CHECK(found != kTable.end(), "no row of plan/techniques.cpp is called `{}`", id);
+  return *found;
+}
+
+bool tied_gradients_meet_early(const Case& c) { return !c.canonical && c.layout.zero < 2 && ends_share_stage(c); }
+
+Result<void> check_techniques(const Case& c) {
+  for (const Technique& t : kTable) {
+    if (!t.on(c)) continue;
+    for (const Apart& row : t.apart)
+      if (row.from.holds(c)) return refusal_by(t, row, c);
+    if (t.check != nullptr) SHARDLAB_TRY(t.check(c));
+  }
+  return {};
+}
+
+}  // namespace shardlab
