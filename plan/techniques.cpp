@@ -207,7 +207,6 @@ constexpr Apart kContextApart[] = {
     {kNoCpKind, "nobody would attend to the tokens of other ranks",
      "set cp_kind: zigzag, ring, striped, all-gather or ulysses, or cp: 1"},
     {kUsp, kMissing, "set cp: 1, or cp_kind: zigzag or ulysses"},
-    {kCutTokens, kMissing, "set cp: 1, or sequence_parallel: false"},
     {kCompression, kMissing, "set cp: 1, or compression.kind: none"},
     {kServers, kMissing, "set cp: 1, or parameter_server.servers: 0"},
     {kDilocoAtAll, kMissing, "set cp: 1, or diloco.steps: 0"},

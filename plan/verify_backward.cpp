@@ -599,7 +599,7 @@ void Replay::consume(const Act& act, int32_t node) {
       if (!whole || !alone)
         rule_.hide(value);
       else if (way == Way::kTerm)
-        rule_.consume(value, node);
+        rule_.consume(value, node, i);
       else
         rule_.pass(value, node);
     });
@@ -920,11 +920,12 @@ void Replay::play_backward(const Act& act) {
   }
   check_settings(act, node);
   if (phase_of(act.op->work) == Phase::kW) check_parameters(act, node);
-  std::vector<std::optional<uint64_t>> sums(act.writes.size(), ChainRule::term_of(node));
+  const bool block = std::holds_alternative<AttentionBlock>(act.op->work);
+  std::vector<std::optional<uint64_t>> sums;  // by result
+  for (size_t w = 0; w < act.writes.size(); ++w) sums.emplace_back(ChainRule::term_of(node, block ? w : 0));
   for (size_t i = 0; i < std::min(act.reads.size(), act.sources.size()); ++i)
     check_operand(act, i, node,
                   sums[std::min(act.sources[i].kind == Source::Kind::kTerm ? act.sources[i].index : 0, sums.size() - 1)]);
-  const bool block = std::holds_alternative<AttentionBlock>(act.op->work);
   const bool over_tokens = over_of(act.op->work) == SumOver::kTokens;
   if (block) rule_.note_block_term(node, held_[4].turn);
   for (size_t w = 0; w < act.writes.size(); ++w) {

@@ -93,6 +93,14 @@ std::vector<Golden> goldens() {
   context.layout.cp = 4;  // of 2 kv heads: two copies of each
   context.layout.cp_kind = ContextKind::kUlysses;
   all.push_back({"context-parallel-ulysses", context});
+  context.layout.cp = 2;
+  context.layout.cp_kind = ContextKind::kZigzag;
+  context.layout.tp = 2;
+  context.layout.sequence_parallel = true;
+  all.push_back({"context-and-sequence-parallel", context});
+  Case shared = tiny_case(Family::kLlama);
+  shared.layout.tp = 4;  // of 2 kv heads: two ranks share each
+  all.push_back({"tensor-parallel-shared-heads", shared});
   tp.train.precision = Precision::kFp8;
   all.push_back({"fp8", tp});
   tp.train.fp8_scaling = Fp8Scaling::kDelayed;
