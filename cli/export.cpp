@@ -8,6 +8,7 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/namespaces.h"
+#include "cli/run_directory.h"
 #include "cli/verbs.h"
 #include "interop/frameworks.h"
 #include "plan/base/files.h"
@@ -40,8 +41,9 @@ std::string framework_list(bool that_are_read) {
 
 /// The one point that a case or sweep file means: its only one, or the one that is named.
 Result<sweeps::Point> point_of(const ExportFlags& flags) {
-  std::string file = flags.file;
-  if (std::filesystem::is_directory(file)) file += "/case.yaml";  // RUN/CASE
+  const auto named = case_file(flags.file);
+  if (!named.ok()) return named.error();
+  const std::string& file = *named;
   const auto sweep = sweeps::load_sweep(file, load_options(flags.machine_file, flags.set, file));
   if (!sweep.ok()) return sweep.error();
   auto expansion = sweeps::expand(*sweep, sweeps::Resolution::kAnalytic);

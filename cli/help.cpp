@@ -34,7 +34,7 @@ constexpr std::array kExamples{
              {"search --model llama-3.1-8b --machine hgx-h100-ndr --devices 64 --global-batch-tokens 4Mi",
               "search --model gpt3-175b --machine hgx-h100-ndr --devices 512,1024 --tokens 300G \\\n"
               "      --global-batch-tokens 3Mi --seq-len 2Ki --profile megatron --objective cost --max-days 60"}},
-    Examples{"plan", {"plan runs/quickstart/CASE/case.yaml", "plan runs/quickstart/CASE/plan.txt"}},
+    Examples{"plan", {"plan runs/quickstart/CASE", "plan runs/quickstart/CASE/plan.txt"}},
     Examples{"diff", {"diff a.yaml b.yaml", "diff a.yaml b.yaml --set train.precision=bf16"}},
     Examples{"compare", {"compare runs/before runs/quickstart", "compare runs/before runs/quickstart --fail-if step_s:+5%"}},
     Examples{"export", {"export runs/quickstart/CASE --to megatron,sbatch --out job", "export b.yaml --to deepspeed"}},

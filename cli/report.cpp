@@ -40,8 +40,6 @@ struct ReportFlags {
 /// Cases of a page; of more, the fastest.
 constexpr size_t kPageCases = 25'000;
 
-std::string case_folder(const std::string& directory, const CaseOutcome& outcome) { return directory + "/" + outcome.case_id; }
-
 /// What of the files of cases could not be read or joined with the plan that ran. One sentence where one reason holds for many
 /// cases.
 class Problems {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <vector>
 
 #include "cli/namespaces.h"
 #include "plan/base/files.h"
@@ -29,6 +30,37 @@ std::pair<std::string, std::string> split_case(const std::string& where) {
   if (is_there(path / "results.sqlite") || !path.has_parent_path()) return {path.string(), ""};
   if (!is_there(path.parent_path() / "results.sqlite")) return {path.string(), ""};  // no run, and no case of one
   return {path.parent_path().string(), path.filename().string()};
+}
+
+std::string case_folder(const std::string& directory, const CaseOutcome& outcome) { return directory + "/" + outcome.case_id; }
+
+Result<std::string> case_file(const std::string& where) {
+  if (std::filesystem::is_regular_file(where)) return where;
+  const auto [directory, name] = split_case(where);
+  if (name.empty()) return where;
+  const auto store = open_store(directory);
+  if (!store.ok()) return store.error();
+  std::vector<CaseOutcome> found;
+  store->for_each([&, &name = name](CaseOutcome outcome) {
+    if (outcome.case_id.starts_with(name) || outcome.config.name == name) found.push_back(std::move(outcome));
+  });
+  if (found.empty())
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} holds no case `{}`", directory, name),
+                 fmt::format("`shardlab report {}` lists its cases", directory),
+                 {}};
+  if (found.size() > 1) {
+    std::string ids;
+    for (const CaseOutcome& c : found) ids += fmt::format("\n  {}  {}", c.case_id, c.config.name);
+    return Error{ExitCode::kUsage, fmt::format("`{}` names {} cases", name, found.size()), "take one by its id:" + ids, {}};
+  }
+  std::string file = case_folder(directory, found.front()) + "/case.yaml";
+  if (!is_there(file))
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` of {} left no case file", name, directory),
+                 "cases that were only estimated have none: write its settings into a case file",
+                 {}};
+  return file;
 }
 
 }  // namespace shardlab::cli
