@@ -282,6 +282,18 @@ Result<void> check_context_parallel(const Case& c) {
 }
 
 /// Every rank attends with whole heads.
+/// Groups of `ep` neighbours among the data ranks share the experts.
+Result<void> check_expert_parallel(const Case& c) {
+  const int ep = c.layout.ep;
+  if (ep < 1 || c.layout.dp % ep != 0)
+    return refusal(fmt::format("ep={} with dp={}: experts are shared by groups of data ranks", ep, c.layout.dp),
+                   "set ep to a divisor of dp, or dp to a multiple of ep");
+  if (c.model.experts.count % ep != 0)
+    return refusal(fmt::format("ep={} with model.experts={}: every rank has as many", ep, c.model.experts.count),
+                   "set ep to a divisor of model.experts");
+  return {};
+}
+
 Result<void> check_head_exchange(const Case& c) {
   const Layout& l = c.layout;
   // Of a tensor-parallel rank.
@@ -432,9 +444,14 @@ Result<void> check_canonical(const Case& c) {
   if (!power_of_two(t.micro_batch))
     return refusal(fmt::format("canonical with micro_batch={}, no power of two", t.micro_batch),
                    "canonical sums are binary trees over sequences");
-  const bool scattered = c.layout.zero >= 2 && t.grad_accumulation > 1;  // each micro-batch is summed over the ranks by itself
+  // Each micro-batch is summed over the ranks by itself.
+  const bool scattered = (c.layout.zero >= 2 || c.layout.ep > 1) && t.grad_accumulation > 1;
+  if (!power_of_two(c.layout.ep))
+    return refusal(fmt::format("canonical with ep={}, no power of two", c.layout.ep),
+                   "what the ranks that share experts sum must be an aligned block of the tree over sequences");
   if (scattered && !power_of_two(t.micro_batch * c.layout.shard_ranks()))
-    return refusal(fmt::format("canonical with zero={} and micro_batch*{}={}, no power of two", c.layout.zero,
+    return refusal(fmt::format("canonical with {} and micro_batch*{}={}, no power of two",
+                               c.layout.zero >= 2 ? fmt::format("zero={}", c.layout.zero) : fmt::format("ep={}", c.layout.ep),
                                c.layout.hybrid_shard > 0 ? "hybrid_shard" : "dp", t.micro_batch * c.layout.shard_ranks()),
                    "every micro-batch must be an aligned block of the tree over sequences");
   if (scattered && c.layout.replicas() > 1 && !power_of_two(t.micro_batch * t.grad_accumulation))

@@ -153,8 +153,9 @@ TEST_CASE("an unknown pass is refused with the list of passes") {
   const auto plan = lower(tiny_case(), options);
   REQUIRE_FALSE(plan.ok());
   REQUIRE(plan.error().message == "there is no pass called `fusion`");
-  REQUIRE(plan.error().hint.starts_with(
-      "passes, in order: mixed-precision, tensor-parallel, sequence-parallel, context-parallel, fp8, scaled-loss, full-recompute"));
+  REQUIRE(
+      plan.error().hint.starts_with("passes, in order: mixed-precision, tensor-parallel, sequence-parallel, context-parallel, "
+                                    "expert-parallel, fp8, scaled-loss, full-recompute"));
 }
 
 TEST_CASE("leaving later passes out still gives a plan to look at") {
