@@ -110,7 +110,11 @@ class Parameters {
 
 Result<Model> model_of(const std::string& name) {
   if (name.empty()) return refusal("no model is named", "--model NAME or --model CONFIG.JSON: the one that was trained");
-  return sweeps::load_model(name);
+  auto model = sweeps::load_model(name);
+  if (model.ok() && model->is_mixture())
+    return refusal(fmt::format("{} is a mixture of experts, whose weights have no names here yet", model->name),
+                   "carry weights of a dense model");
+  return model;
 }
 
 Result<ExitCode> export_weights(const WeightsFlags& flags) {

@@ -158,6 +158,7 @@ std::string deepspeed_json(Account& account) {
                   "activations are checkpointed to the host by calls in the model's code");
   account.require(l.cp == 1, "layout.cp", "DeepSpeed shards sequences by calls in the model's code (Ulysses): set cp=1");
   account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
+  account.require(!account.of().model.is_mixture(), "model.experts", "mixtures of experts are not exported");
   account.require(!(l.tp > 1 && l.sequence_parallel), "layout.sequence_parallel",
                   "AutoTP keeps activations whole: set sequence_parallel=false");
   if (l.pp > 1) {

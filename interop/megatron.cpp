@@ -99,6 +99,7 @@ void add_layout(Account& account, Arguments& out) {
   add_pipeline(account, out);
   out.option("--context-parallel-size", l.cp);
   account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
+  account.require(!account.of().model.is_mixture(), "model.experts", "mixtures of experts are not exported");
   const bool fsdp = l.zero >= 2;
   if (l.zero == 1) out.flag("--use-distributed-optimizer");
   if (fsdp) {

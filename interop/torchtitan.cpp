@@ -148,6 +148,7 @@ void add_layout(Account& account, Toml& out, std::vector<File>& files) {
   add_pipeline(account, out, files);
   out.key("context_parallel_degree", l.cp);
   account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
+  account.require(!account.of().model.is_mixture(), "model.experts", "mixtures of experts are not exported");
 
   account.say({"layout.recompute", "layout.recompute_options."});
   out.table("activation_checkpoint");

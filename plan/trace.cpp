@@ -138,7 +138,7 @@ Breakdown analyse(const Plan& plan, const std::vector<Program>& programs, const 
     if (e.stream == 0 && is_receive(instruction)) bubble.push_back({e.begin, e.begin + e.peer_wait});
   }
   for (const TraceEvent& e : events)
-    if (e.step == step && e.kind == TraceEvent::Kind::kWait && e.stream == 0 && !is_communication(instruction_of(program, e)))
+    if (e.step == step && e.kind == TraceEvent::Kind::kWait && e.stream == 0)
       for (const Interval& i : bubble_of_wait(program, op_of, e)) bubble.push_back(i);
 
   compute = unite(std::move(compute), bounds);

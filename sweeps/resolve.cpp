@@ -21,13 +21,14 @@ void take_model(const ModelConfig& model, Draft& draft) {
   if (!model.unexecuted.empty()) draft.model = std::make_shared<ModelConfig>(model);
 }
 
-/// Keys of mixtures of experts, which no case holds and every estimate knows.
+/// Keys of mixtures of experts of models that no case holds, which every estimate knows.
 bool set_experts(std::string_view path, const std::string& text, Draft& draft) {
   int64_t ModelConfig::*const field = path == "model.experts"   ? &ModelConfig::experts
                                       : path == "model.top_k"   ? &ModelConfig::top_k
                                       : path == "model.moe_ffn" ? &ModelConfig::moe_ffn
                                                                 : nullptr;
-  if (field == nullptr || (!draft.model && parse_count(text).value() <= 1)) return false;
+  const bool held = !draft.model && draft.config.model.is_llama();
+  if (field == nullptr || held || (!draft.model && parse_count(text).value() <= 1)) return false;
   if (!draft.model) draft.model = std::make_shared<ModelConfig>();
   ModelConfig& m = *draft.model;
   m.*field = parse_count(text).value();

@@ -375,7 +375,7 @@ TEST_CASE("ranges name the sizes that can be in them") {
   CHECK(few["points"] == json("--tp 1,2 --pp 2,4 --micro-batch 1,2 --zero 0,1 --cp 1")["points"]);
   const Output o = shardlab_program(scratch, question + "--tp 9..15");
   CHECK(o.code == 2);
-  CHECK(o.err.find("tp `9..15` holds no value that can be") != std::string::npos);
+  CHECK(o.err.find("tp `9..15` holds no possible value") != std::string::npos);
   CHECK(o.err.find("1, 2, 4, 8, 16") != std::string::npos);
 }
 
@@ -396,6 +396,9 @@ TEST_CASE("a deadline makes a search for cost take the cheapest in time") {
   CHECK(soon["predicted_usd"].get<double>() >= any["predicted_usd"].get<double>());
   const Output never = shardlab_program(scratch, question + "--max-days 0.001");
   CHECK(never.code == 3);
+  const Output said = shardlab_program(scratch, question.substr(0, 7) + question.substr(21) + "--max-days 0.001");
+  CHECK(said.out.starts_with("Nothing is in time. The fastest that fits, "));
+  CHECK(said.out.find(" days too late: take more --devices, or raise --max-days.") != std::string::npos);
   const Output no_run =
       shardlab_program(scratch,
                        "search --model llama-3.1-8b --machine hgx-h100-ndr --devices 8 --global-batch-tokens 512Ki "

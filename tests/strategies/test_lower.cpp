@@ -78,8 +78,14 @@ TEST_CASE("illegal layouts are refused with their values") {
   c.layout.tp = 3;
   REQUIRE(refusal(c) == "heads 4 is not divisible by tp=3");
   c = tiny_case(Family::kLlama);
+  c.model.heads = 12, c.model.kv_heads = 3;
+  c.layout.tp = 2;
+  REQUIRE(refusal(c) == "kv_heads 3 with tp=2: a rank takes whole kv heads, or several share one");
+  c.model.kv_heads = 2;
   c.layout.tp = 4;
-  REQUIRE(refusal(c) == "kv_heads 2 is not divisible by tp=4");
+  REQUIRE(check(c).ok());
+  c.canonical = true;
+  REQUIRE(refusal(c) == "canonical with kv_heads 2 and tp=4: 3 query heads a rank for one of 2 copies of a kv head");
   REQUIRE(refusal(with_pipeline(tiny_case(), 3, Schedule::k1F1B, 1)) == "pp=3 stages for 2 layers: a stage would be empty");
   c = tiny_case();
   c.layout.schedule = Schedule::k1F1B;
@@ -147,8 +153,9 @@ TEST_CASE("an unknown pass is refused with the list of passes") {
   const auto plan = lower(tiny_case(), options);
   REQUIRE_FALSE(plan.ok());
   REQUIRE(plan.error().message == "there is no pass called `fusion`");
-  REQUIRE(plan.error().hint.starts_with(
-      "passes, in order: mixed-precision, tensor-parallel, sequence-parallel, context-parallel, fp8, scaled-loss, full-recompute"));
+  REQUIRE(
+      plan.error().hint.starts_with("passes, in order: mixed-precision, tensor-parallel, sequence-parallel, context-parallel, "
+                                    "expert-parallel, fp8, scaled-loss, full-recompute"));
 }
 
 TEST_CASE("leaving later passes out still gives a plan to look at") {
