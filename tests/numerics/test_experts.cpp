@@ -131,7 +131,7 @@ TEST_CASE("expert parallel, canonical: shared among ranks, experts train to the 
                                  subject_of(kSwitch, Optimizer::kAdamW)}) {
     std::vector<Case> cases;
     for (const Sizes& sizes : kSizes) cases.push_back(case_of(subject, sizes, true));
-    if (subject.model.experts.count == 8) cases.push_back(case_of(subject, {.dp = 4, .ep = 4}, true));
+    if (subject.model.experts.count == 8) cases.push_back(case_of(subject, {.dp = 4, .ep = 4, .zero = 2, .accumulation = 2}, true));
     cases.push_back(cases[0]);
     cases.back().layout.recompute = Recompute::kFull;
     cases.push_back(cases[1]);

@@ -49,6 +49,8 @@ TEST_CASE("parameter counts equal the published ones") {
                                                        {"mistral-small-24b", 23'572'403'200},
                                                        {"mistral-large-123b", 122'610'069'504},
                                                        {"phi-3-medium-128k", 13'960'238'080},
+                                                       {"mixtral-8x7b", 46'702'792'704},
+                                                       {"mixtral-8x22b", 140'630'071'296},
                                                        {"phi-4", 14'659'507'200}};
   std::set<std::string> listed;
   for (const std::string& name : list_models())
