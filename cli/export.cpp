@@ -8,7 +8,7 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/namespaces.h"
-#include "cli/run_directory.h"
+#include "cli/one_point.h"
 #include "cli/verbs.h"
 #include "interop/frameworks.h"
 #include "plan/base/files.h"
@@ -21,8 +21,9 @@ namespace shardlab::cli {
 namespace {
 
 struct ExportFlags {
-  std::string file, chosen, out, machine_file, entry_point, account;
-  std::vector<std::string> to, set;
+  PointWords point;
+  std::string out, entry_point, account;
+  std::vector<std::string> to;
 };
 
 struct ImportFlags {
@@ -37,33 +38,6 @@ std::string framework_list(bool that_are_read) {
   for (const interop::Framework& f : interop::frameworks())
     if (!that_are_read || f.imports) list += (list.empty() ? "" : ", ") + fmt::format("{} ({})", f.id, f.version);
   return list;
-}
-
-/// The one point that a case or sweep file means: its only one, or the one that is named.
-Result<sweeps::Point> point_of(const ExportFlags& flags) {
-  const auto named = case_file(flags.file);
-  if (!named.ok()) return named.error();
-  const std::string& file = *named;
-  const auto sweep = sweeps::load_sweep(file, load_options(flags.machine_file, flags.set, file));
-  if (!sweep.ok()) return sweep.error();
-  auto expansion = sweeps::expand(*sweep, sweeps::Resolution::kAnalytic);
-  if (!expansion.ok()) return expansion.error();
-  std::vector<sweeps::Point> found;
-  for (sweeps::Point& point : expansion->points)
-    if (flags.chosen.empty() || point.id.starts_with(flags.chosen) || point.name == flags.chosen ||
-        point.config.name == flags.chosen)
-      found.push_back(std::move(point));
-  if (found.size() == 1) return std::move(found.front());
-  constexpr size_t kListed = 20;
-  std::string names;
-  const auto& listed = found.empty() ? expansion->points : found;
-  for (size_t i = 0; i < std::min(listed.size(), kListed) && !listed[i].id.empty(); ++i)
-    names += fmt::format("\n  {}  {}", listed[i].id, listed[i].name);
-  return Error{ExitCode::kUsage,
-               flags.chosen.empty() ? fmt::format("{} has {} points", file, found.size())
-                                    : fmt::format("`{}` names {} points of {}", flags.chosen, found.size(), file),
-               "one point is exported: name it with --case, by its name or id" + names,
-               {}};
 }
 
 /// Refuses what no export could say, as the case itself lost it.
@@ -89,7 +63,7 @@ Result<ExitCode> export_case(const ExportFlags& flags) {
                  frameworks.empty() ? "sbatch starts a framework, and none is named" : "one framework at a time is exported to",
                  fmt::format("--to FRAMEWORK or --to FRAMEWORK,sbatch with one of {}", framework_list(false)),
                  {}};
-  const auto point = point_of(flags);
+  const auto point = point_of(flags.point, sweeps::Resolution::kAnalytic);
   if (!point.ok()) return point.error();
   SHARDLAB_TRY(check_whole(*point));
   options.program = version_line();
@@ -169,17 +143,14 @@ Result<ExitCode> import_case(const ImportFlags& flags) {
 void add_export(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("export", "writes a layout as the files of the framework that will train it");
   auto flags = std::make_shared<ExportFlags>();
-  verb->add_option("case", flags->file, "a case or sweep file, as search's best.yaml, or RUN/CASE")->required();
+  add_point_words(*verb, flags->point);
   verb->add_option("--to", flags->to, fmt::format("{}; with ,sbatch a job script for Slurm too", framework_list(false)))
       ->required()
       ->delimiter(',');
-  verb->add_option("--case", flags->chosen, "the point of a sweep file that has several, by name or id");
   verb->add_option("--out", flags->out, "folder of the files; export-FRAMEWORK by default");
   verb->add_option("--entry-point", flags->entry_point,
                    "the training script that is launched, instead of the framework's own or train.py");
   verb->add_option("--account", flags->account, "Slurm account of the job script");
-  verb->add_option("--set", flags->set, "change a key first, as key=value; may be repeated");
-  verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `local` means");
   verb->footer(
       "Keys are those of the version that stands beside each framework. A setting that the framework cannot express is refused by "
       "name.");

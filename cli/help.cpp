@@ -44,6 +44,8 @@ constexpr std::array kExamples{
     Examples{"weights",
              {"weights import public --out checkpoint",
               "weights export checkpoint --model public/config.json --dtype bf16 --out again"}},
+    Examples{"what-if", {"what-if runs/quickstart/CASE", "what-if b.yaml --free all_reduce --speed-up linear=2"}},
+    Examples{"trace", {"trace summary runs/quickstart/CASE", "trace convert runs/quickstart/CASE --as kineto -o kineto"}},
     Examples{"explain", {"explain runs/quickstart", "explain runs/quickstart/CASE --rows 0"}},
     Examples{"calibrate", {"calibrate", "calibrate --scale 0.5 -o runs/local.yaml"}},
     Examples{"model", {"model list", "model show llama-3.1-70b"}},

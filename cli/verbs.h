@@ -33,6 +33,8 @@ void add_plan(CLI::App& app, Action& action, const Invocation& invocation);
 void add_compare(CLI::App& app, Action& action, const Invocation& invocation);
 void add_export(CLI::App& app, Action& action, const Invocation& invocation);
 void add_import(CLI::App& app, Action& action, const Invocation& invocation);
+void add_what_if(CLI::App& app, Action& action, const Invocation& invocation);
+void add_trace(CLI::App& app, Action& action, const Invocation& invocation);
 void add_weights(CLI::App& app, Action& action, const Invocation& invocation);
 void add_diff(CLI::App& app, Action& action, const Invocation& invocation);
 void add_explain(CLI::App& app, Action& action, const Invocation& invocation);
