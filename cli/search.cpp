@@ -18,6 +18,7 @@
 #include "reports/format.h"
 #include "reports/html.h"
 #include "reports/store.h"
+#include "simulator/estimator/analytic/doubt.h"
 #include "simulator/estimator/search/replayed.h"
 
 namespace shardlab::cli {
@@ -159,7 +160,10 @@ void print_answer(const SearchTask& task, const search::Found& found) {
     say(nearest_text(task, found));
     return;
   }
-  say("Best: " + answer_sentence(task, found.best.front()), 6);
+  const search::Candidate& best = found.best.front();
+  say("Best: " + answer_sentence(task, best), 6);
+  const analytic::Between range = analytic::step_between(task.study_of(best.point).prepared, best.point, best.estimate);
+  say(fmt::format("Nine of ten runs like it take {} to {} a step.", brief_seconds(range.low), brief_seconds(range.high)), 6);
   if (!found.tight.empty() && better(task.options.objective, found.tight.front(), found.best.front()))
     say("Better, if it fits: " + answer_sentence(task, found.tight.front()), 6);
   if (task.options.capacity_bytes <= 0)
@@ -243,6 +247,10 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
   if (!found.best.empty()) {
     fmt::print("\n");
     print_layouts(task, found.best, true);
+    if (std::ranges::any_of(found.best, [&](const search::Candidate& c) {
+          return c.point != found.best.front().point && equal_to_first(task, found.best.front(), c);
+        }))
+      say("\n=: cannot be told from the first; what the two differ in is as uncertain as the difference", 3);
     print_legend(found.best);
   }
   print_front(task, found.front);

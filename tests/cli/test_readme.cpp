@@ -95,7 +95,7 @@ std::string accuracy_table(bool untuned) {
   if (untuned) std::stable_sort(names.begin(), names.end(), [&](const auto& a, const auto& b) { return error(a) > error(b); });
   Table table;
   for (const char* name : {untuned ? "untuned set" : "set", "rows", "step time, mean |error|", "|bias|", "worst", "rank",
-                           "memory, mean |error|", "wrong about fit"})
+                           "memory, mean |error|", "wrong about fit", "time in interval", "its width", "memory in interval"})
     table.columns.push_back({.name = name, .unit = {}, .heading = {}});
   for (const std::string& name : names) {
     const auto& figures = sets[name];
@@ -103,12 +103,17 @@ std::string accuracy_table(bool untuned) {
       const auto it = figures.find(figure);
       return it == figures.end() ? std::string() : fmt::format("{:.1f} %", it->second);
     };
+    const auto within = [&](const char* figure) {
+      const auto it = figures.find(figure);
+      return it == figures.end() ? std::string() : fmt::format("{:.0f} %", 100 - it->second);
+    };
     const std::string rows = text_of(folder / (name + ".csv"));
     const std::string live = percent("live_error_pct");
-    table.rows.push_back({name, std::count(rows.begin(), rows.end(), '\n') - 1, percent("step_error_pct"), percent("step_bias_pct"),
-                          percent("step_worst_pct"),
-                          figures.contains("rank_missing") ? fmt::format("{:.3f}", 1 - figures.at("rank_missing")) : "",
-                          live.empty() ? percent("reserved_error_pct") : live, percent("fit_wrong_pct")});
+    table.rows.push_back(
+        {name, std::count(rows.begin(), rows.end(), '\n') - 1, percent("step_error_pct"), percent("step_bias_pct"),
+         percent("step_worst_pct"), figures.contains("rank_missing") ? fmt::format("{:.3f}", 1 - figures.at("rank_missing")) : "",
+         live.empty() ? percent("reserved_error_pct") : live, percent("fit_wrong_pct"), within("step_uncovered_pct"),
+         figures.contains("step_interval_pct") ? "+-" + percent("step_interval_pct") : "", within("memory_uncovered_pct")});
   }
   const std::string text = print_table(table, TableFormat::kMarkdown);
   return text.substr(0, text.find_last_not_of('\n') + 1);

@@ -72,12 +72,16 @@ TEST_CASE("search prints its contract as JSON, the best first, all within the de
       CHECK(layout.contains(key));
     CHECK(layout["dp"].get<int>() * layout["tp"].get<int>() * layout["pp"].get<int>() * layout["cp"].get<int>() == 16);
     CHECK(layout["predicted_step_s"].get<double>() >= before);
+    CHECK(layout["step_low_s"].get<double>() < layout["predicted_step_s"].get<double>());
+    CHECK(layout["step_high_s"].get<double>() > layout["predicted_step_s"].get<double>());
+    CHECK(layout["equal_to_first"].is_boolean());
     CHECK(layout["predicted_device_bytes"].get<int64_t>() <= 85'899'345'920);
     before = layout["predicted_step_s"].get<double>();
     const double hours = 1e12 / layout["predicted_tokens_per_s"].get<double>() / 3600;
     CHECK(layout["predicted_usd"].get<double>() == Approx(hours * 16 * 2));
     CHECK(layout["predicted_days"].get<double>() == Approx(hours / 24));
   }
+  CHECK(json["layouts"][0]["equal_to_first"] == true);
   CHECK(json["refused"].contains("does not fit"));
   int64_t lost = 0;
   for (const auto& loser : json["lost"]) lost += loser["points"].get<int64_t>();
@@ -185,7 +189,7 @@ TEST_CASE("one command says layout, step, MFU, memory, days and dollars on termi
     REQUIRE(o.code == 0);
     CHECK(o.out.starts_with("Best: dp"));
     const std::string sentence = o.out.substr(0, o.out.find("\n\n"));
-    for (const char* part : {" s a step", " % MFU", " GiB of 79.1 GiB", " days", "$"}) {
+    for (const char* part : {" s a step", " % MFU", " GiB of 79.1 GiB", " days", "$", "Nine of ten runs like it take "}) {
       INFO(part);
       CHECK(sentence.find(part) != std::string::npos);
     }
