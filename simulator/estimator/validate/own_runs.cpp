@@ -146,7 +146,7 @@ Correction fit_correction(std::span<const Run> runs, const std::function<Predict
   const auto prior = [&](DoubtTerm term) {
     return std::max(0.01, learnt.spread.multiplier * learnt.spread.scales[static_cast<size_t>(term)] / kWithin);
   };
-  const Parameters priors{prior(DoubtTerm::kCompute), prior(DoubtTerm::kExchange), prior(DoubtTerm::kReduction)};
+  const Parameters priors{prior(DoubtTerm::kCompute), prior(DoubtTerm::kExchange), prior(DoubtTerm::kExchange)};
   Parameters x{};
   constexpr int kRounds = 4;
   for (int round = 0; round < kRounds; ++round) x = improved(runs, x, priors, predictor);
