@@ -157,8 +157,10 @@ CaseOutcome AnalyticCaseRunner::run(const sweeps::Point& said, Mode) {
   const int64_t need = predicted->device_bytes, have = memory_per_rank(config);
   if (have <= 0 || need <= have) return outcome;
   outcome.status = Status::kOom;
+  const std::string live = bytes_text(predicted->figures.peak_bytes), all = bytes_text(need);
   outcome.reason =
-      fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id);
+      fmt::format("does not fit: a rank needs {}{} and may use {} of {}", all,
+                  live == all ? "" : fmt::format(", of which {} are live,", live), bytes_text(have), config.machine.id);
   return outcome;
 }
 

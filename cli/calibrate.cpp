@@ -1,13 +1,16 @@
-// calibrate: measures this machine and writes its machine file.
+// calibrate: measures this machine and writes its machine file, or corrects a described one by a user's own runs.
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
+#include <sstream>
 
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/execution.h"
 #include "cli/namespaces.h"
+#include "cli/run_tables.h"
 #include "cli/verbs.h"
 #include "kernels/kernels.h"
 #include "plan/base/pending_file.h"
@@ -15,14 +18,17 @@
 #include "runtime/core_scheduler.h"
 #include "runtime/cuda/api.h"
 #include "runtime/session.h"
+#include "simulator/estimator/validate/own_runs.h"
+#include "simulator/estimator/validate/predictor.h"
 #include "simulator/interpreter/calibrate.h"
 #include "simulator/interpreter/machine_yaml.h"
+#include "sweeps/document.h"
 
 namespace shardlab::cli {
 namespace {
 
 struct CalibrateFlags {
-  std::string backend = "cpu", out;
+  std::string backend = "cpu", out, from;
   double scale = 1;
 };
 
@@ -127,7 +133,73 @@ void print_steadiness(const Calibration& calibration) {
              unsteady ? ": this machine was not quiet, calibrate again when it is" : "");
 }
 
+/// The machine as a file of its own: the text that a case holds it in, without the two lines that lead to it.
+std::string machine_file(const Machine& machine, const std::string& comment) {
+  std::string text = "# " + comment + "\n";
+  std::istringstream lines(machine_yaml(machine));
+  std::string line;
+  for (int i = 0; std::getline(lines, line); ++i)
+    if (i >= 2) text += line.substr(4) + "\n";
+  return text;
+}
+
+std::string mean_error(std::span<const validation::Run> runs) {
+  const validation::Predictor predict = validation::analytic_predictor();
+  double sum = 0;
+  int count = 0;
+  for (const validation::Run& run : runs)
+    if (const auto p = predict(run); p.ok()) sum += std::fabs(p->step_s / *run.measured.step_s - 1), ++count;
+  return fmt::format("{:.1f} %", count > 0 ? 100 * sum / count : 0);
+}
+
+/// The machine of the rows, corrected by their step times.
+Result<ExitCode> correct(const CalibrateFlags& flags) {
+  if (flags.out.empty())
+    return Error{ExitCode::kUsage, "--from without -o", "name the machine file to be written: -o my-cluster.yaml", {}};
+  SHARDLAB_TRY(check_writable(flags.out));
+  const auto tables = tables_of({flags.from});
+  if (!tables.ok()) return tables.error();
+  std::vector<validation::Run> runs;
+  for (const validation::Row& row : tables->front().rows) {
+    if (!row.run.ok()) {
+      fmt::print(stderr, "left out: {}\n", to_string(row.run.error()));
+      continue;
+    }
+    if (row.run->measured.step_s) runs.push_back(*row.run);
+  }
+  if (runs.empty())
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} has no run with a measured step", flags.from),
+                 "fill measured_step_s or measured_tokens_per_s",
+                 {}};
+  for (const validation::Run& run : runs)
+    if (run.machine.id != runs.front().machine.id)
+      return Error{ExitCode::kUsage,
+                   fmt::format("runs on {} and on {}", runs.front().machine.id, run.machine.id),
+                   "one machine is corrected at a time: a file for each",
+                   {}};
+  if (runs.front().machine.local)
+    return Error{ExitCode::kUsage, "runs on this machine", "measure it: shardlab calibrate without --from", {}};
+  const auto predict = validation::analytic_predictor();
+  for (const validation::Run& run : runs)
+    if (const auto p = predict(run); !p.ok()) return p.error();
+  const validation::Correction correction = fit_correction(runs, validation::analytic_predictor, analytic::published_learnt().step);
+  std::string factors;
+  for (size_t i = 0; i < validation::kMachineParts; ++i)
+    factors += fmt::format("{}{} {:.3f}", factors.empty() ? "" : ", ", name_of(static_cast<validation::MachinePart>(i)),
+                           correction.factors[i]);
+  const std::string before = mean_error(runs);
+  const Machine machine = corrected(runs.front().machine, correction);
+  for (validation::Run& run : runs) run.machine = corrected(run.machine, correction);
+  write_output(flags.out, machine_file(machine, fmt::format("{} corrected by {} of its own runs. Rates times: {}", machine.id,
+                                                            runs.size(), factors)));
+  fmt::print(stderr, "rates of {} times: {}\nthese {} runs were predicted {} off in the mean, and are {} now\nwrote {}\n",
+             machine.id, factors, runs.size(), before, mean_error(runs), flags.out);
+  return ExitCode::kDone;
+}
+
 Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invocation) {
+  if (!flags.from.empty()) return correct(flags);
   auto target = target_of(flags.backend);
   if (!target.ok()) return target.error();
   const std::string out = flags.out.empty() ? default_machine_file() : flags.out;
@@ -168,6 +240,9 @@ void add_calibrate(CLI::App& app, Action& action, const Invocation& invocation) 
   auto* verb = app.add_subcommand("calibrate", "measures this machine: kernels by shape, collectives by size, overheads");
   auto flags = std::make_shared<CalibrateFlags>();
   verb->add_option("--backend", flags->backend, "cpu or cuda")->default_val("cpu");
+  verb->add_option(
+      "--from", flags->from,
+      "measure nothing: correct the machine of these runs (a table as validate reads it) by their step times, three are enough");
   verb->add_option("-o,--out", flags->out, "the machine file to write; by default where `machine: {local: true}` looks for it");
   verb->add_option("--scale", flags->scale, "of the number of repeats: 0.5 takes half as long")->check(number_in(0.01, 100));
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return calibrate(*flags, invocation); }; });

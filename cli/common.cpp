@@ -200,7 +200,7 @@ Result<std::vector<std::string>> words_from_flags(const CaseFlags& flags) {
     if (flags.devices % model_parallel != 0)
       return Error{ExitCode::kUsage,
                    fmt::format("--devices {} is not a multiple of tp*pp*cp = {}", flags.devices, model_parallel),
-                   "change --devices, or name --dp outright",
+                   fmt::format("set tp, pp and cp so that tp*pp*cp divides {}, or give dp in place of --devices", flags.devices),
                    {}};
     words.push_back(fmt::format("dp={}", flags.devices / model_parallel));
   } else if (!given(flags, "dp")) {

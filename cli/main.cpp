@@ -53,8 +53,10 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kFooter);
   Action action;
-  for (const auto add : {add_run, add_merge, add_report, add_memory, add_plan, add_diff, add_explain, add_calibrate, add_model, add_machine,
-                         add_search, add_validate, add_strategies, add_keys, add_doctor, add_launch, add_comm, add_measure_case})
+  for (const auto add : {add_run,         add_merge,   add_report,  add_memory,   add_plan,       add_diff,        add_compare,
+                         add_export,      add_import,  add_weights, add_what_if,  add_explain,    add_trace,       add_calibrate,
+                         add_model,       add_machine, add_search,  add_validate, add_strategies, add_keys,        add_schema,
+                         add_completions, add_man,     add_doctor,  add_launch,   add_comm,       add_measure_case})
     add(app, action, invocation);
   add_help(app);
   if (argc > 1 && argv[1][0] != '-')

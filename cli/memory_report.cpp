@@ -224,8 +224,8 @@ std::string verdict_text(const Answer& a) {
   const int64_t needs = a.worst().device();
   const double percent = 100 * share(needs, a.capacity);
   std::string text =
-      fmt::format("{}: a rank needs {} and may use {} ({:.1f} %), {} {}", a.fits() ? "fits" : "does not fit",
-                  bytes_text(needs), bytes_text(a.capacity), percent, bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()),
+      fmt::format("{}: a rank needs {} and may use {} ({:.1f} %), {} {}", a.fits() ? "fits" : "does not fit", bytes_text(needs),
+                  bytes_text(a.capacity), percent, bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()),
                   a.fits() ? "are left" : "are missing");
   const whatif::Interval range = a.device();
   if (!a.fits_outside())
@@ -268,6 +268,8 @@ std::string step_text(const ToldMemory& told) {
   const int64_t devices = told.question.point.world_size();
   std::string text = fmt::format("a step takes about {}: {} tokens/s", brief_seconds(seconds), brief_count(tokens));
   if (devices > 1) text += fmt::format(", {} on each of {} devices", brief_count(tokens / static_cast<double>(devices)), devices);
+  if (const analytic::Between& range = told.answer.step; range.high > 0)
+    text += fmt::format("; nine of ten runs like it would take {} to {}", brief_seconds(range.low), brief_seconds(range.high));
   return text;
 }
 
@@ -335,6 +337,7 @@ nlohmann::ordered_json memory_json(const ToldMemory& told) {
   json["verdict"] = std::string(name_of(a.verdict()));
   json["headroom"] = a.capacity > 0 ? Json(a.headroom()) : Json(nullptr);
   json["predicted_step_s"] = a.step_s > 0 ? Json(a.step_s) : Json(nullptr);
+  if (a.step_s > 0 && a.step.high > 0) json["interval"]["step_s"] = {{"low", a.step.low}, {"high", a.step.high}};
   if (told.run) {
     const bool priced = !told.run->price_note.empty();
     json["run"] = {{"tokens", told.run->tokens}, {"days", told.run->bill.days}, {"device_hours", told.run->bill.device_hours}};

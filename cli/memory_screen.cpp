@@ -88,10 +88,8 @@ MemoryScreen::MemoryScreen(CaseFlags flags, ToldMemory told)
   if (!own)
     for (const char* size : {"vpp", "cp", "ep"}) fields_.push_back({size, {}});
   fields_.push_back({"zero", {"0", "1", "2", "3"}});
-  if (own)
-    fields_.push_back({"schedule", {"none", "afab", "1f1b"}});
-  else
-    fields_.push_back({"schedule", {"none", "afab", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"}});
+  const auto& schedules = analytic::schedule_words();
+  fields_.push_back({"schedule", {schedules.begin(), schedules.end()}});
   if (!own) fields_.push_back({"sequence_parallel", {"false", "true"}});
   fields_.push_back({"recompute", {"none", "selective", "full"}});
   fields_.push_back({"offload",

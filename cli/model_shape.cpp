@@ -26,7 +26,7 @@ analytic::ModelShape model_shape(const sweeps::Point& point) {
 Result<analytic::Point> estimated_layout(const sweeps::Point& said) {
   auto point = analytic::point_of(said.config);
   if (!point.ok()) return point.error();
-  if (said.model && said.model->experts > 0) point->expert_tp = point->tp;
+  if (said.model ? said.model->experts > 0 : said.config.model.is_mixture()) point->expert_tp = point->tp;
   for (const auto& [path, value] : said.unheld) {
     const bool known = path == "layout.schedule"  ? analytic::read(value, &point->schedule)
                        : path == "layout.cp_kind" ? value == "none" || analytic::read(value, &point->cp_kind)

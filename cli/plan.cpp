@@ -9,6 +9,7 @@
 #include "cli/common.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
+#include "cli/run_directory.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/limits.h"
@@ -165,9 +166,12 @@ ExitCode print_schedule(const Case& config, TableFormat format) {
   return ExitCode::kDone;
 }
 
-Result<ExitCode> plan_verb(const PlanFlags& flags) {
+Result<ExitCode> plan_verb(PlanFlags flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
+  const auto named = case_file(flags.file);
+  if (!named.ok()) return named.error();
+  flags.file = *named;
   if (const auto text = plan_text(flags.file)) return check_text(flags, *text, *format);
   const auto loaded = load_case(flags.file, load_options(flags.machine_file, flags.set, flags.file));
   if (!loaded.ok()) return loaded.error();
@@ -252,8 +256,10 @@ Result<ExitCode> diff(const DiffFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   std::vector<PlacedPlan> placed;
-  for (const std::string& file : {flags.a, flags.b}) {
-    const auto loaded = load_case(file, load_options(flags.machine_file, flags.set, file));
+  for (const std::string& words : {flags.a, flags.b}) {
+    const auto file = case_file(words);
+    if (!file.ok()) return file.error();
+    const auto loaded = load_case(*file, load_options(flags.machine_file, flags.set, *file));
     if (!loaded.ok()) return loaded.error();
     const auto config = decide(*loaded);
     if (!config.ok()) return config.error();
@@ -285,7 +291,7 @@ void add_plan(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand(
       "plan", "prints the plan of a case: what each rank does, in which order; of a plan's own text, what verify finds");
   auto flags = std::make_shared<PlanFlags>();
-  verb->add_option("case", flags->file, "the case file, or a plan's text")->required();
+  verb->add_option("case", flags->file, "the case file, DIR/CASE of a run, or a plan's text")->required();
   verb->add_option("--after", flags->after,
                    "leave out the strategies that follow this pass (`shardlab strategies` lists them in order)");
   verb->add_flag("--grid", flags->grid,
@@ -300,7 +306,7 @@ void add_plan(CLI::App& app, Action& action, const Invocation&) {
 void add_diff(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("diff", "what differs between the plans of two cases: ops, memory, wire bytes, segments");
   auto flags = std::make_shared<DiffFlags>();
-  verb->add_option("a", flags->a, "a case file")->required();
+  verb->add_option("a", flags->a, "a case file, or DIR/CASE of a run")->required();
   verb->add_option("b", flags->b, "another")->required();
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--set", flags->set, "key=value instead of what both files say; may be repeated");

@@ -15,6 +15,7 @@
 #include "cli/page_cases.h"
 #include "cli/pipeline.h"
 #include "cli/recorded_case.h"
+#include "cli/run_directory.h"
 #include "cli/search_page.h"
 #include "cli/search_space.h"
 #include "cli/verbs.h"
@@ -38,22 +39,6 @@ struct ReportFlags {
 
 /// Cases of a page; of more, the fastest.
 constexpr size_t kPageCases = 25'000;
-
-Result<Store> open_store(const std::string& directory) {
-  if (!is_there(directory))
-    return Error{ExitCode::kUsage,
-                 fmt::format("there is no directory {}", directory),
-                 "name the one that `shardlab run` wrote: it says which at its end, runs/NAME without --out",
-                 {}};
-  if (!is_there(directory + "/results.sqlite"))
-    return Error{ExitCode::kUsage,
-                 fmt::format("{} holds no results: it has no results.sqlite", directory),
-                 "name the directory that `shardlab run` wrote, or a case in it as DIRECTORY/CASE",
-                 {}};
-  return Store::open_existing(directory + "/results.sqlite");
-}
-
-std::string case_folder(const std::string& directory, const CaseOutcome& outcome) { return directory + "/" + outcome.case_id; }
 
 /// What of the files of cases could not be read or joined with the plan that ran. One sentence where one reason holds for many
 /// cases.
@@ -220,15 +205,6 @@ struct ExplainFlags {
   std::string where, format;
   int rows = 20;
 };
-
-/// The directory and, if the path goes on, the case in it.
-std::pair<std::string, std::string> split_case(const std::string& where) {
-  std::filesystem::path path = std::filesystem::path(where).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();  // a completed folder name ends in a slash
-  if (is_there(path / "results.sqlite") || !path.has_parent_path()) return {path.string(), ""};
-  if (!is_there(path.parent_path() / "results.sqlite")) return {path.string(), ""};  // no run, and no case of one
-  return {path.parent_path().string(), path.filename().string()};
-}
 
 Result<const CaseOutcome*> find_case(const std::vector<CaseOutcome>& cases, const std::string& name) {
   std::vector<const CaseOutcome*> found;

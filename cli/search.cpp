@@ -18,6 +18,7 @@
 #include "reports/format.h"
 #include "reports/html.h"
 #include "reports/store.h"
+#include "simulator/estimator/analytic/doubt.h"
 #include "simulator/estimator/search/replayed.h"
 
 namespace shardlab::cli {
@@ -118,17 +119,28 @@ class ProgressWatcher final : public search::Watcher {
   double told_ = 0, saved_ = -1;
 };
 
+std::string hours_text(double hours) {
+  return hours < 48 ? fmt::format("{:.2g} hours", hours) : fmt::format("{:.0f} days", hours / 24);
+}
+
+/// Steps of the whole run that --tokens asks about.
+double steps_of_run(const SearchTask& task) {
+  return task.tokens / static_cast<double>(task.space.sequences) / static_cast<double>(task.space.seq_len);
+}
+
 /// Where nothing fits: what comes nearest.
 std::string nearest_text(const SearchTask& task, const search::Found& found) {
   for (const search::Loser& l : found.losers) {
     if (l.loss == search::Loss::kTooLarge)
-      return fmt::format(" The nearest, {}, needs {} of the {} of each device: take more --devices, or let another axis vary.",
-                         layout_words(l.nearest), brief_bytes(l.bytes), brief_bytes(task.options.capacity_bytes));
+      return fmt::format(
+          "Nothing fits. The nearest, {}, needs {} of the {} of each device: take more --devices, or let another axis vary.",
+          layout_words(l.nearest), brief_bytes(l.bytes), brief_bytes(task.options.capacity_bytes));
     if (l.loss == search::Loss::kLate)
-      return fmt::format(" The fastest that fits takes {} a step, and may take {}: take more --devices, or raise --max-days.",
-                         brief_seconds(l.seconds), brief_seconds(task.options.most_s));
+      return fmt::format(
+          "Nothing is in time. The fastest that fits, {}, ends the run {} too late: take more --devices, or raise --max-days.",
+          layout_words(l.nearest), hours_text((l.seconds - task.options.most_s) * steps_of_run(task) / 3600));
   }
-  return "";
+  return "Nothing fits.";
 }
 
 /// At most `most` of them, the ends included, evenly between.
@@ -145,10 +157,13 @@ void say(const std::string& text, int indent = 0) { fmt::print("{}\n", wrapped(t
 /// The answer, before everything else.
 void print_answer(const SearchTask& task, const search::Found& found) {
   if (found.best.empty()) {
-    say("Nothing fits." + nearest_text(task, found));
+    say(nearest_text(task, found));
     return;
   }
-  say("Best: " + answer_sentence(task, found.best.front()), 6);
+  const search::Candidate& best = found.best.front();
+  say("Best: " + answer_sentence(task, best), 6);
+  const analytic::Between range = analytic::step_between(task.study_of(best.point).prepared, best.point, best.estimate);
+  say(fmt::format("Nine of ten runs like it take {} to {} a step.", brief_seconds(range.low), brief_seconds(range.high)), 6);
   if (!found.tight.empty() && better(task.options.objective, found.tight.front(), found.best.front()))
     say("Better, if it fits: " + answer_sentence(task, found.tight.front()), 6);
   if (task.options.capacity_bytes <= 0)
@@ -171,7 +186,7 @@ void print_question(const SearchFlags& flags, const SearchTask& task, const sear
   const auto words = [](int64_t n) { return count_words(static_cast<double>(n)); };
   say(fmt::format("Looked for the least {} among {} layouts in {}: {} were estimated, {} dismissed by bounds{}.",
                   name_of(task.options.objective), words(n.points), brief_seconds(seconds), words(n.evaluated), words(n.bounded),
-                  n.refused > 0 ? fmt::format(", {} cannot be", words(n.refused)) : ""));
+                  n.refused > 0 ? fmt::format(", {} impossible", words(n.refused)) : ""));
 }
 
 void print_layouts(const SearchTask& task, std::span<const search::Candidate> layouts, bool ranked) {
@@ -219,9 +234,11 @@ void print_front(const SearchTask& task, const std::vector<search::Candidate>& f
 
 void print_misfits(const SearchTask& task, const std::vector<search::Candidate>& misfits) {
   if (misfits.empty()) return;
-  fmt::print(stderr, "\n{} {} estimated to fit, and {} not once each allocation is replayed: the first, {}, needs {} of {}\n",
-             misfits.size(), misfits.size() == 1 ? "layout was" : "layouts were", misfits.size() == 1 ? "does" : "do",
-             layout_words(misfits[0].point), brief_bytes(misfits[0].bytes()), brief_bytes(task.options.capacity_bytes));
+  const bool one = misfits.size() == 1;
+  fmt::print(stderr, "\nLeft out: {} {} by {} estimate, but not once every allocation is replayed. {} {} and a device has {}.\n",
+             one ? "1 layout" : fmt::format("{} layouts", misfits.size()), one ? "fits" : "fit", one ? "its" : "their",
+             one ? "It needs" : fmt::format("The first, {}, needs", layout_words(misfits[0].point)),
+             brief_bytes(misfits[0].bytes()), brief_bytes(task.options.capacity_bytes));
 }
 
 void print_found(const SearchFlags& flags, const SearchTask& task, const search::Found& found, double seconds) {
@@ -230,6 +247,10 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
   if (!found.best.empty()) {
     fmt::print("\n");
     print_layouts(task, found.best, true);
+    if (std::ranges::any_of(found.best, [&](const search::Candidate& c) {
+          return c.point != found.best.front().point && equal_to_first(task, found.best.front(), c);
+        }))
+      say("\n=: cannot be told from the first; what the two differ in is as uncertain as the difference", 3);
     print_legend(found.best);
   }
   print_front(task, found.front);

@@ -78,7 +78,17 @@ Result<void> add_search(const nlohmann::ordered_json& search, Report& report) {
   ExtraColumn reserved{"reserved_bytes", Unit::kBytes, "memory", "what a device's driver is predicted to report", {}};
   ExtraColumn use{
       "predicted_mfu", Unit::kFraction, "predicted MFU", "model flops (no recompute) against the dense peak of the precision", {}};
+  ExtraColumn low{"step_low_s", Unit::kSeconds, "step, low", "nine of ten runs like it take from this to step_high_s", {}};
+  ExtraColumn high{"step_high_s", Unit::kSeconds, "step, high", "nine of ten runs like it take from step_low_s to this", {}};
+  ExtraColumn equal{
+      "equal_to_first", Unit::kNone, "equal to first", "whether the prediction cannot tell the layout from the first", {}};
   const auto add = [&](const nlohmann::ordered_json& layout, Value place) {
+    for (ExtraColumn* column : {&low, &high}) {
+      const double seconds = number_of(layout, column->name.c_str());
+      column->values.push_back(seconds > 0 ? Value(seconds) : Value());
+    }
+    const auto told = layout.find("equal_to_first");
+    equal.values.push_back(told != layout.end() && told->is_boolean() ? Value(told->get<bool>()) : Value());
     rank.values.push_back(std::move(place));
     verdict.values.emplace_back(text_of(layout, "predicted_verdict"));
     reserved.values.emplace_back(static_cast<int64_t>(number_of(layout, "predicted_device_bytes")));
@@ -94,7 +104,8 @@ Result<void> add_search(const nlohmann::ordered_json& search, Report& report) {
                  fmt::format("search.json has {} layouts, and the store {}", rank.values.size(), report.cases.size()),
                  "search again into a new --out",
                  {}};
-  report.extra = {std::move(rank), std::move(verdict), std::move(reserved), std::move(use)};
+  report.extra = {std::move(rank), std::move(verdict), std::move(reserved), std::move(use),
+                  std::move(low),  std::move(high),    std::move(equal)};
   if (lost != search.end() && lost->is_array())
     for (const auto& l : *lost) report.lost.push_back(lost_of(l));
   report.notes.push_back({Statement::Mood::kNote,

@@ -117,7 +117,7 @@ Result<void> read_offload(const std::string& text, Space& space) {
 Result<void> read_flags(const std::string& key, const std::string& text, std::vector<uint8_t>& values) {
   for (const std::string& word : split(text, ',')) {
     const auto value = parse_bool(word);
-    if (!value) return refusal(fmt::format("{} `{}` is no truth", key, word), "use true or false");
+    if (!value) return refusal(fmt::format("{} `{}` is neither true nor false", key, word), "use true or false");
     values.push_back(*value ? 1 : 0);
   }
   return {};
@@ -179,7 +179,8 @@ Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& spa
     return refusal(
         fmt::format("--global-batch-tokens {} is no multiple of seq_len {}", *tokens, space.seq_len),
         fmt::format(
-            "{} and {} are{}", *tokens / space.seq_len * space.seq_len, (*tokens / space.seq_len + 1) * space.seq_len,
+            "set {}{}{}", *tokens < space.seq_len ? "" : fmt::format("{} or ", *tokens / space.seq_len * space.seq_len),
+            (*tokens / space.seq_len + 1) * space.seq_len,
             thousands ? fmt::format("; {0}k is {0}000, and {0}Ki is {1}", space.seq_len / 1000, space.seq_len / 1000 * 1024) : ""));
   space.sequences = *tokens / space.seq_len;
   return {};

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "cli/namespaces.h"
@@ -10,6 +11,7 @@
 #include "plan/base/values.h"
 #include "reports/columns.h"
 #include "reports/format.h"
+#include "simulator/estimator/analytic/doubt.h"
 
 namespace shardlab::cli {
 namespace {
@@ -66,6 +68,9 @@ std::vector<Figure> figures_of(const SearchTask& task, const Candidate& c) {
            e.sends_s},
       {"predicted_bubble_fraction", Unit::kFraction, "bubble", e.bubble_s() / e.step_s},
       {"predicted_device_s", Unit::kSeconds, "device time", c.device_seconds()}};
+  const analytic::Between range = analytic::step_between(task.study_of(c.point).prepared, c.point, e);
+  figures.push_back({"step_low_s", Unit::kSeconds, "step, low", range.low});
+  figures.push_back({"step_high_s", Unit::kSeconds, "step, high", range.high});
   if (task.tokens <= 0) return figures;
   const analytic::RunBill bill = analytic::bill(task.study_of(c.point).prepared, c.point, e, task.tokens, task.price);
   figures.push_back({"predicted_days", Unit::kNone, "days", bill.days});
@@ -125,6 +130,16 @@ std::map<std::string, Value> row_of(const SearchTask& task, const Candidate& c) 
 }
 
 }  // namespace
+
+bool equal_to_first(const SearchTask& task, const Candidate& first, const Candidate& c) {
+  if (task.options.objective == search::Objective::kMemory) return false;
+  const bool cost = task.options.objective == search::Objective::kCost;
+  const double ratio = cost ? c.device_seconds() / first.device_seconds() : c.seconds() / first.seconds();
+  const auto doubt = [&](const Candidate& of) {
+    return analytic::step_doubt(task.study_of(of.point).prepared, of.point, of.estimate);
+  };
+  return std::log(ratio) <= analytic::spread_apart(analytic::published_learnt().step, doubt(first), doubt(c));
+}
 
 std::string case_id_of(const SearchTask& task, const Candidate& c) {
   uint64_t id = hash_text(task.model_name + " " + task.machine.id);
@@ -220,7 +235,7 @@ AnswerTable answer_table(const SearchTask& task, std::span<const Candidate> layo
   for (size_t i = 0; i < layouts.size(); ++i) {
     const Candidate& c = layouts[i];
     std::vector<Value> row;
-    if (ranked) row.emplace_back(fmt::to_string(i + 1));
+    if (ranked) row.emplace_back(fmt::format("{}{}", i > 0 && equal_to_first(task, layouts[0], c) ? "=" : "", i + 1));
     if (several) row.emplace_back(fmt::to_string(c.point.world_size()));
     const Value used = mfu(task, c);
     const double* share = std::get_if<double>(&used);
@@ -308,7 +323,10 @@ nlohmann::ordered_json to_json(const SearchTask& task, const search::Found& foun
                               {"complete", !found.stopped}};
   for (const auto& [key, list] : {std::pair{"layouts", &found.best}, {"pareto", &found.front}}) {
     json[key] = nlohmann::ordered_json::array();
-    for (const Candidate& c : *list) json[key].push_back(candidate_json(task, c));
+    for (const Candidate& c : *list) {
+      json[key].push_back(candidate_json(task, c));
+      if (!found.best.empty()) json[key].back()["equal_to_first"] = equal_to_first(task, found.best.front(), c);
+    }
   }
   json["refused"] = nlohmann::ordered_json::object();
   json["lost"] = nlohmann::ordered_json::array();

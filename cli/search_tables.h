@@ -20,8 +20,11 @@ struct AnswerTable {
   std::string shared;  ///< "sp mb1 x128"; empty where rows share nothing
   Table table;
 };
-/// `ranked`: with a first column of ranks.
+/// `ranked`: with a first column of ranks, "=2" where `equal_to_first`.
 AnswerTable answer_table(const SearchTask& task, std::span<const search::Candidate> layouts, bool ranked);
+
+/// Whether the prediction cannot tell the layout from the first: it is slower by less than what the two differ in is uncertain by.
+bool equal_to_first(const SearchTask& task, const search::Candidate& first, const search::Candidate& candidate);
 
 /// "dp2 tp2 pp4 cp4, 55.1 s a step, 54 % MFU, 78.0 of 79.1 GiB (may not fit), 152 days, $584k".
 std::string answer_sentence(const SearchTask& task, const search::Candidate& candidate);

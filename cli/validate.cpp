@@ -1,6 +1,5 @@
 // validate: predictions scored against measured runs, a user's or the published ones.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -9,18 +8,16 @@
 
 #include "cli/common.h"
 #include "cli/namespaces.h"
+#include "cli/run_tables.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
-#include "plan/base/limits.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/escape.h"
 #include "simulator/estimator/validate/interval.h"
+#include "simulator/estimator/validate/own_runs.h"
 #include "simulator/estimator/validate/predictor.h"
-#include "simulator/estimator/validate/published.h"
 #include "simulator/estimator/validate/score.h"
-#include "sweeps/machines.h"
-#include "sweeps/models.h"
 
 namespace shardlab::cli {
 namespace {
@@ -29,74 +26,9 @@ using namespace validation;
 
 struct ValidateFlags {
   std::vector<std::string> files, by;
-  std::string out, format;
+  std::string out, format, intervals;
+  bool self_calibrate = false;
 };
-
-/// A path of a row is meant from the folder of its table, and where nothing is there, from the current one.
-std::string resolved_path(const std::string& name, const std::string& folder) {
-  const std::string beside = (std::filesystem::path(folder) / name).string();
-  return is_there(beside) ? beside : name;
-}
-
-/// Presets, machines of the published runs, and files.
-Resolver resolver_for(const std::string& file) {
-  const std::string folder = std::filesystem::path(file).parent_path().string();
-  const auto is_path = [](const std::string& name, std::initializer_list<const char*> endings) {
-    for (const char* ending : endings)
-      if (name.ends_with(ending)) return true;
-    return name.find('/') != std::string::npos;
-  };
-  Resolver resolver;
-  resolver.model = [=](const std::string& name) {
-    return load_model(is_path(name, {".json"}) ? resolved_path(name, folder) : name);
-  };
-  resolver.machine = [=](const std::string& name) {
-    for (const PublishedFile& machine : published_machines())
-      if (machine.name == name) return parse_machine(machine.text, name + ".yaml");
-    return load_machine(is_path(name, {".yaml", ".yml"}) ? resolved_path(name, folder) : name);
-  };
-  return resolver;
-}
-
-/// Each distinct name once, however many rows name it.
-Resolver remembering(Resolver inner) {
-  const auto models = std::make_shared<std::map<std::string, Result<Model>>>();
-  const auto machines = std::make_shared<std::map<std::string, Result<Machine>>>();
-  Resolver resolver;
-  resolver.model = [inner, models](const std::string& name) {
-    const auto found = models->find(name);
-    return found != models->end() ? found->second : models->emplace(name, inner.model(name)).first->second;
-  };
-  resolver.machine = [inner, machines](const std::string& name) {
-    const auto found = machines->find(name);
-    return found != machines->end() ? found->second : machines->emplace(name, inner.machine(name)).first->second;
-  };
-  return resolver;
-}
-
-Result<std::vector<RowTable>> published_tables() {
-  std::vector<RowTable> tables;
-  const Resolver resolver = remembering(resolver_for(""));
-  for (const PublishedFile& file : published_runs()) {
-    auto table = read_rows(file.text, std::string(file.name) + ".csv", resolver);
-    if (!table.ok()) return table.error();
-    tables.push_back(std::move(*table));
-  }
-  return tables;
-}
-
-Result<std::vector<RowTable>> tables_of(const std::vector<std::string>& files) {
-  std::vector<RowTable> tables;
-  for (const std::string& file : files) {
-    const auto text = read_file_within(file, limits::kRowsBytes);
-    if (!text.ok()) return text.error();
-    auto table = read_rows(*text, file, remembering(resolver_for(file)));
-    if (!table.ok()) return table.error();
-    if (!table->unread.empty()) fmt::print(stderr, "{}: carried through, not read: {}\n", file, fmt::join(table->unread, " "));
-    tables.push_back(std::move(*table));
-  }
-  return tables;
-}
 
 Value percent(double fraction) { return 100 * fraction; }
 Value percent(std::optional<double> fraction) { return fraction ? Value(100 * *fraction) : Value(); }
@@ -127,6 +59,9 @@ Table score_table(std::span<const Score> scores) {
   table.columns.push_back({"fits_precision_pct", Unit::kPercent, "says fits, right"});
   table.columns.push_back({"oom_precision_pct", Unit::kPercent, "says not, right"});
   table.columns.push_back({"covered_pct", Unit::kPercent, "in interval"});
+  table.columns.push_back({"interval_pct", Unit::kPercent, "interval +-"});
+  table.columns.push_back({"memory_covered_pct", Unit::kPercent, "memory in interval"});
+  table.columns.push_back({"memory_interval_pct", Unit::kPercent, "memory interval +-"});
   for (const Score& s : scores) {
     const bool timed = s.step.rows > 0;
     const auto of_step = [&](double v) { return timed ? percent(v) : Value(); };
@@ -151,7 +86,10 @@ Table score_table(std::span<const Score> scores) {
     for (const int64_t count : {s.fit.fits_right, s.fit.fits_wrong, s.fit.oom_right, s.fit.oom_wrong}) row.emplace_back(count);
     row.push_back(percent(s.fit.precision_fits()));
     row.push_back(percent(s.fit.precision_oom()));
-    row.push_back(s.intervals > 0 ? percent(static_cast<double>(s.covered) / static_cast<double>(s.intervals)) : Value());
+    for (const Score::Coverage& c : {s.step_interval, s.memory_interval}) {
+      row.push_back(percent(c.share()));
+      row.push_back(c.rows > 0 ? percent(c.width) : Value());
+    }
     table.rows.push_back(std::move(row));
   }
   return table;
@@ -217,8 +155,24 @@ constexpr const char* kLegend = R"(
 bias: mean error of predicted step times with its sign; |error|: without. rank: rank correlation of predicted and measured step times.
 jobs: sets of rows that differ in their layout alone; `rank in job` is their mean rank correlation, and `lost by choice` how much longer
 than the fastest layout the one takes that is predicted to be fastest. live, reserved, device: memory as the framework's tensors, its
-allocator and the driver count it. says fits, right: share of the rows predicted to fit which did run.
+allocator and the driver count it. says fits, right: share of the rows predicted to fit which did run. in interval: share of the measured
+values within the 90 % interval, which nothing of the row's source went into; interval +-: its mean half width.
 )";
+
+Table self_calibration_table(std::span<const SelfCalibration> sets) {
+  Table table{{{"set"},
+               {"jobs"},
+               {"rows"},
+               {"before_pct", Unit::kPercent, "mean |error|"},
+               {"after_pct", Unit::kPercent, "after"},
+               {"worst_before_pct", Unit::kPercent, "worst"},
+               {"worst_after_pct", Unit::kPercent, "after"}},
+              {}};
+  for (const SelfCalibration& s : sets)
+    table.rows.push_back(
+        {s.set, s.jobs, s.rows, percent(s.before), percent(s.after), percent(s.worst_before), percent(s.worst_after)});
+  return table;
+}
 
 Result<ExitCode> validate(const ValidateFlags& flags) {
   const auto format = parse_format(flags.format);
@@ -228,13 +182,17 @@ Result<ExitCode> validate(const ValidateFlags& flags) {
   const auto given = flags.files.empty() ? Result<std::vector<RowTable>>(std::vector<RowTable>{}) : tables_of(flags.files);
   if (!given.ok()) return given.error();
   const Predictor predict = analytic_predictor();
-  std::vector<ScoredRow> known = predict_rows(*published, predict);
+  const std::vector<ScoredRow> known = predict_rows(*published, predict);
+  if (!flags.intervals.empty()) write_file_atomically(flags.intervals, analytic::write_learnt(learn(known)));
   // Intervals learn from the published rows alone, whoever's runs are predicted.
-  const Intervals intervals(residuals_of(known));
-  std::vector<ScoredRow> rows = flags.files.empty() ? std::move(known) : predict_rows(*given, predict);
-  add_intervals(rows, intervals);
+  std::vector<ScoredRow> rows = flags.files.empty() ? known : predict_rows(*given, predict);
+  add_intervals(rows, known);
 
   report_refusals(rows);
+  if (flags.self_calibrate) {
+    print(self_calibration_table(self_calibrate(rows, analytic_predictor, analytic::published_learnt().step)), *format);
+    return ExitCode::kDone;
+  }
   std::vector<Score> scores = score_groups(rows, flags.by);
   if (scores.size() > 1) scores.push_back(score_all(rows, "all"));
   const Table table = score_table(scores);
@@ -261,6 +219,11 @@ void add_validate(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("--out", flags->out, "a folder for rows.csv (each row with its prediction) and scores.csv");
   verb->add_option("--by", flags->by, "columns whose values make the groups (`set` is the file); a group a file by default")
       ->delimiter(',');
+  verb->add_flag(
+      "--self-calibrate", flags->self_calibrate,
+      "print the errors before and after each job's machine was corrected by three of its own rows, which are not scored");
+  verb->add_option("--intervals", flags->intervals,
+                   "write the intervals that all published rows teach to a file: simulator/published/intervals.csv");
   add_format(*verb, flags->format);
   verb->callback([&action, flags] { action = [flags] { return validate(*flags); }; });
 }

@@ -30,6 +30,12 @@ void add_merge(CLI::App& app, Action& action, const Invocation& invocation);
 void add_report(CLI::App& app, Action& action, const Invocation& invocation);
 void add_memory(CLI::App& app, Action& action, const Invocation& invocation);
 void add_plan(CLI::App& app, Action& action, const Invocation& invocation);
+void add_compare(CLI::App& app, Action& action, const Invocation& invocation);
+void add_export(CLI::App& app, Action& action, const Invocation& invocation);
+void add_import(CLI::App& app, Action& action, const Invocation& invocation);
+void add_what_if(CLI::App& app, Action& action, const Invocation& invocation);
+void add_trace(CLI::App& app, Action& action, const Invocation& invocation);
+void add_weights(CLI::App& app, Action& action, const Invocation& invocation);
 void add_diff(CLI::App& app, Action& action, const Invocation& invocation);
 void add_explain(CLI::App& app, Action& action, const Invocation& invocation);
 void add_calibrate(CLI::App& app, Action& action, const Invocation& invocation);
@@ -39,6 +45,9 @@ void add_validate(CLI::App& app, Action& action, const Invocation& invocation);
 void add_search(CLI::App& app, Action& action, const Invocation& invocation);
 void add_strategies(CLI::App& app, Action& action, const Invocation& invocation);
 void add_keys(CLI::App& app, Action& action, const Invocation& invocation);
+void add_schema(CLI::App& app, Action& action, const Invocation& invocation);
+void add_completions(CLI::App& app, Action& action, const Invocation& invocation);
+void add_man(CLI::App& app, Action& action, const Invocation& invocation);
 void add_doctor(CLI::App& app, Action& action, const Invocation& invocation);
 
 }  // namespace shardlab::cli

@@ -71,7 +71,7 @@ Result<std::vector<int64_t>> numbers_of(std::string_view key, std::string_view t
     for (const int64_t v : sensible)
       if (v >= range->least && v <= range->most) values.push_back(v);
     if (values.size() == before)
-      return refusal(fmt::format("{} `{}` holds no value that can be", key, word),
+      return refusal(fmt::format("{} `{}` holds no possible value", key, word),
                      fmt::format("possible: {}", fmt::join(sensible, ", ")));
   }
   std::vector<int64_t> once;

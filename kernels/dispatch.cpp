@@ -7,6 +7,7 @@
 #include "kernels/checks.h"
 #include "kernels/kernels.h"
 #include "kernels/library_product.h"
+#include "kernels/linear_runs.h"
 #include "plan/base/check.h"
 
 namespace shardlab::kernels {
@@ -14,14 +15,17 @@ namespace shardlab::kernels {
 #if defined(SHARDLAB_X86_VARIANTS)
 namespace x86_64_v4 {
 extern const Kernels table;
-}
+void linear_weight_runs(const LinearWeightRuns& a);
+}  // namespace x86_64_v4
 namespace x86_64_v3 {
 extern const Kernels table;
-}
+void linear_weight_runs(const LinearWeightRuns& a);
+}  // namespace x86_64_v3
 #endif
 namespace baseline {
 extern const Kernels table;
-}
+void linear_weight_runs(const LinearWeightRuns& a);
+}  // namespace baseline
 
 void argument_refused(const char* rule, int64_t value) {
   SHARDLAB_CHECK(false, "a kernel was called with {} against the rule \"{}\"", value, rule);
@@ -49,6 +53,14 @@ bool runs_here([[maybe_unused]] const Kernels& k) {
   if (&k == &x86_64_v3::table) return v3;
 #endif
   return true;
+}
+
+void linear_weight_runs([[maybe_unused]] const Kernels& k, const LinearWeightRuns& a) {
+#if defined(SHARDLAB_X86_VARIANTS)
+  if (&k == &x86_64_v4::table) return x86_64_v4::linear_weight_runs(a);
+  if (&k == &x86_64_v3::table) return x86_64_v3::linear_weight_runs(a);
+#endif
+  baseline::linear_weight_runs(a);
 }
 
 const Kernels& kernels_for_this_processor() {

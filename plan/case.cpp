@@ -155,7 +155,11 @@ Result<void> check_products(const Case& c) {
         fmt::format("at most {:.0f} are planned: raise micro_batch or dp, or lower global_batch_tokens", kMostLayerRuns));
   const double hidden = static_cast<double>(m.hidden), vocab = static_cast<double>(m.vocab);
   const double attention = static_cast<double>(m.heads) * static_cast<double>(m.head_dim);
-  const double widest = std::max({static_cast<double>(m.qkv_rows()), static_cast<double>(m.up_rows()), attention, vocab});
+  // Of a mixture, the rows that tokens make for all the experts that they go to, of all ranks that share experts.
+  const double expert = static_cast<double>(m.experts.ffn),
+               choices = static_cast<double>(m.experts.top_k * std::max(1, c.layout.ep));
+  const double widest = std::max({static_cast<double>(m.qkv_rows()), static_cast<double>(m.up_rows()), attention, vocab,
+                                  static_cast<double>(m.experts.count), choices * std::max(2 * expert, hidden)});
   const double op_flops = 2 * tokens * std::max(hidden * widest, 2 * static_cast<double>(t.seq_len) * attention);
   if (m.heads > kMaxHeads || m.kv_heads > kMaxHeads || m.head_dim > kMaxHeads)
     return refusal(fmt::format("model.heads={}, kv_heads={}, head_dim={}: one is absurdly large", m.heads, m.kv_heads, m.head_dim),
@@ -167,8 +171,9 @@ Result<void> check_products(const Case& c) {
         fmt::format("a tensor or bucket of {:.3g} elements: seq_len {} * micro_batch {}, and a model of {:.3g} parameters",
                     elements, t.seq_len, t.micro_batch, static_cast<double>(parameter_count(m))),
         fmt::format("at most {} are planned in one buffer: lower seq_len, micro_batch or the model", kMaxElements));
-  const double layer_widths =
-      16 * hidden + 4 * static_cast<double>(m.qkv_rows()) + 4 * attention + 4 * static_cast<double>(m.up_rows());
+  const double layer_widths = 16 * hidden + 4 * static_cast<double>(m.qkv_rows()) + 4 * attention +
+                              4 * static_cast<double>(m.up_rows()) + 4 * choices * (hidden + 2 * expert) +
+                              4 * static_cast<double>(m.experts.count);
   const double activations =
       4 * tokens * (runs * layer_widths + static_cast<double>(t.grad_accumulation) * (16 * hidden + 4 * vocab));
   const double state = 32 * static_cast<double>(parameter_count(m));
@@ -187,7 +192,6 @@ Result<void> check_missing(const Case& c) {
   const auto missing = [](std::string what, std::string have) {
     return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
   };
-  if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (c.train.precision == Precision::kFp4)
     return missing(fmt::format("precision={}", name_of(c.train.precision)), "precision: fp32, bf16, fp16 or fp8");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");

@@ -252,15 +252,34 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"model.norm", "", Form::kWord, "layer rms", "layer in gpt, rms in llama",
      [](Case& c, const std::string& t) { return t == (c.model.is_llama() ? "rms" : "layer"); }, nullptr,
             "kind of norm"},
-    CaseKey{"model.experts", "", Form::kCount, "", "0 or 1 (dense)", [](Case&, const std::string& t) { return to_count(t) == 0 || to_count(t) == 1; }, nullptr,
-            "experts of a layer"}
+    CaseKey{"model.experts", "", Form::kCount, "", "",
+     [](Case& c, const std::string& t) { c.model.experts.count = to_count(t) <= 1 ? 0 : to_count(t); return true; },
+     [](const Case& c) { return from(c.model.experts.count); },
+            "experts of a layer; 0 or 1: dense"}
         .from(0).up_to(kSize),
-    CaseKey{"model.top_k", "", Form::kCount, "", "0 or 1 (dense)", [](Case&, const std::string& t) { return to_count(t) == 0 || to_count(t) == 1; }, nullptr,
+    CaseKey{"model.top_k", "", Form::kCount, "", "",
+     [](Case& c, const std::string& t) { c.model.experts.top_k = c.model.is_mixture() || to_count(t) > 1 ? to_count(t) : 0; return true; },
+     [](const Case& c) { return from(c.model.experts.top_k); },
             "experts of a token"}
         .from(0).up_to(kSize),
-    CaseKey{"model.moe_ffn", "", Form::kCount, "", "0 (dense)", [](Case&, const std::string& t) { return to_count(t) == 0; }, nullptr,
+    CaseKey{"model.moe_ffn", "", Form::kCount, "", "", FIELD_COUNT(model.experts.ffn),
             "inner width of an expert"}
         .from(0).up_to(kSize),
+    CaseKey{"model.router", "", Form::kWord, "softmax sigmoid", "",
+     [](Case& c, const std::string& t) { c.model.experts.sigmoid = t == "sigmoid"; return t == "sigmoid" || t == "softmax"; },
+     [](const Case& c) { return std::string(c.model.experts.sigmoid ? "sigmoid" : "softmax"); },
+            "scores of a token's experts"},
+    CaseKey{"model.normalise_weights", "", Form::kBool, "", "", FIELD_BOOL(model.experts.normalise),
+            "weights of a token's experts are divided by their sum"},
+    CaseKey{"model.router_factor", "", Form::kNumber, "", "", FIELD_FLOAT(model.experts.factor),
+            "times the weights of experts"}
+        .above(0).up_to(100),
+    CaseKey{"model.balance_loss", "", Form::kNumber, "", "", FIELD_FLOAT(model.experts.balance),
+            "coefficient of the loss for even use of experts, by sequence"}
+        .from(0).up_to(100),
+    CaseKey{"model.z_loss", "", Form::kNumber, "", "", FIELD_FLOAT(model.experts.z_loss),
+            "coefficient of the loss for small logits of routers"}
+        .from(0).up_to(100),
 
     CaseKey{"machine.id", "", Form::kText, "", "", FIELD_TEXT(machine.id),
             "what reports call the machine"},

@@ -27,10 +27,16 @@ class ParameterList {
     projection("attn.wqkv", "attn.bqkv", model_.qkv_rows(), model_.hidden, false);
     projection("attn.wo", "attn.bo", model_.hidden, model_.heads * model_.head_dim, true);
     norm("mlp.norm");
+    if (model_.is_mixture()) {
+      const Experts& e = model_.experts;
+      add("moe.router", {e.count, model_.hidden}, Kind::kMatrix);
+      add("moe.wup", {e.count, 2 * e.ffn, model_.hidden}, Kind::kMatrix);
+      add("moe.wdown", {e.count, model_.hidden, e.ffn}, Kind::kMatrix, true);
+      return end_layer();
+    }
     projection("mlp.wup", "mlp.bup", model_.up_rows(), model_.hidden, false);
     projection("mlp.wdown", "mlp.bdown", model_.hidden, model_.ffn, true);
-    prefix_.clear();
-    layer_ = -1;
+    end_layer();
   }
 
   void head() {
@@ -41,6 +47,11 @@ class ParameterList {
   std::vector<ModelParameter> take() { return std::move(list_); }
 
  private:
+  void end_layer() {
+    prefix_.clear();
+    layer_ = -1;
+  }
+
   void add(std::string_view name, std::vector<int64_t> shape, Kind kind, bool residual = false) {
     list_.push_back({prefix_ + std::string(name), std::move(shape), layer_, kind, residual});
   }
@@ -71,10 +82,13 @@ int64_t elements_of(const std::vector<ModelParameter>& parameters) {
   return total;
 }
 
-/// Elements of the weights that every token is multiplied by: the layers' matrices and the head, tied or not.
+/// Elements of the weights that a token is multiplied by: the layers' matrices, of experts those of its own, and the head, tied or not.
 double matmul_parameters(const Model& m) {
   const double attention = static_cast<double>(m.hidden) * static_cast<double>(m.qkv_rows() + m.heads * m.head_dim);
-  const double feed_forward = static_cast<double>(m.hidden) * static_cast<double>(m.up_rows() + m.ffn);
+  const Experts& e = m.experts;
+  const double rows = m.is_mixture() ? static_cast<double>(e.count) + static_cast<double>(e.top_k) * 3 * static_cast<double>(e.ffn)
+                                     : static_cast<double>(m.up_rows() + m.ffn);
+  const double feed_forward = static_cast<double>(m.hidden) * rows;
   return static_cast<double>(m.layers) * (attention + feed_forward) + static_cast<double>(m.vocab) * static_cast<double>(m.hidden);
 }
 
@@ -96,6 +110,26 @@ Result<void> check_sizes(const Model& m) {
                    "set model.max_positions to seq_len or more");
   if (m.layers > 16384)
     return refusal(fmt::format("model.layers={} is absurdly large", m.layers), "at most 16384 layers are planned");
+  return {};
+}
+
+Result<void> check_experts(const Model& m) {
+  const Experts& e = m.experts;
+  if (e == Experts{}) return {};
+  if (!m.is_llama())
+    return refusal(fmt::format("model.experts={} in the gpt family: experts are gated by SwiGLU and have no biases", e.count),
+                   "use model.family: llama, or model.experts: 0");
+  constexpr int64_t kMostExperts = 65536;
+  if (e.count < 1 || e.count > kMostExperts)
+    return refusal(fmt::format("model.experts={}", e.count), fmt::format("use 1 to {}, or 0 for a dense model", kMostExperts));
+  if (e.top_k < 1 || e.top_k > e.count)
+    return refusal(fmt::format("model.top_k={} of model.experts={}", e.top_k, e.count), "a token passes from 1 to all experts");
+  if (e.ffn < 1 || e.ffn >= int64_t{1} << 31)
+    return refusal(fmt::format("model.moe_ffn={} is outside [1, 2^31)", e.ffn), "set the inner width of an expert");
+  if (!(e.factor > 0)) return refusal(fmt::format("model.router_factor={} is not positive", e.factor), "use 1");
+  if (!(e.balance >= 0) || !(e.z_loss >= 0))
+    return refusal(fmt::format("model.balance_loss={} model.z_loss={}", e.balance, e.z_loss),
+                   "use 0 for none, or a coefficient above it");
   return {};
 }
 
@@ -126,6 +160,7 @@ double model_flops_per_token(const Model& model, int64_t seq_len) {
 
 Result<void> check(const Model& m) {
   SHARDLAB_TRY(check_sizes(m));
+  SHARDLAB_TRY(check_experts(m));
   if (m.heads % m.kv_heads != 0)
     return refusal(fmt::format("model.heads={} is not divisible by model.kv_heads={}", m.heads, m.kv_heads),
                    "every kv head must serve the same number of query heads");

@@ -14,6 +14,19 @@ namespace shardlab {
 /// gpt: LayerNorm, learned positions, GELU, biases. llama: RMSNorm, RoPE, SwiGLU, no biases, grouped-query attention.
 enum class Family : uint8_t { kGpt, kLlama };
 
+/// A mixture of experts in the place of every layer's feed-forward: a router chooses `top_k` of `count` experts for each token.
+struct Experts {
+  int64_t count = 0;      ///< 0: the feed-forward is one for all tokens
+  int64_t top_k = 0;      ///< experts of a token
+  int64_t ffn = 0;        ///< inner width of an expert
+  bool sigmoid = false;   ///< scores are sigmoids of the logits; else their softmax
+  bool normalise = true;  ///< the weights of a token's experts are their scores divided by the sum of these
+  float factor = 1;       ///< times the weights
+  float balance = 0;      ///< coefficient of the loss for even use of the experts, by sequence
+  float z_loss = 0;       ///< coefficient of the loss for small logits
+  friend bool operator==(const Experts&, const Experts&) = default;
+};
+
 struct Model {
   std::string name;
   Family family = Family::kGpt;
@@ -29,9 +42,11 @@ struct Model {
   float norm_epsilon = 1e-5f;
   float rope_theta = 10000.0f;
   float init_deviation = 0.02f;
+  Experts experts;
   friend bool operator==(const Model&, const Model&) = default;
 
   bool is_llama() const { return family == Family::kLlama; }
+  bool is_mixture() const { return experts.count > 0; }
   /// Output rows of the fused q, k, v projection, grouped by kv head.
   int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
   /// Output rows of the feed-forward's first projection: alternating gate and up rows for SwiGLU.
@@ -54,7 +69,7 @@ std::vector<ModelParameter> parameters_of(const Model& model);
 int64_t parameter_count(const Model& model);
 
 /// Training flops of one token, forward and backward, matmuls and causal attention, no recompute: what MFU counts.
-/// Formula: 6 * (matmul parameters, the head's included, embedding look-ups not) + 6 * layers * heads * head_dim * seq_len
+/// Formula: 6 * (matmul parameters that the token is multiplied by, the head's included, embedding look-ups not) + 6 * layers * heads * head_dim * seq_len
 /// (QK^T and PV at 2 flops each way, halved for causality, times three). Source: Narayanan et al. 2021, appendix; PaLM, appendix B.
 double model_flops_per_token(const Model& model, int64_t seq_len);
 

@@ -132,9 +132,57 @@ struct AttentionMerge {
 
 /// F: u -> a. I: da, u -> du. gelu is the tanh form, u and a [b,s,f]. swiglu takes u[b,s,2f] of alternating gate and up
 /// elements: a_i = silu(u_2i) * u_(2i+1).
+/// `counted`: u[1,r,..] holds rows of experts, and the last read is their counts, as a GroupedLinear's; the other rows hold nothing.
+/// `rows` of them are expected.
 struct Activation {
   Phase phase = Phase::kF;
   bool swiglu = false;
+  bool counted = false;
+  int64_t rows = 0;
+};
+
+/// The experts of each token (a mixture of experts): k of E. Rank i of the n that share the experts has [i E/n, (i+1) E/n).
+/// F: logits[b,s,E] -> weights[b,s,k], choice i32[b,s,k], counts i32[n,l,E/n]. choice: the experts with the k largest logits, the lower
+///   number first where two are equal, in ascending order. weights: their scores (softmax over all experts, or with `sigmoid` of each by
+///   itself), with `normalise` divided by their sum, times `factor`. counts[i,j,e]: tokens that go to expert e of rank i from part j of the
+///   tokens: l is 1, or the same number of leaves for each sequence (docs/canonical-order.md).
+/// I: dweights, logits, choice -> dlogits. It adds the gradients of two losses of the step, which no op computes: `balance` times the
+///   mean over sequences of sum over e of (E / (k s) tokens to e) * (mean score of e), and `z_loss` times the mean over tokens of the
+///   squared log-sum-exp. `tokens` is the number of tokens of the step.
+struct Route {
+  Phase phase = Phase::kF;
+  bool sigmoid = false;
+  bool normalise = false;
+  float factor = 1;
+  float balance = 0;
+  float z_loss = 0;
+  int64_t tokens = 1;
+};
+
+/// A row for each token and expert that it goes to, by expert and then by token, without gaps from the first row on. rows[n,r,h] has
+/// n r >= b s k.
+/// F: x[b,s,h], choice i32[b,s,k] -> rows. I: drows, choice -> dx: the sum of a token's rows, by expert.
+struct Dispatch {
+  Phase phase = Phase::kF;
+  int experts = 1;
+};
+
+/// Each row times the weight of its expert: w[e,out,in] of the e experts of this rank. rows[1,r,in] are those of `sources` ranks, one after
+/// the other, each by expert and then by token; counts i32[1,l,e] says how many: l/sources parts of each rank's tokens. The rows
+/// behind them hold nothing. `rows` are expected.
+/// F: rows, w, counts -> y[1,r,out]. I: dy, w, counts -> drows. W: rows, dy, counts -> dw.
+struct GroupedLinear {
+  Phase phase = Phase::kF;
+  int sources = 1;
+  int64_t rows = 0;
+  bool accumulate = false;
+};
+
+/// The sum of a token's rows, weighted, by expert. rows as of Dispatch.
+/// F: rows, weights[b,s,k], choice i32[b,s,k] -> y[b,s,h]. I: dy, rows, weights, choice -> drows, dweights.
+struct Combine {
+  Phase phase = Phase::kF;
+  int experts = 1;
 };
 
 /// F: x, z, (bias[h]) -> y = x + (z + bias). W: dy -> dbias. Its input gradients are dy itself. kTokens: dy -> f32[b,1,h].
@@ -243,7 +291,9 @@ enum class Algorithm : uint8_t {
 /// src -> dst. all_reduce: dst in place of src. reduce_scatter: dst is this rank's 1/n of src, a view of it or apart. all_gather:
 /// src is this rank's 1/n of dst. Both may cut any dim; where a dim before it is larger than 1 a part is several strips
 /// (`strips_of`), and src and dst lie apart. broadcast: from group index `root`. all_to_all: src cut in n, parts contiguous. kSum
-/// multiplies nothing: scales live in types. Another read holds row counts (all_to_all with counts).
+/// multiplies nothing: scales live in types.
+/// all_to_all with counts: src, sent i32[n,l,e], (received i32[1,n l,e]) -> dst. Rows are packed: to rank i go as many as sent[i,..] add up to,
+/// behind those that go to the ranks before it, and `received` says the same of what comes. What came goes back by the two the other way round.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   ReduceOp reduce = ReduceOp::kSum;
@@ -268,7 +318,7 @@ struct Recv {
 
 using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
                           Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel,
-                          Collective, Send, Recv, Regroup>;
+                          Collective, Send, Recv, Regroup, Route, Dispatch, GroupedLinear, Combine>;
 
 /// One operation of a segment.
 struct Op {
@@ -283,6 +333,12 @@ struct Op {
   std::string label;
   std::string strategy;  ///< the pass that put it there
 };
+
+/// An all_to_all of packed rows, by the counts of those that are sent and of those that are received.
+inline bool moves_packed_rows(const Op& op) {
+  const auto* c = std::get_if<Collective>(&op.work);
+  return c != nullptr && c->kind == CollectiveKind::kAllToAll && op.reads.size() == 3;
+}
 
 /// Stable lower-case name of an op's kind: "linear", "all_reduce", "send".
 std::string_view kind_of(const Work& work);

@@ -83,6 +83,8 @@ void op_fields(A& a, AttentionMerge& w) {
 template <class A>
 void op_fields(A& a, Activation& w) {
   a.flag("swiglu", w.swiglu);
+  a.flag("counted", w.counted);
+  a.number("rows", w.rows, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, Residual& w) {
@@ -159,6 +161,30 @@ void op_fields(A& a, Regroup& w) {
   a.number("copies", w.copies, 1);
   a.number("kv_heads", w.kv_heads, 0);
   a.number("head_dim", w.head_dim, 0);
+}
+
+template <class A>
+void op_fields(A& a, Route& w) {
+  a.flag("sigmoid", w.sigmoid);
+  a.flag("normalise", w.normalise);
+  a.number("factor", w.factor, 1.0f);
+  a.number("balance", w.balance, 0.0f);
+  a.number("z_loss", w.z_loss, 0.0f);
+  a.number("tokens", w.tokens, int64_t{1});
+}
+template <class A>
+void op_fields(A& a, Dispatch& w) {
+  a.number("experts", w.experts, 1);
+}
+template <class A>
+void op_fields(A& a, GroupedLinear& w) {
+  a.number("sources", w.sources, 1);
+  a.number("rows", w.rows, int64_t{0});
+  a.flag("accumulate", w.accumulate);
+}
+template <class A>
+void op_fields(A& a, Combine& w) {
+  a.number("experts", w.experts, 1);
 }
 
 /// The phase of an op that has one, to be read or set.

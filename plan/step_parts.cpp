@@ -51,7 +51,7 @@ StepParts parts_of_step(const Plan& plan, const std::vector<Program>& programs, 
     const Instruction& i = instruction_of(program, e);
     if (e.kind == TraceEvent::Kind::kWait) {
       claim(&StepParts::wait_s).push_back({e.begin, e.end});
-      if (e.stream == 0 && !is_communication(i))
+      if (e.stream == 0)
         for (const Interval& bubble : bubble_of_wait(program, op_of, e)) claim(&StepParts::bubble_s).push_back(bubble);
       continue;
     }

@@ -222,11 +222,36 @@ Result<void> check_diloco(const Case& c) {
   return {};
 }
 
+namespace {
+
+/// Tensor-parallel ranks of which several share a kv head.
+Result<void> check_shared_heads(const Case& c) {
+  const Model& m = c.model;
+  const int64_t tp = c.layout.tp;
+  if (tp % m.kv_heads != 0)
+    return refusal(fmt::format("kv_heads {} with tp={}: a rank takes whole kv heads, or several share one", m.kv_heads, tp),
+                   "choose a tp that divides the kv heads, or is a multiple of them");
+  const int64_t copies = tp / m.kv_heads, queries = m.heads / tp;
+  if (copies > kContractionLeaves)
+    return refusal(fmt::format("kv_heads {} with tp={}: {} ranks share a kv head", m.kv_heads, tp, copies),
+                   fmt::format("at most {} do: lower tp", kContractionLeaves));
+  if (m.qkv_rows() % tp != 0)
+    return refusal(fmt::format("kv_heads {} with tp={}: the {} rows of wqkv are not divisible by tp", m.kv_heads, tp, m.qkv_rows()),
+                   "lower tp");
+  if (c.canonical && !std::has_single_bit(static_cast<uint64_t>(queries)))
+    return refusal(fmt::format("canonical with kv_heads {} and tp={}: {} query heads a rank for one of {} copies of a kv head",
+                               m.kv_heads, tp, queries, copies),
+                   "what a rank sums over query heads must be an aligned block of the tree: a power of two of them");
+  return {};
+}
+
+}  // namespace
+
 Result<void> check_tensor_parallel(const Case& c) {
   const Model& m = c.model;
   const Layout& l = c.layout;
   SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
-  SHARDLAB_TRY(divides("kv_heads", m.kv_heads, "tp", l.tp));
+  if (m.kv_heads % l.tp != 0) SHARDLAB_TRY(check_shared_heads(c));
   SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
   if (m.vocab % l.tp != 0)
     return refusal(
@@ -236,10 +261,12 @@ Result<void> check_tensor_parallel(const Case& c) {
 }
 
 Result<void> check_sequence_parallel(const Case& c) {
-  const int tp = c.layout.tp;
-  if (c.train.seq_len % tp != 0)
-    return refusal(fmt::format("sequence_parallel with seq_len {}, which is not divisible by tp={}", c.train.seq_len, tp),
-                   fmt::format("set sequence_parallel: false, or seq_len: {}", (c.train.seq_len + tp - 1) / tp * tp));
+  const Layout& l = c.layout;
+  const int64_t ranks = int64_t{l.tp} * l.cp;  // that share the tokens of a sequence out
+  if (c.train.seq_len % ranks != 0)
+    return refusal(fmt::format("sequence_parallel with seq_len {}, which is not divisible by {}={}", c.train.seq_len,
+                               l.cp > 1 ? "tp*cp" : "tp", ranks),
+                   fmt::format("set sequence_parallel: false, or seq_len: {}", (c.train.seq_len + ranks - 1) / ranks * ranks));
   return {};
 }
 
@@ -255,15 +282,28 @@ Result<void> check_context_parallel(const Case& c) {
 }
 
 /// Every rank attends with whole heads.
+/// Groups of `ep` neighbours among the data ranks share the experts.
+Result<void> check_expert_parallel(const Case& c) {
+  const int ep = c.layout.ep;
+  if (ep < 1 || c.layout.dp % ep != 0)
+    return refusal(fmt::format("ep={} with dp={}: experts are shared by groups of data ranks", ep, c.layout.dp),
+                   "set ep to a divisor of dp, or dp to a multiple of ep");
+  if (c.model.experts.count % ep != 0)
+    return refusal(fmt::format("ep={} with model.experts={}: every rank has as many", ep, c.model.experts.count),
+                   "set ep to a divisor of model.experts");
+  return {};
+}
+
 Result<void> check_head_exchange(const Case& c) {
   const Layout& l = c.layout;
-  const int64_t heads = c.model.heads / l.tp, kv_heads = c.model.kv_heads / l.tp;  // of a tensor-parallel rank
+  // Of a tensor-parallel rank.
+  const int64_t heads = c.model.heads / l.tp, kv_heads = std::max<int64_t>(1, c.model.kv_heads / l.tp);
   if (heads % l.cp != 0)
     return refusal(
         fmt::format("cp_kind=ulysses with cp={}, tp={} and {} heads: each rank takes whole heads", l.cp, l.tp, c.model.heads),
         "lower cp or tp until cp * tp divides the heads, or use another cp_kind");
-  const int64_t copies = kv_heads >= l.cp ? 1 : l.cp / std::max<int64_t>(1, kv_heads);
-  if (kv_heads % l.cp != 0 && l.cp % std::max<int64_t>(1, kv_heads) != 0)
+  const int64_t copies = kv_heads >= l.cp ? 1 : l.cp / kv_heads;
+  if (kv_heads % l.cp != 0 && l.cp % kv_heads != 0)
     return refusal(
         fmt::format("cp_kind=ulysses with cp={}, tp={} and {} kv heads: a rank takes whole kv heads, or several share one", l.cp,
                     l.tp, c.model.kv_heads),
@@ -404,9 +444,14 @@ Result<void> check_canonical(const Case& c) {
   if (!power_of_two(t.micro_batch))
     return refusal(fmt::format("canonical with micro_batch={}, no power of two", t.micro_batch),
                    "canonical sums are binary trees over sequences");
-  const bool scattered = c.layout.zero >= 2 && t.grad_accumulation > 1;  // each micro-batch is summed over the ranks by itself
+  // Each micro-batch is summed over the ranks by itself.
+  const bool scattered = (c.layout.zero >= 2 || c.layout.ep > 1) && t.grad_accumulation > 1;
+  if (!power_of_two(c.layout.ep))
+    return refusal(fmt::format("canonical with ep={}, no power of two", c.layout.ep),
+                   "what the ranks that share experts sum must be an aligned block of the tree over sequences");
   if (scattered && !power_of_two(t.micro_batch * c.layout.shard_ranks()))
-    return refusal(fmt::format("canonical with zero={} and micro_batch*{}={}, no power of two", c.layout.zero,
+    return refusal(fmt::format("canonical with {} and micro_batch*{}={}, no power of two",
+                               c.layout.zero >= 2 ? fmt::format("zero={}", c.layout.zero) : fmt::format("ep={}", c.layout.ep),
                                c.layout.hybrid_shard > 0 ? "hybrid_shard" : "dp", t.micro_batch * c.layout.shard_ranks()),
                    "every micro-batch must be an aligned block of the tree over sequences");
   if (scattered && c.layout.replicas() > 1 && !power_of_two(t.micro_batch * t.grad_accumulation))

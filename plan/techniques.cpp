@@ -141,6 +141,17 @@ constexpr Fact kInPlaceAlgorithm{[](const Case& c) {
                                           c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling;
                                  },
                                  kOwnAlgorithm.text};
+bool shares_experts(const Case& c) { return c.layout.ep > 1; }
+constexpr Fact kNarrow{[](const Case& c) { return c.train.precision != Precision::kFp32; }, precision_text};
+constexpr Fact kCutSequences{cuts_sequences, [](const Case& c) { return fmt::format("cp={}", c.layout.cp); }};
+constexpr Fact kPowerSgd{is_compression<Kind::kPowerSgd>, compression_text};
+constexpr Fact kMirrored{[](const Case& c) { return is_mirrored(c.layout.schedule); }, schedule_text};
+constexpr Fact kDense{[](const Case& c) { return !c.model.is_mixture(); },
+                      [](const Case&) { return std::string("a dense model"); }};
+constexpr Fact kCanonicalSlices{
+    [](const Case& c) { return c.canonical && c.layout.zero == 1 && c.train.grad_accumulation > 1; },
+    [](const Case& c) { return fmt::format("canonical, zero=1 and grad_accumulation={}", c.train.grad_accumulation); }};
+
 constexpr Fact kCutTokens{cuts_tokens, [](const Case&) { return std::string("sequence_parallel"); }};
 constexpr Fact kNoCpKind{[](const Case& c) { return c.layout.cp_kind == ContextKind::kNone; }, context_text};
 constexpr Fact kUsp{[](const Case& c) { return c.layout.cp_kind == ContextKind::kUsp; }, context_text};
@@ -207,12 +218,32 @@ constexpr Apart kContextApart[] = {
     {kNoCpKind, "nobody would attend to the tokens of other ranks",
      "set cp_kind: zigzag, ring, striped, all-gather or ulysses, or cp: 1"},
     {kUsp, kMissing, "set cp: 1, or cp_kind: zigzag or ulysses"},
-    {kCutTokens, kMissing, "set cp: 1, or sequence_parallel: false"},
     {kCompression, kMissing, "set cp: 1, or compression.kind: none"},
     {kServers, kMissing, "set cp: 1, or parameter_server.servers: 0"},
     {kDilocoAtAll, kMissing, "set cp: 1, or diloco.steps: 0"},
     {kZeroPlusPlus, kMissing, "set cp: 1, or leave zero_plus_plus out"},
     {kFp8, kMissing, "set cp: 1, or precision: bf16"},
+};
+constexpr Apart kExpertsApart[] = {
+    {kTp, "no expert is cut along tp", "set tp: 1, and share the experts among data ranks: ep"},
+    {kCutSequences, "routes are counted by whole sequences", "set cp: 1"},
+    {kNarrow, "kernels of experts compute in fp32", "use precision: fp32"},
+    {kCuda, ", which has no kernels of experts", "use backend: cpu, or simulate with a described machine"},
+    {kPowerSgd, "weights of experts are stacks of matrices", "use compression.kind: int8"},
+};
+constexpr Apart kExpertParallelApart[] = {
+    {kDense, "there are no experts to share", "set ep: 1, or model.experts"},
+    {kZero3, kMissing, "use zero: 0, 1 or 2"},
+    {kHybridShard, kMissing, "set hybrid_shard: 0"},
+    {kZeroPlusPlus, kMissing, "leave zero_plus_plus out"},
+    {kCompression, kMissing, "set compression.kind: none"},
+    {kServers, kMissing, "set parameter_server.servers: 0"},
+    {kDilocoAtAll, kMissing, "set diloco.steps: 0"},
+    {kGuard, kMissing, "leave guard out"},
+    {kMirrored, kMissing, "use schedule: 1f1b, interleaved or a zero-bubble schedule"},
+    {kOptimizerAway, kMissing, "set offload.optimizer: none"},
+    {kParametersAway, kMissing, "set offload.parameters: none"},
+    {kCanonicalSlices, "each micro-batch is summed over the ranks by itself", "set zero: 0 or 2"},
 };
 constexpr Apart kRingApart[] = {
     {kNccl, "a hop's two halves run on two streams, and NCCL takes them as one call",
@@ -592,6 +623,16 @@ constexpr std::array kTable{
               .apart = kContextApart,
               .check = check_context_parallel,
               .choices = kContextChoices},
+    Technique{.id = "experts",
+              .on = [](const Case& c) { return c.model.is_mixture(); },
+              .text = [](const Case& c) { return fmt::format("model.experts={}", c.model.experts.count); },
+              .apart = kExpertsApart},
+    Technique{.id = "expert-parallel",
+              .on = shares_experts,
+              .text = [](const Case& c) { return fmt::format("ep={}", c.layout.ep); },
+              .apart = kExpertParallelApart,
+              .or_else = "or ep: 1",
+              .check = check_expert_parallel},
     Technique{.id = "ring-attention", .on = sends_in_rings, .text = context_text, .apart = kRingApart},
     Technique{.id = "head-exchange",
               .on = [](const Case& c) { return cuts_sequences(c) && c.layout.cp_kind == ContextKind::kUlysses; },

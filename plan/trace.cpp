@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <map>
 
@@ -71,6 +72,16 @@ std::vector<double> step_starts(const Trace& trace) {
   return starts;
 }
 
+/// Begin and length of an interval as Chrome's microseconds. Both ends are rounded to a nanosecond, not the length: intervals that
+/// touch then go on touching, where a viewer drops what overlaps.
+struct Slice {
+  double begin_us, length_us;
+};
+Slice slice_of(double begin, double end) {
+  const auto nanoseconds = [](double seconds) { return std::round(1e9 * seconds); };
+  return {nanoseconds(begin) / 1000, (nanoseconds(end) - nanoseconds(begin)) / 1000};
+}
+
 /// The separator before the next event of the list.
 const char* comma(const std::string& out) { return out.back() == '[' ? "\n" : ",\n"; }
 
@@ -109,11 +120,12 @@ void append_details(std::string& out, const Trace& trace, const std::vector<doub
       name_track(out, process, track->thread, trace.detail_lanes[static_cast<size_t>(d->lane)]);
     }
     track->end = begin + (d->end - d->begin);
+    const Slice slice = slice_of(begin, track->end);
     fmt::format_to(std::back_inserter(out),
                    "{}{{\"ph\":\"X\",\"name\":\"{}\",\"cat\":\"detail\",\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f},"
                    "\"args\":{{\"instruction\":{},\"step\":{},\"bytes\":{}}}}}",
-                   comma(out), json_escaped(trace.detail_names[static_cast<size_t>(d->name)]), process, track->thread, 1e6 * begin,
-                   1e6 * (d->end - d->begin), d->instruction, d->step, d->bytes);
+                   comma(out), json_escaped(trace.detail_names[static_cast<size_t>(d->name)]), process, track->thread,
+                   slice.begin_us, slice.length_us, d->instruction, d->step, d->bytes);
   }
 }
 
@@ -138,7 +150,7 @@ Breakdown analyse(const Plan& plan, const std::vector<Program>& programs, const 
     if (e.stream == 0 && is_receive(instruction)) bubble.push_back({e.begin, e.begin + e.peer_wait});
   }
   for (const TraceEvent& e : events)
-    if (e.step == step && e.kind == TraceEvent::Kind::kWait && e.stream == 0 && !is_communication(instruction_of(program, e)))
+    if (e.step == step && e.kind == TraceEvent::Kind::kWait && e.stream == 0)
       for (const Interval& i : bubble_of_wait(program, op_of, e)) bubble.push_back(i);
 
   compute = unite(std::move(compute), bounds);
@@ -187,6 +199,8 @@ std::string to_chrome_json(const Plan& plan, const std::vector<Program>& program
     }
     const Instruction& i = instruction_of(programs[role_of(plan.mesh, e.rank)], e);
     const bool wait = e.kind == TraceEvent::Kind::kWait;
+    const double start = starts[static_cast<size_t>(e.step)];
+    const Slice slice = slice_of(start + e.begin, start + e.end);
     fmt::format_to(std::back_inserter(out),
                    "{}{{\"ph\":\"X\",\"name\":\"{}{}\",\"cat\":\"{}\",\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f},"
                    "\"args\":{{\"instruction\":{},\"step\":{},\"peer_wait_us\":{:.3f},\"sent_bytes\":{}",
@@ -195,8 +209,7 @@ std::string to_chrome_json(const Plan& plan, const std::vector<Program>& program
                    : is_communication(i) ? "communication"
                    : is_transfer(i)      ? "copy"
                                          : "compute",
-                   e.rank, e.stream, 1e6 * (starts[static_cast<size_t>(e.step)] + e.begin), 1e6 * (e.end - e.begin), e.instruction,
-                   e.step, 1e6 * e.peer_wait, e.sent_bytes);
+                   e.rank, e.stream, slice.begin_us, slice.length_us, e.instruction, e.step, 1e6 * e.peer_wait, e.sent_bytes);
     if (e.queued >= 0) fmt::format_to(std::back_inserter(out), ",\"queued_us\":{:.3f}", 1e6 * e.queued);
     out += "}}";
   }

@@ -91,8 +91,21 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
             if (w.carry_kv) sources.push_back({Kind::kTerm, 1});
             return sources;
           },
-          [&](const Activation&) {
-            return std::vector{kGradient, kX};
+          [&](const Activation& w) {
+            return w.counted ? std::vector{kGradient, kX, kParameter} : std::vector{kGradient, kX};
+          },
+          [&](const Route&) {
+            return std::vector{kGradient, kX, kSaved};
+          },
+          [&](const Dispatch&) {
+            return std::vector{kGradient, kParameter};
+          },
+          [&](const GroupedLinear&) {
+            constexpr Source kCounts{Kind::kRead, 2};
+            return input ? std::vector{kGradient, kParameter, kCounts} : std::vector{kX, kGradient, kCounts};
+          },
+          [&](const Combine&) {
+            return std::vector{kGradient, kX, kParameter, Source{Kind::kRead, 2}};
           },
           [&](const Residual& w) {
             return std::vector{w.over == SumOver::kSequences ? Source{Kind::kSums, 0} : kGradient};
@@ -114,6 +127,7 @@ Way way_of(const Work& work, size_t read) {
                                                             : read == 2 ? Way::kPass
                                                                         : Way::kNone; },
                         [&](const AttentionMerge&) { return read % 2 == 0 ? Way::kPass : Way::kNone; },
+                        [&](const Combine&) { return read < 2 ? Way::kTerm : Way::kNone; },
                         [&](const Positions&) { return read == 0 ? Way::kPass : Way::kNone; },
                         [&](const CrossEntropy& w) {
                           const bool back = w.part == CrossEntropy::Part::kFused || w.part == CrossEntropy::Part::kGrad;
@@ -359,6 +373,7 @@ class Replay {
   int32_t check_order(const Act& act);
   void check_turns(const Act& act);
   void check_counts(const Act& act);
+  void check_packed(const Act& act);
   void check_sources(const Act& act, int32_t node);
   Held turned(const Act& act, int32_t slot, Held held);
   int axis_of_parts(int32_t slot) const;
@@ -381,6 +396,9 @@ class Replay {
   void receive(const Act& act, const Recv& receive);
   void check_batch(const Act& act);
   void check_loss_parts(const Act& act, int32_t node);
+  void check_route(const Act& act);
+  int32_t route_of_rows(const Held& rows) const;
+  int32_t route_of(const Held& held, size_t result) const;
   /// Compares a backward operand with its rule. `sum` grows by the gradient that the operand adds to the result, if it adds one.
   void check_operand(const Act& act, size_t i, int32_t node, std::optional<uint64_t>& sum);
   void check_gradient(const Act& act, size_t i, int32_t node, size_t result);
@@ -599,7 +617,7 @@ void Replay::consume(const Act& act, int32_t node) {
       if (!whole || !alone)
         rule_.hide(value);
       else if (way == Way::kTerm)
-        rule_.consume(value, node);
+        rule_.consume(value, node, i);
       else
         rule_.pass(value, node);
     });
@@ -813,8 +831,29 @@ void Replay::play_merge(const Act& act) {
   write(act.writes[0], sum ? Held{Held::Kind::kGradient, *sum, 0} : Held{});
 }
 
+/// Packed rows go by the counts of the router that chose where they go, exchanged.
+void Replay::check_packed(const Act& act) {
+  for (const int32_t slot : act.reads) held_.push_back(read(slot));
+  const auto known = [&](size_t i) { return held_[i].kind != Held::Kind::kUnknown; };
+  int32_t route = route_of_rows(held_[0]);
+  for (const size_t i : {size_t{1}, size_t{2}}) {
+    const int32_t counted = route_of(held_[i], 2);
+    if (counted < 0 && known(i)) fault(Rule::kValues, act, "moves rows by %{}, and no router counted that", name(act.reads[i]));
+    if (route >= 0 && counted >= 0 && counted != route)
+      fault(Rule::kValues, act, "moves %{} by %{}, and {} is there: the rows go by {}", name(act.reads[0]), name(act.reads[i]),
+            rule_.name_of(held_[i]), rule_.name_of(rule_.made(route, 1)));
+    if (route < 0) route = counted;
+  }
+  if (route < 0) return;
+  const Call& of = *rule_.node(route).call;
+  if (of.layer != call_->layer || of.micro_batch != call_->micro_batch)
+    fault(Rule::kValues, act, "moves %{} by {}", name(act.reads[0]), rule_.name_of(rule_.made(route, 2)));
+}
+
 /// Rows that arrive are counted by the counts of the rows that were sent, exchanged.
 void Replay::check_counts(const Act& act) {
+  held_.clear();
+  if (moves_packed_rows(*act.op)) return check_packed(act);
   const auto count = [&](int32_t slot) { return segment_->slots[static_cast<size_t>(slot)].count; };
   const SlotId sent = count(act.reads[0]), came = count(act.writes[0]);
   if (!sent || !came) return;
@@ -862,6 +901,7 @@ void Replay::play_forward(const Act& act) {
   if (std::holds_alternative<AttentionMerge>(act.op->work)) meet_all(act, node);
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
   if (loss) check_loss_parts(act, node);
+  check_route(act);
   for (size_t i = 0; i < act.writes.size(); ++i)
     write(act.writes[i], loss && i == 1 ? Held{Held::Kind::kGradient, ChainRule::term_of(node), 0} : rule_.made(node, i));
 }
@@ -908,6 +948,50 @@ void Replay::check_loss_parts(const Act& act, int32_t node) {
   }
 }
 
+/// The node of the router whose result `result` (0 weights, 1 choice, 2 counts) is there, or -1.
+int32_t Replay::route_of(const Held& held, size_t result) const {
+  if (held.kind != Held::Kind::kValue) return -1;
+  const int32_t maker = rule_.maker(held);
+  return std::holds_alternative<Route>(rule_.node(maker).op->work) && held == rule_.made(maker, result) ? maker : -1;
+}
+
+/// The node of the router that chose where rows go, or -1 where they are no rows of a dispatch.
+int32_t Replay::route_of_rows(const Held& rows) const {
+  if (rows.kind != Held::Kind::kValue) return -1;
+  const int32_t maker = rule_.maker(rows);
+  const Work& work = rule_.node(maker).op->work;
+  if (std::holds_alternative<Dispatch>(work)) return route_of(rule_.read(maker, 1), 1);
+  if (std::holds_alternative<GroupedLinear>(work) || std::holds_alternative<Activation>(work))
+    return route_of_rows(rule_.read(maker, 0));
+  return -1;
+}
+
+/// Rows, their counts, and the weights by which they are added up are of one router's choice.
+void Replay::check_route(const Act& act) {
+  const auto known = [&](size_t i) { return held_[i].kind != Held::Kind::kUnknown; };
+  const auto must_be = [&](size_t i, int32_t route, size_t result, std::string_view what) {
+    if (known(i) && route_of(held_[i], result) < 0)
+      return fault(Rule::kValues, act, "reads %{} as {}, and no router made that", name(act.reads[i]), what);
+    if (known(i) && route >= 0 && route_of(held_[i], result) != route)
+      fault(Rule::kValues, act, "reads %{}, and {} is there: the rows of %{} go by {}", name(act.reads[i]), rule_.name_of(held_[i]),
+            name(act.reads[0]), rule_.name_of(rule_.made(route, 1)));
+  };
+  const Work& work = act.op->work;
+  if (std::holds_alternative<Dispatch>(work)) return must_be(1, -1, 1, "the experts of tokens");
+  const auto* activation = std::get_if<Activation>(&work);
+  const bool counted = std::holds_alternative<GroupedLinear>(work) || (activation != nullptr && activation->counted);
+  if (!counted && !std::holds_alternative<Combine>(work)) return;
+  const int32_t route = route_of_rows(held_[0]);
+  if (route < 0 && known(0))
+    fault(Rule::kValues, act, "reads %{} as rows of experts, and no dispatch of a router's choice made them", name(act.reads[0]));
+  if (counted) return must_be(activation != nullptr ? 1 : 2, route, 2, "counts of rows");
+  if (known(0) && held_[0].kind == Held::Kind::kValue &&
+      !std::holds_alternative<GroupedLinear>(rule_.node(rule_.maker(held_[0])).op->work))
+    fault(Rule::kValues, act, "adds up %{}, which no expert made: {} is there", name(act.reads[0]), rule_.name_of(held_[0]));
+  must_be(1, route, 0, "the weights of a token's experts");
+  must_be(2, route, 1, "the experts of tokens");
+}
+
 void Replay::play_backward(const Act& act) {
   read_all(act);
   check_scales(act);
@@ -920,11 +1004,12 @@ void Replay::play_backward(const Act& act) {
   }
   check_settings(act, node);
   if (phase_of(act.op->work) == Phase::kW) check_parameters(act, node);
-  std::vector<std::optional<uint64_t>> sums(act.writes.size(), ChainRule::term_of(node));
+  const bool block = std::holds_alternative<AttentionBlock>(act.op->work);
+  std::vector<std::optional<uint64_t>> sums;  // by result
+  for (size_t w = 0; w < act.writes.size(); ++w) sums.emplace_back(ChainRule::term_of(node, block ? w : 0));
   for (size_t i = 0; i < std::min(act.reads.size(), act.sources.size()); ++i)
     check_operand(act, i, node,
                   sums[std::min(act.sources[i].kind == Source::Kind::kTerm ? act.sources[i].index : 0, sums.size() - 1)]);
-  const bool block = std::holds_alternative<AttentionBlock>(act.op->work);
   const bool over_tokens = over_of(act.op->work) == SumOver::kTokens;
   if (block) rule_.note_block_term(node, held_[4].turn);
   for (size_t w = 0; w < act.writes.size(); ++w) {

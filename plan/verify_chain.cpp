@@ -6,7 +6,7 @@
 
 namespace shardlab::verifying {
 
-uint64_t ChainRule::mix_term(int32_t n) { return mix(static_cast<uint64_t>(n) + 1); }
+uint64_t ChainRule::mix_term(int32_t n, size_t input) { return mix(static_cast<uint64_t>(n) * 2 + input + 1); }
 
 int32_t ChainRule::find(uint64_t key) const {
   const auto found = by_key_.find(key);

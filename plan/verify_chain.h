@@ -89,11 +89,11 @@ class ChainRule {
   /// Layers that a value has been through.
   int32_t depth(const Held& value) const { return node(maker(value)).depth; }
 
-  /// The gradient that the backward op of node `n` makes.
-  static uint64_t term_of(int32_t n) { return mix_term(n); }
+  /// The gradient of read `input` that the backward op of node `n` makes. Only blocks of attention make two, of queries and of keys.
+  static uint64_t term_of(int32_t n, size_t input = 0) { return mix_term(n, input); }
 
   /// Node `n` read the value as a whole, and its backward op gives a term.
-  void consume(const Held& value, int32_t n) { values_[value.what].terms += term_of(n); }
+  void consume(const Held& value, int32_t n, size_t input) { values_[value.what].terms += term_of(n, input); }
   /// Node `n` read the value as a whole and passes the gradient of its result on as it is.
   void pass(const Held& value, int32_t n);
   /// The value was read in parts, or by a kernel whose backward the core does not know: its gradient is not derived.
@@ -121,7 +121,7 @@ class ChainRule {
     return at == blocks_.end() ? nullptr : &at->second;
   }
   /// The turn of the block whose backward op made this term alone; nothing for any other gradient.
-  void note_block_term(int32_t n, int32_t turn) { block_terms_[term_of(n)] = turn; }
+  void note_block_term(int32_t n, int32_t turn) { block_terms_[term_of(n, 0)] = block_terms_[term_of(n, 1)] = turn; }
   std::optional<int32_t> turn_of_term(uint64_t term) const {
     const auto at = block_terms_.find(term);
     return at == block_terms_.end() ? std::nullopt : std::optional(at->second);
@@ -153,7 +153,7 @@ class ChainRule {
     std::string_view slot;
     Site site;
   };
-  static uint64_t mix_term(int32_t n);
+  static uint64_t mix_term(int32_t n, size_t input);
   void settle_rings();
 
   Report& report_;

@@ -405,6 +405,10 @@ class FormChecker {
       const bool back = block->phase == Phase::kI;
       flops =
           10 * extent(op.reads[back ? 3 : 0]) * static_cast<double>(segment.slots[op.reads[back ? 4 : 1].index()].type.shape[1]);
+    } else if (const auto* g = std::get_if<GroupedLinear>(&op.work)) {  // every row, by the weight of one expert
+      const Shape& weight = segment.slots[(g->phase == Phase::kW ? op.writes[0] : op.reads[1]).index()].type.shape;
+      const Shape& rows = segment.slots[op.reads[0].index()].type.shape;
+      flops = 2 * static_cast<double>(rows[1]) * static_cast<double>(weight[1]) * static_cast<double>(weight[2]);
     } else if (const auto* k = std::get_if<Kernel>(&op.work)) {
       flops = kernel_flops(segment, op, *k);
     }

@@ -129,6 +129,10 @@ class Builder {
   void describe(const Send&) { read("x", first_dims(), Pass::kTerm); }
   void describe(const Recv&);
   void describe(const Regroup& w);
+  void describe(const Route& w);
+  void describe(const Dispatch& w);
+  void describe(const GroupedLinear& w);
+  void describe(const Combine& w);
 
   std::string first_dims() const { return type_of_read(0) == nullptr ? "" : by_position(*type_of_read(0)); }
   std::string operands_fault() const;
@@ -327,14 +331,77 @@ void Builder::describe(const Activation& w) {
   const std::string b = lead(0);
   equation.loose = w.swiglu ? "f" : "";  // u holds gate and up
   equation.may_alias = !w.swiglu;
+  if (w.counted) equation.loose += "s";  // rows, and parts of tokens by which they are counted
   if (w.phase == Phase::kF) {
     read("u", b + "f", Pass::kNonlinear);
+    if (w.counted) read("counts", "bse", Pass::kNonlinear);
     write("a", b + "f");
   } else {
     read("da", b + "f", Pass::kFactor);
     read("u", b + "f", Pass::kNonlinear);
+    if (w.counted) read("counts", "bse", Pass::kNonlinear);
     write("du", b + "f");
   }
+}
+
+// Rows of experts are [x,r,width]: x counts groups of experts, of which each rank has one, r the rows that tokens make. A rank's
+// own tokens make rows for every group; moved by an all_to_all, all ranks' rows for its group. So where x is cut an expert's weight
+// is the rank's own, and where r is cut a sum over rows is a summand.
+
+void Builder::describe(const Route& w) {
+  equation.frozen = w.balance == 0 ? "E" : "sE";  // a mean over the tokens of a sequence
+  equation.loose = "b";                           // sequences, and the parts of their tokens that are counted
+  if (w.phase == Phase::kF) {
+    read("logits", "bsE", Pass::kNonlinear);
+    write("weights", "bsk");
+    write("choice", "bsk");
+    write("counts", "xbe");
+    return;
+  }
+  read("dweights", "bsk", Pass::kNonlinear);
+  read("logits", "bsE", Pass::kNonlinear);
+  read("choice", "bsk", Pass::kNonlinear);
+  write("dlogits", "bsE");
+}
+
+void Builder::describe(const Dispatch& w) {
+  equation.loose = "b";
+  read(w.phase == Phase::kF ? "x" : "drows", w.phase == Phase::kF ? "bsh" : "xbh", Pass::kFactor);
+  read("choice", "bsk", Pass::kNonlinear);
+  write(w.phase == Phase::kF ? "rows" : "dx", w.phase == Phase::kF ? "xbh" : "bsh");
+}
+
+void Builder::describe(const GroupedLinear& w) {
+  equation.loose = "xr";  // a group and its experts; rows, and parts of tokens by which they are counted
+  if (w.phase == Phase::kW) {
+    read("rows", "xri", Pass::kFactor);
+    read("dy", "xro", Pass::kFactor);
+    read("counts", "xre", Pass::kNonlinear);
+    write("dw", "xoi");
+    return accumulate(w.accumulate);
+  }
+  const bool forward = w.phase == Phase::kF;
+  read(forward ? "rows" : "dy", forward ? "xri" : "xro", Pass::kFactor);
+  read("w", "xoi", Pass::kFactor);
+  read("counts", "xre", Pass::kNonlinear);
+  write(forward ? "y" : "drows", forward ? "xro" : "xri");
+}
+
+void Builder::describe(const Combine& w) {
+  equation.loose = "b";
+  if (w.phase == Phase::kF) {
+    read("rows", "xbh", Pass::kFactor);
+    read("weights", "bsk", Pass::kFactor);
+    read("choice", "bsk", Pass::kNonlinear);
+    write("y", "bsh");
+    return;
+  }
+  read("dy", "bsh", Pass::kFactor);
+  read("rows", "xbh", Pass::kNonlinear);
+  read("weights", "bsk", Pass::kNonlinear);
+  read("choice", "bsk", Pass::kNonlinear);
+  write("drows", "xbh", 0b1101u);
+  write("dweights", "bsk", 0b1011u);
 }
 
 void Builder::describe(const Residual& w) {
@@ -444,7 +511,9 @@ void Builder::describe(const Kernel& w) {
 
 void Builder::describe(const Collective& w) {
   read("src", first_dims(), Pass::kTerm);
-  if (w.kind == CollectiveKind::kAllToAll && op_.reads.size() == 2) read("counts", by_position(*type_of_read(1)), Pass::kNonlinear);
+  if (w.kind == CollectiveKind::kAllToAll && op_.reads.size() >= 2) read("sent", by_position(*type_of_read(1)), Pass::kNonlinear);
+  if (w.kind == CollectiveKind::kAllToAll && op_.reads.size() >= 3)
+    read("received", by_position(*type_of_read(2)), Pass::kNonlinear);
   equation.loose = "abcdxyzw";
   equation.may_alias = true;
   const bool in_place = w.kind == CollectiveKind::kAllReduce || w.kind == CollectiveKind::kBroadcast;
@@ -624,9 +693,24 @@ std::string Builder::settings_fault() const {
     if (w.head_dim % 2 != 0) return fmt::format("head_dim={}: rotation takes pairs", w.head_dim);
     return heads_fault(w.heads, w.kv_heads, w.head_dim, read_slot(0));
   };
+  const auto integers = [&](std::initializer_list<const Slot*> slots) -> std::string {
+    for (const Slot* s : slots)
+      if (s->type.dtype != DType::i32)
+        return fmt::format("%{} is {}, and numbers of experts and rows are i32", s->name, name_of(s->type.dtype));
+    return "";
+  };
   const auto of_activation = [&](const Activation& w) -> std::string {
-    if (!w.swiglu) return "";
     const bool forward = w.phase == Phase::kF;
+    if (w.counted) {
+      const Slot& counts = read_slot(forward ? 1 : 2);
+      if (read_slot(0).type.shape.rank != 3)
+        return fmt::format("%{} has {} dims, and rows of experts have 3", read_slot(0).name, read_slot(0).type.shape.rank);
+      if (std::string fault = integers({&counts}); !fault.empty()) return fault;
+      for (const Slot* s : {forward ? &read_slot(0) : &read_slot(1), &write_slot(0)})
+        if (std::string fault = extent_fault(*s, 1, read_slot(0).type.shape[1], "a row for each"); !fault.empty()) return fault;
+    }
+    if (w.rows < 0 || (w.rows > 0 && !w.counted)) return fmt::format("rows={}: expected of rows that are counted", w.rows);
+    if (!w.swiglu) return "";
     const Slot &u = forward ? read_slot(0) : read_slot(1), &a = forward ? write_slot(0) : read_slot(0);
     if (std::string fault = extent_fault(u, u.type.shape.rank - 1, 2 * a.type.shape.last(), "a gate for each"); !fault.empty())
       return fault;
@@ -643,6 +727,65 @@ std::string Builder::settings_fault() const {
         return fmt::format("%{} is {}, and sums that are to be added up are f32", slot(sum).name, name_of(slot(sum).type.dtype));
     }
     return "";
+  };
+  const auto of_route = [&](const Route& w) -> std::string {
+    const bool forward = w.phase == Phase::kF;
+    const Slot &logits = read_slot(forward ? 0 : 1), &choice = forward ? write_slot(1) : read_slot(2);
+    const Shape& l = logits.type.shape;
+    if (choice.type.shape.last() > l.last())
+      return fmt::format("%{} has {} experts of %{}'s {}", choice.name, choice.type.shape.last(), logits.name, l.last());
+    if (!(w.factor > 0) || !(w.balance >= 0) || !(w.z_loss >= 0))
+      return fmt::format("factor={} balance={} z_loss={}: a factor is positive, and no loss is negative", w.factor, w.balance,
+                         w.z_loss);
+    if (w.tokens < 1 || w.tokens > kMaxTokens) return fmt::format("tokens={}: a mean is of 1 to {} tokens", w.tokens, kMaxTokens);
+    if (std::string fault = extent_fault(choice, 0, l[0], "the sequences"); !fault.empty()) return fault;
+    if (!forward) return integers({&choice});
+    const Slot& counts = write_slot(2);
+    const Shape& c = counts.type.shape;
+    if (c[0] * c[2] != l.last())
+      return fmt::format("%{} counts {} experts on each of {} ranks, and there are {}", counts.name, c[2], c[0], l.last());
+    if (c[1] != 1 && (c[1] % l[0] != 0 || c[1] / l[0] > kContractionLeaves))
+      return fmt::format("%{} counts {} parts of {} sequences: one of all, or up to {} of each", counts.name, c[1], l[0],
+                         kContractionLeaves);
+    return integers({&choice, &counts});
+  };
+  const auto rows_fault = [&](const Slot& rows, const Slot& choice, int experts) -> std::string {
+    const Shape &r = rows.type.shape, &c = choice.type.shape;
+    if (experts < c[2]) return fmt::format("experts={}, and a token goes to {}", experts, c[2]);
+    if (r[0] * r[1] < c.elements())
+      return fmt::format("%{} has {} rows, and {} tokens go to {} experts each", rows.name, r[0] * r[1], c[0] * c[1], c[2]);
+    return integers({&choice});
+  };
+  const auto of_dispatch = [&](const Dispatch& w) -> std::string {
+    const bool forward = w.phase == Phase::kF;
+    if (std::string fault = extent_fault(forward ? read_slot(0) : write_slot(0), 0, read_slot(1).type.shape[0], "the sequences");
+        !fault.empty())
+      return fault;
+    return rows_fault(forward ? write_slot(0) : read_slot(0), read_slot(1), w.experts);
+  };
+  const auto of_combine = [&](const Combine& w) -> std::string {
+    const bool forward = w.phase == Phase::kF;
+    const Slot &y = forward ? write_slot(0) : read_slot(0), &rows = read_slot(forward ? 0 : 1),
+               &weights = read_slot(forward ? 1 : 2), &choice = read_slot(forward ? 2 : 3);
+    for (const Slot* s : {&y, &weights, forward ? &weights : &write_slot(1)})
+      if (std::string fault = extent_fault(*s, 0, choice.type.shape[0], "the sequences"); !fault.empty()) return fault;
+    if (!forward && !(write_slot(0).type.shape == rows.type.shape))
+      return fmt::format("%{} and %{} have other extents", write_slot(0).name, rows.name);
+    return rows_fault(rows, choice, w.experts);
+  };
+  const auto of_grouped = [&](const GroupedLinear& w) -> std::string {
+    const Slot &counts = read_slot(2), &rows = read_slot(0), &weight = w.phase == Phase::kW ? write_slot(0) : read_slot(1),
+               &other = w.phase == Phase::kW ? read_slot(1) : write_slot(0);
+    const Shape& c = counts.type.shape;
+    if (c[0] != 1 || rows.type.shape[0] != 1 || other.type.shape[0] != 1)
+      return fmt::format("%{} is of {} groups of experts, and a rank multiplies by one", rows.name, rows.type.shape[0]);
+    if (std::string fault = extent_fault(weight, 0, c[2], "a weight for each expert that is counted"); !fault.empty()) return fault;
+    if (std::string fault = extent_fault(other, 1, rows.type.shape[1], "a row for each"); !fault.empty()) return fault;
+    if (w.sources < 1 || c[1] % w.sources != 0)
+      return fmt::format("sources={}: %{} counts {} parts of their tokens", w.sources, counts.name, c[1]);
+    if (w.rows < 0 || w.rows > rows.type.shape[1])
+      return fmt::format("rows={} of %{}, which has {}", w.rows, rows.name, rows.type.shape[1]);
+    return integers({&counts});
   };
   const auto of_residual = [&](const Residual& w) -> std::string { return over_fault(w.over, w.phase, w.accumulate); };
   const auto of_norm = [&](const Norm& w) -> std::string {
@@ -695,8 +838,8 @@ std::string Builder::settings_fault() const {
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
   return std::visit(Overload{of_kernel, of_linear, of_attention, of_split, of_block, of_merge, of_rope, of_activation, of_norm,
-                             of_residual, of_positions, of_loss, of_dropout, of_regroup,
-                             [](const auto&) { return std::string(); }},
+                             of_residual, of_positions, of_loss, of_dropout, of_regroup, of_route, of_dispatch, of_grouped,
+                             of_combine, [](const auto&) { return std::string(); }},
                     op_.work);
 }
 
@@ -756,6 +899,7 @@ class TypeChecker {
   void check_collective(const Op& op, const Collective& c);
   void check_collective_shapes(const Op& op, const Collective& c);
   void check_counts(const Op& op, const Collective& c);
+  void check_packed(const Op& op);
   void check_cut(const Op& op, const Collective& c);
   void check_regroup(const Op& op, const Regroup& w);
   void check_load(const Op& op);
@@ -1260,8 +1404,39 @@ void TypeChecker::check_collective(const Op& op, const Collective& c) {
   check_counts(op, c);
 }
 
+/// Packed rows move by the counts of both sides: each is placed as the rows that it counts, and there is room for all rows of all
+/// ranks.
+void TypeChecker::check_packed(const Op& op) {
+  const SlotId rows[] = {op.reads[0], op.writes[0]}, counts[] = {op.reads[1], op.reads[2]};
+  const Shape &from = type(rows[0]).shape, &to = type(rows[1]).shape;
+  for (const SlotId slot : {rows[0], rows[1], counts[0], counts[1]})
+    if (type(slot).shape.rank != 3)
+      return fault(op, Rule::kTypes, "%{} has {} dims: rows and counts of experts have 3", name(slot), type(slot).shape.rank);
+  for (size_t i = 0; i < 2; ++i) {
+    const Type &r = type(rows[i]), &n = type(counts[i]);
+    if (n.dtype != DType::i32) fault(op, Rule::kTypes, "%{} is {}, and counts of rows are i32", name(counts[i]), name_of(n.dtype));
+    if (n.shape[0] != r.shape[0])
+      fault(op, Rule::kTypes, "%{} counts {} groups of rows, and %{} has {}", name(counts[i]), n.shape[0], name(rows[i]),
+            r.shape[0]);
+    for (int axis = 0; axis < axes(); ++axis)
+      if (split(axis) && place(rows[i], axis) != place(counts[i], axis))
+        fault(op, Rule::kTypes, "along {}: {}, and {}: rows are counted where they are", axis_name(axis), placed(rows[i], axis),
+              placed(counts[i], axis));
+  }
+  const int64_t groups = std::max(from[0], to[0]);
+  if (from[2] != to[2])
+    fault(op, Rule::kTypes, "%{} has rows of {} elements, and %{} of {}", name(rows[0]), from[2], name(rows[1]), to[2]);
+  if (type(counts[0]).shape.elements() != type(counts[1]).shape.elements())
+    fault(op, Rule::kTypes, "%{} and %{} count other numbers of parts", name(counts[0]), name(counts[1]));
+  const Shape &home = from[0] == groups ? from : to, &away = from[0] == groups ? to : from;
+  if (away[0] != 1 || away[1] / groups < home[0] * home[1])
+    fault(op, Rule::kTypes, "{} rows of each of {} ranks may come, and there is room for {}", home[0] * home[1], groups,
+          away[0] * away[1]);
+}
+
 /// Rows that a buffer counts are moved by their counts.
 void TypeChecker::check_counts(const Op& op, const Collective& c) {
+  if (moves_packed_rows(op)) return check_packed(op);
   const auto count = [&](SlotId slot) { return segment_.slots[slot.index()].count; };
   const SlotId sent = count(op.reads[0]), came = count(op.writes[0]);
   const SlotId used = op.reads.size() > 1 ? op.reads[1] : SlotId();
@@ -1358,6 +1533,7 @@ void TypeChecker::check_collective_shapes(const Op& op, const Collective& c) {
     else if (!shard_view)
       fault(op, Rule::kTypes, "%{} must be the rank's shard of %{} or have storage of its own", name(part_slot), name(whole_slot));
   };
+  if (moves_packed_rows(op)) return;  // `check_packed`
   switch (c.kind) {
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kBroadcast:

@@ -2,6 +2,7 @@
 
 #include "plan/wire.h"
 
+#include <algorithm>
 #include <compare>
 #include <limits>
 
@@ -36,7 +37,10 @@ Counts messages_of(const Segment& segment) {
     if (!op) continue;
     if (const auto* c = std::get_if<Collective>(&op->work)) {
       const Type& whole = type_of(c->kind == CollectiveKind::kAllGather ? op->writes.at(0) : op->reads.at(0));
-      ++counts[{c->comm.value, false, c->kind, c->algorithm, c->root, c->per_node, 0, false, whole.dtype, whole.shape.elements()}];
+      // Of packed rows as many are expected as the rank's tokens make, to all ranks alike.
+      const int64_t elements = moves_packed_rows(*op) ? std::min(whole.shape.elements(), type_of(op->writes.at(0)).shape.elements())
+                                                      : whole.shape.elements();
+      ++counts[{c->comm.value, false, c->kind, c->algorithm, c->root, c->per_node, 0, false, whole.dtype, elements}];
     } else if (const auto* s = std::get_if<Send>(&op->work)) {
       const Type& t = type_of(op->reads.at(0));
       ++counts[{.comm = s->comm.value,

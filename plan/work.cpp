@@ -113,8 +113,31 @@ int64_t flops_of(const AttentionMerge& w, const Operands& o) {
 /// gelu: u^3 2, inner 3, tanh 1, outer 3; its derivative adds 11. swiglu per output: negate, exp, add, divide,
 /// times; derivative 12.
 int64_t flops_of(const Activation& w, const Operands& o) {
-  if (w.phase == Phase::kF) return elements(o.write(0)) * (w.swiglu ? 5 : 9);
-  return elements(o.read(0)) * (w.swiglu ? 12 : 20);
+  const Type& a = w.phase == Phase::kF ? o.write(0) : o.read(0);
+  const int64_t n = w.counted ? w.rows * a.shape.last() : elements(a);
+  if (w.phase == Phase::kF) return n * (w.swiglu ? 5 : 9);
+  return n * (w.swiglu ? 12 : 20);
+}
+
+/// Per logit: maximum, subtract, exp, sum, product; a comparison for each expert of the token. Going back: the scores again, a product
+/// and a sum, a subtraction and a product; of the log-sum-exp a product and a sum more.
+int64_t flops_of(const Route& w, const Operands& o) {
+  if (w.phase == Phase::kF) return elements(o.read(0)) * 5 + elements(o.read(0)) * o.write(0).shape.last();
+  return elements(o.read(1)) * (9 + (w.balance != 0 ? 1 : 0) + (w.z_loss != 0 ? 2 : 0));
+}
+/// Of a token's rows all but one are added.
+int64_t flops_of(const Dispatch& w, const Operands& o) {
+  return w.phase == Phase::kF ? 0 : elements(o.write(0)) * (o.read(1).shape.last() - 1);
+}
+/// Of the rows that are expected.
+int64_t flops_of(const GroupedLinear& w, const Operands& o) {
+  const Type& weight = w.phase == Phase::kW ? o.write(0) : o.read(1);
+  return 2 * w.rows * weight.shape[1] * weight.shape[2];
+}
+/// F: a product and a sum an element, less the first sum. I: a product for drows; a product and a sum for dweights.
+int64_t flops_of(const Combine& w, const Operands& o) {
+  if (w.phase == Phase::kF) return elements(o.write(0)) * (2 * o.read(1).shape.last() - 1);
+  return elements(o.read(0)) * 3 * o.read(2).shape.last();
 }
 
 int64_t flops_of(const Residual& w, const Operands& o) { return elements(o.read(0)) * (w.phase == Phase::kF && w.bias ? 2 : 1); }
@@ -147,13 +170,28 @@ int64_t flops_of(const Regroup& w, const Operands& o) {
 
 // --- memory and payload ------------------------------------------------------------------------------------------------------
 
+/// Bytes of the rows that are expected where `t` holds rows of experts.
+int64_t expected_bytes(const Type& t, int64_t rows) { return bytes_of(t.dtype, rows * t.shape.last()); }
+
 int64_t memory_of(const Work& work, const Operands& o) {
+  if (std::holds_alternative<Collective>(work) && o.reads() == 3)  // packed rows
+    return 2 * std::min(o.read(0).bytes(), o.write(0).bytes()) + o.read(1).bytes() + o.read(2).bytes();
+  if (const auto* w = std::get_if<GroupedLinear>(&work)) {
+    const bool weight = w->phase == Phase::kW;
+    return expected_bytes(o.read(0), w->rows) + (weight ? expected_bytes(o.read(1), w->rows) : o.read(1).bytes()) +
+           o.read(2).bytes() + (weight ? o.write(0).bytes() : expected_bytes(o.write(0), w->rows));
+  }
+  if (const auto* w = std::get_if<Activation>(&work); w != nullptr && w->counted)
+    return expected_bytes(o.read(0), w->rows) + (w->phase == Phase::kI ? expected_bytes(o.read(1), w->rows) : 0) +
+           expected_bytes(o.write(0), w->rows);
   const Embed* embed = std::get_if<Embed>(&work);
   if (!embed || embed->phase != Phase::kF) return o.memory();
   return o.read(0).bytes() + 2 * o.write(0).bytes();  // a row of the table for each row written
 }
 
 int64_t payload_of(const Work& work, const Operands& o) {
+  if (const auto* c = std::get_if<Collective>(&work); c && c->kind == CollectiveKind::kAllToAll && o.reads() == 3)
+    return std::min(o.read(0).bytes(), o.write(0).bytes());
   if (const auto* c = std::get_if<Collective>(&work))
     return c->kind == CollectiveKind::kAllGather ? o.write(0).bytes() : o.read(0).bytes();
   if (std::holds_alternative<Send>(work)) return o.read(0).bytes();
@@ -194,6 +232,29 @@ int64_t scratch_of(const AttentionBlock& w, const Operands& o, bool canonical) {
 
 int64_t scratch_of(const Embed& w, const Operands& o, bool) {
   return w.phase == Phase::kW ? 2 * aligned(8 * elements(o.read(0))) : 0;
+}
+
+/// Most of a product whose contraction is of `k` elements or fewer.
+int64_t product_scratch_up_to(int64_t k) {
+  return floats(8 * k) + floats(std::min<int64_t>(512 * k, std::max<int64_t>(int64_t{1} << 18, 64 * k)));
+}
+
+/// Four rows of numbers by expert.
+int64_t scratch_of(const Route& w, const Operands& o, bool) {
+  return 4 * floats(o.read(w.phase == Phase::kF ? 0 : 1).shape.last());
+}
+/// The places of a token's rows, and how many rows each expert has so far.
+int64_t scratch_of(const Dispatch& w, const Operands& o, bool) { return floats(elements(o.read(1))) + floats(w.experts); }
+int64_t scratch_of(const Combine& w, const Operands& o, bool) {
+  return floats(elements(o.read(w.phase == Phase::kF ? 2 : 3))) + floats(w.experts);
+}
+/// W: where each expert's rows begin, by source; canonical: runs of rows and ends of leaves too, and a product over all rows.
+int64_t scratch_of(const GroupedLinear& w, const Operands& o, bool canonical) {
+  if (w.phase != Phase::kW) return product_scratch(o.read(1).shape[w.phase == Phase::kF ? 2 : 1], canonical);
+  const Shape& counts = o.read(2).shape;
+  const int64_t begins = aligned(8 * w.sources * (counts[2] + 1));
+  if (!canonical) return begins;
+  return begins + aligned(16 * w.sources) + aligned(8 * (counts[1] + 1)) + product_scratch_up_to(o.read(0).shape[1]);
 }
 
 template <class Other>

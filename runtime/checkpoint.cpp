@@ -109,6 +109,50 @@ Result<std::string> find_manifest(const std::string& path) {
   return newest;
 }
 
+/// Tensors as they come, then the manifest that makes them a checkpoint.
+class Writer {
+ public:
+  Writer(const std::string& folder, int64_t steps)
+      : folder_(folder), steps_(steps), tensors_(folder, step_name(steps) + ".tensors") {}
+
+  void add(const StateName& name, const LogicalTensor& tensor) {
+    const int64_t bytes = static_cast<int64_t>(tensor.values.size() * sizeof(float));
+    tensors_.write({reinterpret_cast<const char*>(tensor.values.data()), static_cast<size_t>(bytes)});
+    const std::string entry = fmt::format("tensor {} {} {} {} {} {:016x}\n", name.parameter, name.part, shape_text(tensor.shape),
+                                          offset_, bytes, checksum_of(tensor));
+    content_ = hash_text(entry, content_);
+    entries_ += entry;
+    offset_ += bytes;
+  }
+
+  void place(const std::map<std::string, std::string>& recipe) {
+    const std::string data = fmt::format("{}-{:016x}.tensors", step_name(steps_), content_);
+    tensors_.sync();
+    tensors_.place(folder_ + "/" + data);
+    std::string text = fmt::format("{}\nsteps {}\n", kManifestFirstLine, steps_);
+    for (const auto& [key, value] : recipe) text += fmt::format("{} {}\n", key, value);
+    text += fmt::format("data {}\n{}", data, entries_);
+    text += manifest_end(text);
+    CheckpointFile manifest(folder_, step_name(steps_) + std::string(kManifestSuffix));
+    manifest.write(text);
+    manifest.sync();
+    sync_folder(folder_);  // the tensors' name before the manifest's
+    manifest.place();
+    sync_folder(folder_);
+  }
+
+ private:
+  const std::string& folder_;
+  int64_t steps_ = 0, offset_ = 0;
+  CheckpointFile tensors_;
+  std::string entries_;
+  uint64_t content_ = hash_text({});
+};
+
+/// The recipe's word of a checkpoint that holds weights alone, and its value.
+constexpr const char* kHolds = "holds";
+constexpr const char* kWeights = "weights";
+
 }  // namespace
 
 Result<void> prepare_checkpoints(const Session& session, const std::string& folder) {
@@ -132,36 +176,31 @@ Result<std::string> save_checkpoint(const Session& session, const Case& config, 
       if (const auto tensor = session.state(name); !tensor.ok()) return tensor.error();
     return path;
   }
-  CheckpointFile tensors(folder, step_name(steps) + ".tensors");
-  std::string entries;
-  int64_t offset = 0;
-  uint64_t content = hash_text({});
+  Writer writer(folder, steps);
   for (const StateName& name : *names) {
     const auto tensor = session.state(name);
     if (!tensor.ok()) return tensor.error();
-    const int64_t bytes = static_cast<int64_t>(tensor->values.size() * sizeof(float));
-    tensors.write({reinterpret_cast<const char*>(tensor->values.data()), static_cast<size_t>(bytes)});
-    const std::string entry = fmt::format("tensor {} {} {} {} {} {:016x}\n", name.parameter, name.part, shape_text(tensor->shape),
-                                          offset, bytes, checksum_of(*tensor));
-    content = hash_text(entry, content);
-    entries += entry;
-    offset += bytes;
+    writer.add(name, *tensor);
   }
-  const std::string data = fmt::format("{}-{:016x}.tensors", step_name(steps), content);
-  tensors.sync();
-  tensors.place(folder + "/" + data);
-
-  std::string text = fmt::format("{}\nsteps {}\n", kManifestFirstLine, steps);
-  for (const auto& [key, value] : recipe_of(config)) text += fmt::format("{} {}\n", key, value);
-  text += fmt::format("data {}\n{}", data, entries);
-  text += manifest_end(text);
-  CheckpointFile manifest(folder, step_name(steps) + std::string(kManifestSuffix));
-  manifest.write(text);
-  manifest.sync();
-  sync_folder(folder);  // the tensors' name before the manifest's
-  manifest.place();
-  sync_folder(folder);
+  writer.place(recipe_of(config));
   return path;
+}
+
+Result<std::string> save_weights(const std::string& folder, std::span<const ModelParameter> parameters,
+                                 const std::function<Result<LogicalTensor>(const ModelParameter&)>& read) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    throw WorldError(fmt::format("checkpoint folder {}: {}", folder, error.message()), "name a folder that can be written");
+  remove_pending_files(folder);
+  Writer writer(folder, 0);
+  for (const ModelParameter& parameter : parameters) {
+    const auto tensor = read(parameter);
+    if (!tensor.ok()) return tensor.error();
+    writer.add({parameter.name, "value"}, *tensor);
+  }
+  writer.place({{kHolds, kWeights}});
+  return fmt::format("{}/{}{}", folder, step_name(0), kManifestSuffix);
 }
 
 Result<Checkpoint> Checkpoint::open(const std::string& path) {
@@ -177,7 +216,36 @@ Result<Checkpoint> Checkpoint::open(const std::string& path) {
   return checkpoint;
 }
 
+bool Checkpoint::holds_weights_alone() const {
+  const auto holds = manifest_.recipe.find(kHolds);
+  return holds != manifest_.recipe.end() && holds->second == kWeights;
+}
+
+Result<LogicalTensor> Checkpoint::weights(std::string_view parameter) const {
+  auto entry = manifest_.entries.find({std::string(parameter), "master"});
+  if (entry == manifest_.entries.end()) entry = manifest_.entries.find({std::string(parameter), "value"});
+  if (entry == manifest_.entries.end())
+    return unreadable_checkpoint(path_, fmt::format("it has no `{}`", parameter), "name the model that was saved");
+  const std::string tensors = (fs::path(path_).parent_path() / manifest_.data).string();
+  const File file(::open(tensors.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return unreadable_checkpoint(tensors, std::strerror(errno));
+  return read_tensor(file.get(), tensors, entry->first, entry->second);
+}
+
 Result<void> Checkpoint::restore(const Case& config, Session& session) const {
+  if (holds_weights_alone()) {
+    const std::vector<ModelParameter> parameters = parameters_of(config.model);
+    if (parameters.size() != manifest_.entries.size())
+      return unreadable_checkpoint(
+          path_, fmt::format("it has {} parameters, and the model has {}", manifest_.entries.size(), parameters.size()),
+          "begin with the model that the weights are of");
+    for (const ModelParameter& parameter : parameters) {
+      const auto tensor = weights(parameter.name);
+      if (!tensor.ok()) return tensor.error();
+      SHARDLAB_TRY(session.set_parameter(parameter.name, *tensor));
+    }
+    return {};
+  }
   for (const auto& [key, value] : recipe_of(config)) {
     const auto saved = manifest_.recipe.find(key);
     if (saved == manifest_.recipe.end() || saved->second != value)

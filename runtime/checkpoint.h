@@ -13,7 +13,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "plan/base/result.h"
 #include "plan/case.h"
@@ -30,6 +33,12 @@ Result<void> prepare_checkpoints(const Session& session, const std::string& fold
 /// `state` refuse. Throws WorldError when the disk fails, with the earlier checkpoints intact.
 Result<std::string> save_checkpoint(const Session& session, const Case& config, int64_t steps, const std::string& folder);
 
+/// Writes a checkpoint of weights alone, as they come from elsewhere; returns the manifest's path. Any case of the model begins from it,
+/// at step 0, under whatever optimizer and layout. `read` gives each parameter's values, one after another. Throws WorldError when the
+/// disk fails.
+Result<std::string> save_weights(const std::string& folder, std::span<const ModelParameter> parameters,
+                                 const std::function<Result<LogicalTensor>(const ModelParameter&)>& read);
+
 /// A checkpoint whose manifest has been read and found complete.
 class Checkpoint {
  public:
@@ -40,8 +49,12 @@ class Checkpoint {
   /// Optimizer steps that are done: the number of the next one.
   int64_t steps() const { return manifest_.steps; }
   const std::string& manifest() const { return path_; }
+  /// Whether there is nothing but weights in it.
+  bool holds_weights_alone() const;
+  /// The values of a parameter: the optimizer's fp32 copy, where there is one. Refuses a name that is not there, and damage.
+  Result<LogicalTensor> weights(std::string_view parameter) const;
 
-  /// Gives a session the saved state. Refuses a case that would not go on as the saved one (other data order, optimizer, precision
+  /// Gives a session the saved state; of weights alone its parameters, and the rest stays as it was made. Refuses a case that would not go on as the saved one (other data order, optimizer, precision
   /// or tensors) before anything is changed; after a damaged tensor the session's state is unusable.
   Result<void> restore(const Case& config, Session& session) const;
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/experts.h"
 #include "kernels/kernels.h"
 #include "kernels/regroup.h"
 #include "plan/base/check.h"
@@ -51,6 +52,10 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const AttentionMerge& w);
   Launch bind_work(const BoundOp& op, const Regroup& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
+  Launch bind_work(const BoundOp& op, const Route& w);
+  Launch bind_work(const BoundOp& op, const Dispatch& w);
+  Launch bind_work(const BoundOp& op, const GroupedLinear& w);
+  Launch bind_work(const BoundOp& op, const Combine& w);
   Launch bind_work(const BoundOp& op, const Residual& w);
   Launch bind_work(const BoundOp& op, const Dropout& w);
   Launch bind_work(const BoundOp& op, const CrossEntropy& w);
@@ -74,6 +79,14 @@ class CpuBackend final : public Backend {
                    describe(*op.plan, *op.instruction), bytes, op.workspace.size());
     args.scratch = op.workspace.data();
     return [kernel, args](const StepState&) { kernel(args); };
+  }
+  /// The same for a kernel that calls others of the table.
+  template <class Args>
+  Launch with_scratch(const BoundOp& op, void (*kernel)(const kernels::Kernels&, const Args&), Args args, int64_t bytes) const {
+    SHARDLAB_CHECK(bytes <= static_cast<int64_t>(op.workspace.size()), "`{}` needs {} bytes of scratch and its stream has {}",
+                   describe(*op.plan, *op.instruction), bytes, op.workspace.size());
+    args.scratch = op.workspace.data();
+    return [kernel, args, &k = k_](const StepState&) { kernel(k, args); };
   }
   template <class Args, class Move>
   static Launch by_sequence(void (*kernel)(const Args&), Args args, kernels::Tokens tokens, Move move);
@@ -470,7 +483,132 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Regroup& w) {
   return [&storage = kernels::storage_kernels(k_), args](const StepState&) { kernels::regroup(storage, args); };
 }
 
+namespace {
+
+/// Counts of the rows that `rows` has room for.
+kernels::RowCounts row_counts(const Tensor& counts, const Tensor& rows, int sources) {
+  const Shape& c = counts.shape();
+  return {counts.as<const int32_t>(), c[1], c[2], sources, rows.shape()[1]};
+}
+
+}  // namespace
+
+Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
+  const bool forward = w.phase == Phase::kF;
+  const Tensor &logits = op.reads[forward ? 0 : 1], &choice = forward ? op.writes[1] : op.reads[2];
+  const Shape &l = logits.shape(), &c = choice.shape();
+  const kernels::RouteShape shape{.sequences = c[0],
+                                  .tokens = c[1],
+                                  .experts = l.last(),
+                                  .top_k = c[2],
+                                  .sigmoid = w.sigmoid,
+                                  .normalise = w.normalise,
+                                  .factor = w.factor,
+                                  .balance = w.balance,
+                                  .z_loss = w.z_loss,
+                                  .step_tokens = w.tokens};
+  const int64_t bytes = kernels::route_scratch_bytes(l.last());
+  if (forward)
+    return with_scratch(op, kernels::route_forward,
+                        kernels::RouteForward{.shape = shape,
+                                              .logits = floats(logits),
+                                              .weights = mutable_floats(op.writes[0]),
+                                              .choice = choice.as<int32_t>(),
+                                              .counts = op.writes[2].as<int32_t>(),
+                                              .ranks = op.writes[2].shape()[0],
+                                              .leaves = op.writes[2].shape()[1]},
+                        bytes);
+  return with_scratch(op, kernels::route_input,
+                      kernels::RouteInput{.shape = shape,
+                                          .dweights = floats(op.reads[0]),
+                                          .logits = floats(logits),
+                                          .choice = choice.as<const int32_t>(),
+                                          .dlogits = mutable_floats(op.writes[0])},
+                      bytes);
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const Dispatch& w) {
+  const Shape& choice = op.reads[1].shape();
+  const kernels::Dispatch args{.from = floats(op.reads[0]),
+                               .to = mutable_floats(op.writes[0]),
+                               .choice = op.reads[1].as<const int32_t>(),
+                               .tokens = choice[0] * choice[1],
+                               .top_k = choice[2],
+                               .experts = w.experts,
+                               .width = op.reads[0].shape().last(),
+                               .back = w.phase == Phase::kI};
+  return with_scratch(op, kernels::dispatch, args, kernels::places_scratch_bytes(args.tokens, args.top_k, args.experts));
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const Combine& w) {
+  const bool forward = w.phase == Phase::kF;
+  const Tensor& choice = op.reads[forward ? 2 : 3];
+  const Shape& c = choice.shape();
+  const int64_t tokens = c[0] * c[1], width = op.reads[0].shape().last();
+  const int64_t bytes = kernels::places_scratch_bytes(tokens, c[2], w.experts);
+  if (forward)
+    return with_scratch(op, kernels::combine_forward,
+                        kernels::CombineForward{.rows = floats(op.reads[0]),
+                                                .weights = floats(op.reads[1]),
+                                                .choice = choice.as<const int32_t>(),
+                                                .y = mutable_floats(op.writes[0]),
+                                                .tokens = tokens,
+                                                .top_k = c[2],
+                                                .experts = w.experts,
+                                                .width = width},
+                        bytes);
+  return with_scratch(op, kernels::combine_input,
+                      kernels::CombineInput{.dy = floats(op.reads[0]),
+                                            .rows = floats(op.reads[1]),
+                                            .weights = floats(op.reads[2]),
+                                            .choice = choice.as<const int32_t>(),
+                                            .drows = mutable_floats(op.writes[0]),
+                                            .dweights = mutable_floats(op.writes[1]),
+                                            .tokens = tokens,
+                                            .top_k = c[2],
+                                            .experts = w.experts,
+                                            .width = width},
+                      bytes);
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const GroupedLinear& w) {
+  const kernels::RowCounts rows = row_counts(op.reads[2], op.reads[0], w.sources);
+  if (w.phase == Phase::kW) {
+    if (w.accumulate) check_in_place(op, op.writes[0], op.reads[3]);
+    const Shape& dw = op.writes[0].shape();
+    const kernels::GroupedLinearWeight args{.rows = rows,
+                                            .x = floats(op.reads[0]),
+                                            .dy = floats(op.reads[1]),
+                                            .dw = mutable_floats(op.writes[0]),
+                                            .in = dw[2],
+                                            .out = dw[1],
+                                            .accumulate = w.accumulate,
+                                            .canonical = options_.canonical};
+    return with_scratch(op, kernels::grouped_linear_weight, args, kernels::grouped_scratch_bytes(args));
+  }
+  const Shape& weight = op.reads[1].shape();
+  const kernels::GroupedLinear args{.rows = rows,
+                                    .x = floats(op.reads[0]),
+                                    .w = floats(op.reads[1]),
+                                    .y = mutable_floats(op.writes[0]),
+                                    .in = weight[2],
+                                    .out = weight[1],
+                                    .back = w.phase == Phase::kI,
+                                    .canonical = options_.canonical};
+  return with_scratch(op, kernels::grouped_linear, args, kernels::grouped_scratch_bytes(args));
+}
+
 Launch CpuBackend::bind_work(const BoundOp& op, const Activation& w) {
+  if (w.counted) {
+    const bool forward = w.phase == Phase::kF;
+    const kernels::GroupedActivation args{.rows = row_counts(op.reads.back(), op.reads[0], 1),
+                                          .u = floats(op.reads[forward ? 0 : 1]),
+                                          .da = forward ? nullptr : floats(op.reads[0]),
+                                          .to = mutable_floats(op.writes[0]),
+                                          .width = (forward ? op.writes[0] : op.reads[0]).shape().last(),
+                                          .swiglu = w.swiglu};
+    return [args, &k = k_](const StepState&) { kernels::grouped_activation(k, args); };
+  }
   const int64_t n = (w.phase == Phase::kF ? op.writes[0] : op.reads[0]).shape().elements();
   if (w.phase == Phase::kF)
     return launch(k_.activation_forward,

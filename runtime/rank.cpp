@@ -227,15 +227,25 @@ Result<void> Rank::bind_collective(const Instruction& instruction, const Collect
   bound.comm_id = work.comm.value;
   const Operand& source = program_.reads(instruction)[0];
   const Operand& target = program_.writes(instruction)[0];
-  if (program_.reads(instruction).size() > 1)
+  const bool packed = moves_packed_rows(*instruction.op);
+  if (program_.reads(instruction).size() > 1 && !packed)
     return Error{
         ExitCode::kUsage,
         fmt::format("`{}` moves as many rows as a buffer says, which this transport does not", describe(plan_, instruction)),
-        "predict the plan with mode: simulate", ""};
+        "give the counts of both sides, or predict the plan with mode: simulate", ""};
   const Type& whole = *(work.kind == CollectiveKind::kAllGather ? target : source).type;
   const int64_t strips = strips_of(plan_.mesh, plan_.comms[work.comm.index()], work.kind, *source.type, *target.type);
   bound.call = {work.kind, work.reduce,     work.algorithm,  whole.dtype, whole.shape.elements(),
                 work.root, address(source), address(target), strips,      work.per_node};
+  if (packed) {
+    const Operand &sent = program_.reads(instruction)[1], &received = program_.reads(instruction)[2];
+    bound.call.elements = std::min(source.type->shape.elements(), target.type->shape.elements());
+    bound.call.sent = static_cast<const int32_t*>(address(sent));
+    bound.call.received = static_cast<const int32_t*>(address(received));
+    bound.call.counts = sent.type->shape.elements() / bound.comm->size();
+    bound.call.row_bytes = bytes_of(source.type->dtype, source.type->shape.last());
+    bound.call.room = rows_of(*target.type);
+  }
   const auto prepared = bound.comm->prepare(bound.call);
   if (!prepared.ok()) {
     Error error = prepared.error();

@@ -56,6 +56,7 @@ class SteppedCommunicator final : public Communicator {
   int64_t bytes_of_strip(const CollectiveCall& call) const { return bytes_of(call.dtype, call.elements / call.strips); }
   int64_t bytes_of_parts(const CollectiveCall& call, std::span<const int> parts) const;
 
+  Moved exchange_rows(const CollectiveCall& call, Task& task);
   void start(Run& run) const;
   void finish(Run& run) const;
   void step(Run& run, const CollectiveStep& s);

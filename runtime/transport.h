@@ -31,6 +31,14 @@ struct CollectiveCall {
   /// The whole is so many buffers one after the other, each cut for the ranks (`strips_of`); a part lies apart from it then.
   int64_t strips = 1;
   int per_node = 1;  ///< of kHierarchical: ranks of the group on one node, one after the other
+  /// all_to_all of packed rows: sent[i * counts + ..] add up to the rows that go to group index i, received[j * counts + ..] to those that
+  /// come from j; rows lie one rank's behind another's. `elements` is what a rehearsal moves, and algorithms other than `direct` go as
+  /// the ring does. Null: equal parts.
+  const int32_t* sent = nullptr;
+  const int32_t* received = nullptr;
+  int64_t counts = 0;
+  int64_t row_bytes = 0;
+  int64_t room = 0;  ///< rows that `target` holds
 };
 
 /// The figures of a call, measured where it was done.

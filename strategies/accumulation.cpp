@@ -5,11 +5,13 @@
 // + 1 copies live at once, all planned.
 //
 // The tree over micro-batches stands above that over the parts of a sequence: under context parallelism each micro-batch's gradients
-// are then summed over the ranks of "cp" before they are added up.
+// are then summed over the ranks of "cp" before they are added up. An expert's gradient is a sum over a micro-batch of all ranks that
+// share experts: so under expert parallelism the ranks share out every micro-batch, and sum the other gradients of each over all
+// data ranks.
 //
 // Shapes   gradients as the parameters
-// Adds     no communication: reduction over data-parallel ranks happens once a step, after the last micro-batch; canonical with cp:
-//          per micro-batch an all-reduce of every gradient over cp
+// Adds     no communication: reduction over data-parallel ranks happens once a step, after the last micro-batch; canonical with cp
+//          or ep: per micro-batch an all-reduce of every gradient over cp, or over the data ranks
 // Memory   none; in canonical mode floor(log2 m) further copies of the gradients
 // Refuses  nothing; canonical with dp > 1 wants a power of two
 // Paper    Ott et al., "Scaling Neural Machine Translation" (2018)
@@ -31,14 +33,15 @@ constexpr std::string_view kAccumulationName = "accumulation";
 /// Adds the gradients of one copy to another, for every parameter of a unit; and sums those of a copy over parts of sequences.
 class CopyAdder {
  public:
-  CopyAdder(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), early_(sums_parts_early(draft)) {}
+  CopyAdder(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), early_(early_axes(draft)) {}
 
-  bool sums_parts() const { return early_; }
+  bool sums_parts() const { return !early_.empty(); }
 
-  /// Sums a copy over the ranks that have parts of the micro-batch's sequences.
+  /// Sums a copy over the ranks that have other parts of the micro-batch.
   Event sum_parts(int unit, int micro_batch, int index) {
     std::vector<BufferId> binding;
     for (int p = 0; p < static_cast<int>(draft_.of_unit(unit).parameters.size()); ++p) {
+      if (draft_.plan.mesh.size(summed_over(unit, p)) == 1) continue;
       binding.push_back(copy(index, unit, p));
       binding.push_back(summed(index, unit, p));
     }
@@ -81,10 +84,10 @@ class CopyAdder {
     return copies[static_cast<size_t>(index - 1)][stage_.index_of(unit)][static_cast<size_t>(parameter)];
   }
 
-  /// The same storage as a sum over the parts of sequences.
+  /// The same storage as a sum over the parts of the micro-batch.
   BufferId summed(int index, int unit, int parameter) {
     const BufferId part = copy(index, unit, parameter);
-    if (!early_) return part;
+    if (partial_axes(stage_.role.buffers[part.index()].type, early_).empty()) return part;
     BufferId& known = summed_[part.value];
     if (known) return known;
     Buffer whole = stage_.role.buffers[part.index()];
@@ -97,8 +100,13 @@ class CopyAdder {
   }
 
   Type summed_type(Type type) const {
-    return early_ ? placed(std::move(type), draft_.plan.mesh.axis("cp"), Placement::replicate()) : type;
+    const AxisSet axes = partial_axes(type, early_);
+    return placed(std::move(type), axes, Placement::replicate());
   }
+
+  /// The axes over which a gradient is summed early. An expert has seen the rows of all ranks that share it: none are left where those are
+  /// all data ranks.
+  AxisSet summed_over(int unit, int parameter) { return partial_axes(gradient_type(draft_, unit, parameter), early_); }
 
   SegmentId sum_segment(UnitKind kind, int unit) {
     static constexpr std::string_view kNames[] = {"parts.embed", "parts.layer", "parts.head"};
@@ -106,9 +114,10 @@ class CopyAdder {
     return draft_.cached(name, [&] {
       Segment s;
       s.name = name;
-      const CommId comm = draft_.comm("cp.grads", AxisSet::of(draft_.plan.mesh.axis("cp")));
       const auto& parameters = draft_.of(kind).parameters;
       for (int p = 0; p < static_cast<int>(parameters.size()); ++p) {
+        const AxisSet axes = summed_over(unit, p);
+        if (draft_.plan.mesh.size(axes) == 1) continue;
         const std::string& parameter = parameters[static_cast<size_t>(p)].name;
         const int32_t first = static_cast<int32_t>(s.slots.size());
         for (const bool whole : {false, true}) {
@@ -121,6 +130,8 @@ class CopyAdder {
           s.slots.push_back(std::move(slot));
         }
         Op op;
+        const bool parts = draft_.config.layout.ep == 1;  // of sequences
+        const CommId comm = parts ? draft_.comm("cp.grads", axes) : gradients_comm(draft_, axes);
         op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, comm, draft_.algorithm()};
         op.reads = {SlotId(first)};
         op.writes = {SlotId(first + 1)};
@@ -163,7 +174,7 @@ class CopyAdder {
 
   Draft& draft_;
   StageDraft& stage_;
-  const bool early_;
+  const AxisSet early_;
   std::map<int32_t, BufferId> summed_;  ///< by copy
 };
 
@@ -262,13 +273,23 @@ std::vector<Carry> carries(std::span<const int> order, int micro_batches, bool c
   return all;
 }
 
-bool sums_parts_early(const Draft& draft) {
+AxisSet early_axes(const Draft& draft) {
   const Case& c = draft.config;
-  return draft.training && c.canonical && c.layout.cp > 1 && c.layout.zero < 2 && draft.micro_batches() > 1;
+  if (!draft.training || !c.canonical || c.layout.zero >= 2 || draft.micro_batches() == 1) return {};
+  if (c.layout.ep > 1) return sequence_axes(draft.plan.mesh);
+  return c.layout.cp > 1 ? AxisSet::of(draft.plan.mesh.axis("cp")) : AxisSet{};
 }
 
-AxisSet reduction_axes(const Draft& draft) {
-  return sums_parts_early(draft) ? sequence_axes(draft.plan.mesh) : data_axes(draft.plan.mesh);
+AxisSet partial_axes(const Type& type, AxisSet among) {
+  AxisSet axes;
+  for (int axis = 0; axis < kMaxAxes; ++axis)
+    if (among.contains(axis) && type.place[static_cast<size_t>(axis)].is_partial()) axes = axes | AxisSet::of(axis);
+  return axes;
+}
+
+CommId gradients_comm(Draft& draft, AxisSet axes) {
+  const auto ep = draft.plan.mesh.find("ep");
+  return draft.comm(ep && !axes.contains(*ep) ? "experts.grads" : "dp.grads", axes);
 }
 
 void accumulate(Draft& draft) {

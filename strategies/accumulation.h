@@ -11,12 +11,15 @@ namespace shardlab::strategies {
 
 void accumulate(Draft& draft);
 
-/// Whether each micro-batch's gradients are summed over the parts of its sequences before micro-batches are added up: in canonical
-/// mode the tree over sequences stands above the leaves of each. ZeRO-2 and 3 reduce each micro-batch anyhow.
-bool sums_parts_early(const Draft& draft);
+/// The axes over which each micro-batch's gradients are summed before micro-batches are added up: in canonical mode, where the tree over
+/// micro-batches stands above a sum over these ranks (parts of sequences, parts of a micro-batch that share experts). Else none.
+AxisSet early_axes(const Draft& draft);
 
-/// The axes over which the gradients of a step are reduced at its end.
-AxisSet reduction_axes(const Draft& draft);
+/// Those of `among` along which a type is a summand.
+AxisSet partial_axes(const Type& type, AxisSet among);
+
+/// The communicator of gradients over these data axes: those of experts that ranks share go by another.
+CommId gradients_comm(Draft& draft, AxisSet axes);
 
 /// The fate of one micro-batch's gradients. They are written to copy `written`. Then `added` lists, in order, which copy is added
 /// to which (to, from); the copy `from` is free afterwards. At the end of the step copy 0 has the sum.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <compare>
 #include <functional>
-#include <ranges>
+#include <iterator>
 
 #include "plan/precision.h"
 #include "strategies/accumulation.h"
@@ -13,7 +13,7 @@ namespace shardlab::strategies {
 namespace {
 
 struct Kind {
-  bool decay = true, sliced = false, tied = false, alone = false;
+  bool decay = true, sliced = false, tied = false, alone = false, shared = false;
   friend auto operator<=>(const Kind&, const Kind&) = default;
 };
 
@@ -28,7 +28,8 @@ class Bucketing {
       for (auto& [kind, bucket] : open) stage_.buckets.push_back(std::move(bucket));
       open.clear();
     };
-    for (const int unit : stage_.units | std::views::reverse) {
+    for (auto last = stage_.units.rbegin(); last != stage_.units.rend(); ++last) {
+      const int unit = *last;
       for (int p = static_cast<int>(draft_.of_unit(unit).parameters.size()) - 1; p >= 0; --p) {
         if (stage_.at(unit, p).merged) continue;
         const Kind kind = kind_of_parameter(unit, p);
@@ -49,6 +50,9 @@ class Bucketing {
     close_all();
     std::ranges::stable_sort(stage_.buckets, std::greater(), &Bucket::last_unit);
     for (size_t i = 0; i < stage_.buckets.size(); ++i) declare(stage_.buckets[i], "bucket" + std::to_string(i));
+    // Once for all buckets: a deep model has parameters by the hundred thousand.
+    std::erase_if(stage_.whole_step, [&](BufferId id) { return id.index() < is_member_.size() && is_member_[id.index()]; });
+    stage_.events.insert(stage_.events.begin(), std::make_move_iterator(zeros_.rbegin()), std::make_move_iterator(zeros_.rend()));
   }
 
  private:
@@ -65,7 +69,9 @@ class Bucketing {
     const Parameter& parameter = draft_.plan.parameters[u.parameters[static_cast<size_t>(p)].index()];
     const bool tied = draft_.config.model.tied_embeddings && parameter.name == "embed.tokens";
     const int tp = draft_.plan.mesh.axis("tp");
-    return {parameter.decay, parameter.type.place[static_cast<size_t>(tp)].is_shard(), tied, rule_.alone && rule_.alone(unit, p)};
+    const auto ep = draft_.plan.mesh.find("ep");
+    return {parameter.decay, parameter.type.place[static_cast<size_t>(tp)].is_shard(), tied, rule_.alone && rule_.alone(unit, p),
+            ep && parameter.type.place[static_cast<size_t>(*ep)].is_shard()};
   }
 
   /// Makes the flat buffer and turns the members' gradients into views of it.
@@ -76,27 +82,25 @@ class Bucketing {
     bucket.elements = (filled + multiple - 1) / multiple * multiple;
     if (!draft_.training) return;
     const Bucket::Member& first = bucket.members.front();
-    const int tp = draft_.plan.mesh.axis("tp");
     Buffer flat;
     flat.name = bucket.name + ".grad";
     flat.type = gradient_type(draft_, first.unit, first.parameter);
     flat.type.shape = {bucket.elements};
-    if (const auto cp = draft_.plan.mesh.find("cp"); cp && sums_parts_early(draft_))
-      flat.type.place[static_cast<size_t>(*cp)] = Placement::replicate();
-    // Slices of several dims lie side by side: along tp the bucket as a whole is nobody's shard.
-    if (flat.type.place[static_cast<size_t>(tp)].is_shard()) flat.type.place[static_cast<size_t>(tp)] = Placement::local();
+    flat.type = placed(flat.type, partial_axes(flat.type, early_axes(draft_)), Placement::replicate());
+    flat.type = nobodys_shard(draft_, std::move(flat.type));
     flat.kind = BufferClass::kGradient;
     bucket.gradient = add_buffer(stage_, std::move(flat));
     for (const Bucket::Member& m : bucket.members) {
       const ParameterState& state = stage_.at(m.unit, m.parameter);
       for (const BufferId id : {state.gradient, state.reduced})  // which may be the same storage under the type of a sum
         stage_.role.buffers[id.index()].view = View{bucket.gradient.value, m.offset, {}};
-      std::erase(stage_.whole_step, state.gradient);
+      if (is_member_.size() <= state.gradient.index()) is_member_.resize(stage_.role.buffers.size());
+      is_member_[state.gradient.index()] = true;
     }
     if (bucket.elements > filled) declare_padding(bucket, filled);
     if (!rule_.whole_step) return;
     stage_.whole_step.push_back(bucket.gradient);
-    if (auto zeros = padding_event(draft_, stage_, bucket)) stage_.events.insert(stage_.events.begin(), std::move(*zeros));
+    if (auto zeros = padding_event(draft_, stage_, bucket)) zeros_.push_back(std::move(*zeros));
   }
 
   /// With blocks: as many to each slice as hold it, and two elements more or less in each.
@@ -117,6 +121,8 @@ class Bucketing {
   Draft& draft_;
   StageDraft& stage_;
   BucketRule rule_;
+  std::vector<bool> is_member_;  ///< by buffer: a gradient that is a part of a bucket
+  std::vector<Event> zeros_;     ///< of the tails, by bucket
 };
 
 }  // namespace
@@ -177,13 +183,30 @@ size_t BackwardTimes::first(const Bucket& bucket, int micro_batch) const {
   return index;
 }
 
+Type nobodys_shard(const Draft& draft, Type type) {
+  for (const std::string_view name : {"tp", "ep"})
+    if (const auto axis = draft.plan.mesh.find(name); axis && type.place[static_cast<size_t>(*axis)].is_shard())
+      type.place[static_cast<size_t>(*axis)] = Placement::local();
+  return type;
+}
+
+AxisSet reduction_axes(const Draft& draft, const StageDraft& stage, const Bucket& bucket) {
+  const Type& type = stage.role.buffers[bucket.gradient.index()].type;
+  AxisSet axes;
+  for (int axis = 0; axis < static_cast<int>(draft.plan.mesh.axes.size()); ++axis)
+    if (data_axes(draft.plan.mesh).contains(axis) &&
+        (draft.plan.mesh.axes[static_cast<size_t>(axis)].size == 1 || type.place[static_cast<size_t>(axis)].is_partial()))
+      axes = axes | AxisSet::of(axis);
+  return axes;
+}
+
 Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, BufferId target, CollectiveKind kind,
                    int micro_batch, std::string_view strategy) {
   const std::string name =
       std::string(kind == CollectiveKind::kAllReduce ? "reduce." : "scatter.") + signature(draft, stage, bucket);
   const SegmentId segment = draft.cached(name, [&] {
     Op op;
-    op.work = Collective{kind, ReduceOp::kSum, draft.comm("dp.grads", reduction_axes(draft)), draft.algorithm()};
+    op.work = Collective{kind, ReduceOp::kSum, gradients_comm(draft, reduction_axes(draft, stage, bucket)), draft.algorithm()};
     op.stream = reduction_stream(draft);
     op.label = "gradients";
     op.strategy = strategy;
@@ -196,6 +219,7 @@ void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bu
   const BackwardTimes times(draft, stage);
   Insertions insertions;
   for (Bucket& bucket : stage.buckets) {
+    if (draft.plan.mesh.size(reduction_axes(draft, stage, bucket)) == 1) continue;  // whole already
     const size_t last = times.complete(bucket);
     const bool behind = draft.config.layout.overlap && !is_mirrored(draft.config.layout.schedule);  // else after all of backward
     insertions.after(behind ? last : stage.events.size() - 1, make(bucket));
@@ -213,7 +237,9 @@ std::string signature(const Draft& draft, const StageDraft& stage, const Bucket&
   const Bucket::Member& m = bucket.members.front();
   const Type& type = stage.role.buffers[stage.at(m.unit, m.parameter).value.index()].type;
   const bool sliced = type.place[static_cast<size_t>(draft.plan.mesh.axis("tp"))].is_shard();
-  return std::to_string(bucket.elements) + (sliced ? ".sliced" : "") + (bucket.tied ? ".tied" : "");
+  const auto ep = draft.plan.mesh.find("ep");
+  const bool shared = ep && type.place[static_cast<size_t>(*ep)].is_shard();
+  return std::to_string(bucket.elements) + (sliced ? ".sliced" : "") + (shared ? ".experts" : "") + (bucket.tied ? ".tied" : "");
 }
 
 StreamId reduction_stream(Draft& draft) { return draft.config.layout.overlap ? draft.stream("dp") : StreamId(0); }

@@ -57,6 +57,9 @@ class BackwardTimes {
 
 /// `make` a bucket's event once a step, where its gradients are complete: with `overlap` right after the last event that touches
 /// them, else after all of backward.
+/// The axes over which a bucket's gradients are still to be summed. Experts that ranks share are summed over the others alone.
+AxisSet reduction_axes(const Draft& draft, const StageDraft& stage, const Bucket& bucket);
+
 void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bucket&)>& make);
 
 /// The reduction of a bucket's gradients over data-parallel ranks into `target`: an all-reduce, or a reduce-scatter.
@@ -68,6 +71,9 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
 void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy);
 
 /// "1024.sliced": what tells the segments of two buckets apart.
+/// Slices of several dims lie side by side in a flat buffer: along tp, or ep, the buffer as a whole is nobody's shard.
+Type nobodys_shard(const Draft& draft, Type type);
+
 std::string signature(const Draft& draft, const StageDraft& stage, const Bucket& bucket);
 
 /// The stream on which gradients are reduced: its own with `overlap`, else the compute stream.

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "plan/base/tree.h"
 #include "strategies/diloco.h"
 
 namespace shardlab::strategies {
@@ -55,6 +56,15 @@ class UnitBuilder {
     t.micro = Micro::kSum;
     return seg.add("d." + up.name, t, Use::kGradient, BufferClass::kGradient, p);
   }
+  /// Rows of all experts that this rank's tokens go to.
+  Type rows_by(int64_t width) const { return data({1, rows_of_experts(), width}); }
+  int64_t rows_of_experts() const { return b() * s() * model_.experts.top_k; }
+  Route route(Phase phase) const {
+    const Experts& e = model_.experts;
+    return {phase, e.sigmoid, e.normalise, e.factor, e.balance, e.z_loss, config_.sequences_per_step() * config_.train.seq_len};
+  }
+  GroupedLinear grouped(Phase phase) const { return {.phase = phase, .rows = rows_of_experts()}; }
+
   /// A slot that forward saves, in both segments.
   SlotId saved(std::string name, Type type, BufferClass cls = kActivation) {
     bwd().add(name, type, Use::kSaved, cls);
@@ -74,6 +84,8 @@ class UnitBuilder {
   void attention_forward(SlotId x, SlotId x1);
   void feed_forward_forward(SlotId x1, SlotId y);
   void feed_forward_backward(SlotId dy, SlotId dx1);
+  void experts_forward(SlotId x1, SlotId y);
+  void experts_backward(SlotId dy, SlotId dx1);
   void attention_backward(SlotId dx1, SlotId dx);
 
   Draft& draft_;
@@ -83,6 +95,7 @@ class UnitBuilder {
   // Indices of the layer's parameters; -1 where the family has none.
   int norm1_ = -1, beta1_ = -1, wqkv_ = -1, bqkv_ = -1, wo_ = -1, bo_ = -1;
   int norm2_ = -1, beta2_ = -1, wup_ = -1, bup_ = -1, wdown_ = -1, bdown_ = -1;
+  int router_ = -1;
 };
 
 SlotId UnitBuilder::norm_forward(std::string_view name, SlotId x, int gamma, int beta) {
@@ -191,6 +204,57 @@ void UnitBuilder::feed_forward_backward(SlotId dy, SlotId dx1) {
   norm_backward("mlp.norm", dn2, x1, norm2_, beta2_, dy, dx1);
 }
 
+/// Rows of experts are [1, rows, width]: `is_rows_of_experts` (strategies/draft.h) knows them by name. They are counted by leaves of the sequences, so that
+/// in canonical mode sums over rows are trees over these leaves.
+void UnitBuilder::experts_forward(SlotId x1, SlotId y) {
+  const Experts& e = model_.experts;
+  const int experts = static_cast<int>(e.count);
+  const int64_t leaves = config_.canonical ? b() * kContractionLeaves : 1;
+  const SlotId n2 = norm_forward("mlp.norm", x1, norm2_, beta2_);
+  const SlotId logits = saved("moe.logits", tokens_by(e.count)), weights = saved("moe.weights", tokens_by(e.top_k)),
+               choice = saved("moe.choice", data({b(), s(), e.top_k}, DType::i32)),
+               counts = saved("rows.counts", data({1, leaves, e.count}, DType::i32));
+  fwd().op(Linear{Phase::kF}, {n2, value(fwd(), router_)}, {logits}, "moe.router");
+  fwd().op(route(Phase::kF), {logits}, {weights, choice, counts}, "moe.route");
+  const SlotId in = saved("rows.in", rows_by(h())), u = saved("rows.u", rows_by(2 * e.ffn)), a = saved("rows.a", rows_by(e.ffn)),
+               out = saved("rows.out", rows_by(h()));
+  fwd().op(Dispatch{Phase::kF, experts}, {n2, choice}, {in}, "moe.dispatch");
+  fwd().op(grouped(Phase::kF), {in, value(fwd(), wup_), counts}, {u}, "moe.up");
+  fwd().op(Activation{Phase::kF, true}, {u}, {a}, "mlp.act");
+  fwd().op(grouped(Phase::kF), {a, value(fwd(), wdown_), counts}, {out}, "moe.down");
+  const SlotId z = local(fwd(), "mlp.z", tokens_by(h()));
+  fwd().op(Combine{Phase::kF, experts}, {out, weights, choice}, {z}, "moe.combine");
+  branch_dropout_forward(z, 2);
+  residual_forward("mlp.residual", x1, z, -1, y);
+}
+
+void UnitBuilder::experts_backward(SlotId dy, SlotId dx1) {
+  const Experts& e = model_.experts;
+  const int experts = static_cast<int>(e.count);
+  const SlotId x1 = in_backward("x1"), n2 = in_backward("mlp.norm.y"), logits = in_backward("moe.logits"),
+               weights = in_backward("moe.weights"), choice = in_backward("moe.choice"), counts = in_backward("rows.counts"),
+               in = in_backward("rows.in"), u = in_backward("rows.u"), a = in_backward("rows.a"), out = in_backward("rows.out");
+  const SlotId dz = branch_dropout_backward(dy, 2, "d.mlp.z");
+  const SlotId d_out = local(bwd(), "d.rows.out", rows_by(h())), d_weights = local(bwd(), "d.moe.weights", tokens_by(e.top_k));
+  bwd().op(Combine{Phase::kI, experts}, {dz, out, weights, choice}, {d_out, d_weights}, "moe.combine");
+  const SlotId d_a = local(bwd(), "d.rows.a", rows_by(e.ffn));
+  bwd().op(grouped(Phase::kI), {d_out, value(bwd(), wdown_), counts}, {d_a}, "moe.down");
+  bwd().op(grouped(Phase::kW), {a, d_out, counts}, {gradient(bwd(), wdown_)}, "moe.down");
+  const SlotId d_u = local(bwd(), "d.rows.u", rows_by(2 * e.ffn));
+  bwd().op(Activation{Phase::kI, true}, {d_a, u}, {d_u}, "mlp.act");
+  const SlotId d_in = local(bwd(), "d.rows.in", rows_by(h()));
+  bwd().op(grouped(Phase::kI), {d_u, value(bwd(), wup_), counts}, {d_in}, "moe.up");
+  bwd().op(grouped(Phase::kW), {in, d_u, counts}, {gradient(bwd(), wup_)}, "moe.up");
+  const SlotId d_n2 = local(bwd(), "d.mlp.norm.y", tokens_by(h())), d_logits = local(bwd(), "d.moe.logits", tokens_by(e.count)),
+               d_routed = local(bwd(), "d.moe.routed", tokens_by(h()));
+  bwd().op(Dispatch{Phase::kI, experts}, {d_in, choice}, {d_n2}, "moe.dispatch");
+  bwd().op(route(Phase::kI), {d_weights, logits, choice}, {d_logits}, "moe.route");
+  bwd().op(Linear{Phase::kI}, {d_logits, value(bwd(), router_)}, {d_routed}, "moe.router");
+  bwd().op(Linear{Phase::kW}, {n2, d_logits}, {gradient(bwd(), router_)}, "moe.router");
+  bwd().op(Add{}, {d_n2, d_routed}, {d_n2}, "moe.norm.y");
+  norm_backward("mlp.norm", d_n2, x1, norm2_, beta2_, dy, dx1);
+}
+
 void UnitBuilder::attention_backward(SlotId dx1, SlotId dx) {
   const int heads = static_cast<int>(model_.heads), kv = static_cast<int>(model_.kv_heads), d = static_cast<int>(model_.head_dim);
   const SlotId x = in_backward("x"), n1 = in_backward("attn.norm.y"), qkv = in_backward("qkv"), o = in_backward("o"),
@@ -222,22 +286,28 @@ void UnitBuilder::build_layer() {
   bo_ = bias("attn.bo", h());
   norm2_ = parameter("mlp.norm.gamma", {h()}, P::kNormWeight);
   beta2_ = bias("mlp.norm.beta", h());
-  wup_ = parameter("mlp.wup", {model_.up_rows(), h()}, P::kMatrix);
-  bup_ = bias("mlp.bup", model_.up_rows());
-  wdown_ = parameter("mlp.wdown", {h(), model_.ffn}, P::kMatrix, true);
-  bdown_ = bias("mlp.bdown", h());
+  if (const Experts& e = model_.experts; model_.is_mixture()) {
+    router_ = parameter("moe.router", {e.count, h()}, P::kMatrix);
+    wup_ = parameter("moe.wup", {e.count, 2 * e.ffn, h()}, P::kMatrix);
+    wdown_ = parameter("moe.wdown", {e.count, h(), e.ffn}, P::kMatrix, true);
+  } else {
+    wup_ = parameter("mlp.wup", {model_.up_rows(), h()}, P::kMatrix);
+    bup_ = bias("mlp.bup", model_.up_rows());
+    wdown_ = parameter("mlp.wdown", {h(), model_.ffn}, P::kMatrix, true);
+    bdown_ = bias("mlp.bdown", h());
+  }
 
   const SlotId x = fwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
   const SlotId y = fwd().add("y", tokens_by(h()), Use::kActivationOut, kActivation);
   bwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
   const SlotId x1 = saved("x1", tokens_by(h()));
   attention_forward(x, x1);
-  feed_forward_forward(x1, y);
+  model_.is_mixture() ? experts_forward(x1, y) : feed_forward_forward(x1, y);
 
   const SlotId dy = bwd().add("d.y", tokens_by(h()), Use::kGradientIn, kActivation);
   const SlotId dx = bwd().add("d.x", tokens_by(h()), Use::kGradientOut, kActivation);
   const SlotId dx1 = local(bwd(), "d.x1", tokens_by(h()));
-  feed_forward_backward(dy, dx1);
+  model_.is_mixture() ? experts_backward(dy, dx1) : feed_forward_backward(dy, dx1);
   attention_backward(dx1, dx);
 }
 
@@ -326,12 +396,12 @@ void deal_sequences(Draft& draft) {
 /// one rank sums over its tokens is a partial sum. Which reduction makes that whole is for a strategy to say. Workers that train
 /// apart (diloco.cpp) share nothing: whatever they compute is their own.
 void deal_batch(Draft& draft) {
-  for (const std::string_view name : {"replica", "dp", "node"}) {
+  for (const std::string_view name : {"replica", "dp", "node", "ep"}) {
     const auto axis = draft.plan.mesh.find(name);
     if (!axis || draft.plan.mesh.size(name) == 1) continue;
     for_slots(draft, [&](Slot& slot) {
       Placement& place = slot.type.place[static_cast<size_t>(*axis)];
-      if (slot.type.micro == Micro::kSlice) place = Placement::shard(0);
+      if (slot.type.micro == Micro::kSlice) place = Placement::shard(is_rows_of_experts(slot) ? 1 : 0);
       if (slot.type.micro == Micro::kSum) place = Placement::partial();
       if (trains_apart(draft)) place = Placement::local();
     });
@@ -351,12 +421,16 @@ Draft build_step(const Case& config, bool training) {
     draft.plan.mesh.axes[1].size /= node;
     draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 2, {"node", node});
   }
+  if (l.ep > 1) {  // "dp" counts sets of experts then, within which ranks are neighbours
+    draft.plan.mesh.axes[1].size /= l.ep;
+    draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 2, {"ep", l.ep});
+  }
   if (l.replicas() > 1) draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 1, {"replica", l.replicas()});
   draft.plan.micro_batches = draft.micro_batches();
   draft.plan.sequences_per_micro_batch = config.train.micro_batch;
   draft.plan.streams = {"compute"};
   // Where each micro-batch is summed over the ranks by itself, in canonical mode they share it out in the order of the tree.
-  if (config.canonical && l.zero >= 2 && l.shard_ranks() > 1 && draft.micro_batches() > 1)
+  if (config.canonical && ((l.zero >= 2 && l.shard_ranks() > 1) || l.ep > 1) && draft.micro_batches() > 1)
     draft.plan.together = sequence_axes(draft.plan.mesh);
   UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
   UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();

@@ -9,6 +9,7 @@
 #include "strategies/data_parallel.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
+#include "strategies/expert_parallel.h"
 #include "strategies/fp8.h"
 #include "strategies/fsdp.h"
 #include "strategies/guard.h"
@@ -65,6 +66,10 @@ constexpr std::array kCatalogue{
              "ulysses 4 all-to-alls of q, k, v and o",
              "activations 1/c; k and v of the whole (all-gather) or of two more ranks (rings)",
              "Liu et al. 2023; Brandon et al. 2023; Jacobs et al. 2023; Llama Team 2024", context_parallel, true},
+    Strategy{"expert-parallel", "Expert parallel: each data rank has some of the experts", Tier::kE1, "ep (model.experts)",
+             "per layer and micro-batch 4 all-to-alls of b*s*k*h, and 1 of counts",
+             "experts and their states 1/n; rows of experts times n", "Lepikhin et al. 2020; Gale et al. 2022", expert_parallel,
+             true},
     Strategy{"fp8", "Matrix products of 8-bit factors", Tier::kE2, "precision: fp8, fp8_scaling: current, delayed, block",
              "current: per layer and micro-batch 8 f32 (maximum) over tp",
              "inputs of products in 8 bits: b*s*(2h + f/t) less; b*s*h/t more", "Micikevicius et al. 2022; DeepSeek-AI 2024",

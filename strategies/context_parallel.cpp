@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "strategies/draft.h"
+#include "strategies/row_parts.h"
 
 namespace shardlab::strategies {
 namespace {
@@ -108,22 +109,13 @@ class Ulysses {
     lse = placed(std::move(lse), axis_, Placement::shard(1));
   }
 
-  /// Parts of rows of `row`, of which the rank has `here` of `width` elements for `tokens` tokens.
-  Type parted(const Type& row, int64_t here, int64_t tokens, int64_t width, Placement along) const {
-    Type type = row;
-    type.shape = {here, tokens, row.shape[0], width};
-    for (Placement& place : type.place)
-      if (place.is_shard() && place.dim != 1) place = Placement::shard(place.dim == 0 ? 2 : 3);
-    return placed(std::move(type), axis_, along);
-  }
-
   /// The ops between `both`, from tokens to heads or back, through parts that are sent and parts that came.
   std::vector<Step> exchange(DraftSegment& segment, const Both& both, const std::string& name, const std::string& label,
                              bool to_heads, int copies) {
     const Type &heads = segment.slot(both.heads).type, &tokens = segment.slot(both.tokens).type;
     const int64_t width = heads.shape[2];
-    const Type of_tokens = parted(tokens, ranks_, tokens.shape[1], width, Placement::shard(1)),
-               of_heads = parted(tokens, 1, heads.shape[1], width, Placement::shard(0));
+    const Type of_tokens = in_parts(tokens, ranks_, tokens.shape[1], width, axis_, Placement::shard(1)),
+               of_heads = in_parts(tokens, 1, heads.shape[1], width, axis_, Placement::shard(0));
     const SlotId by_tokens = segment.add(name + (to_heads ? ".sent" : ".came"), of_tokens, Use::kLocal, BufferClass::kTemporary),
                  by_heads = segment.add(name + (to_heads ? ".came" : ".sent"), of_heads, Use::kLocal, BufferClass::kTemporary);
     Regroup all{.parts = ranks_, .copies = copies};

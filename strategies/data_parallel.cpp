@@ -24,7 +24,7 @@
 namespace shardlab::strategies {
 
 void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
-  const AxisSet dp = reduction_axes(draft);
+  const AxisSet dp = reduction_axes(draft, stage, bucket);
   Buffer sum = stage.role.buffers[bucket.gradient.index()];
   sum.name = bucket.name + ".sum";
   sum.type = placed(sum.type, dp, Placement::replicate());
@@ -43,11 +43,11 @@ void data_parallel(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     fill_buckets(draft, stage, {.bytes = draft.config.layout.bucket_bytes});
     sum_buckets_over_mirrors(draft, stage);
-    if (draft.plan.mesh.size(reduction_axes(draft)) == 1) {
-      for (Bucket& bucket : stage.buckets) bucket.reduced = bucket.gradient;
-      continue;
-    }
-    for (Bucket& bucket : stage.buckets) declare_reduced(draft, stage, bucket);
+    for (Bucket& bucket : stage.buckets)
+      if (draft.plan.mesh.size(reduction_axes(draft, stage, bucket)) == 1)
+        bucket.reduced = bucket.gradient;
+      else
+        declare_reduced(draft, stage, bucket);
     reduce_when_complete(draft, stage, CollectiveKind::kAllReduce, "data-parallel");
   }
 }

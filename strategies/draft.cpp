@@ -139,9 +139,11 @@ Type placed(Type type, AxisSet axes, Placement placement) {
 }
 
 AxisSet sequence_axes(const Mesh& mesh) {
-  const AxisSet dp = AxisSet::of(mesh.axis("dp"));
-  const auto node = mesh.find("node");
-  return node ? dp | AxisSet::of(*node) : dp;
+  AxisSet axes = AxisSet::of(mesh.axis("dp"));
+  if (const auto ep = mesh.find("ep"); ep && mesh.size("dp") == 1) return AxisSet::of(*ep);
+  for (const std::string_view inner : {"node", "ep"})
+    if (const auto axis = mesh.find(inner)) axes = axes | AxisSet::of(*axis);
+  return axes;
 }
 
 AxisSet data_axes(const Mesh& mesh) {

@@ -40,6 +40,14 @@ enum class Use : uint8_t {
   kView,           ///< a view of another slot
 };
 
+/// Whether a slot of a unit holds rows of experts, or counts them: [groups of experts, rows or parts of tokens, ..]. Their names, or those
+/// of the values that they are gradients of, begin with "rows.".
+inline bool is_rows_of_experts(const Slot& slot) {
+  std::string_view name = slot.name;
+  if (name.starts_with("d.")) name.remove_prefix(2);
+  return name.starts_with("rows.");
+}
+
 struct SlotUse {
   Use use = Use::kLocal;
   int parameter = -1;    ///< index into the unit kind's parameters, for kParameter and kGradient
@@ -249,7 +257,7 @@ BufferId add_buffer(StageDraft& stage, Buffer buffer);
 Type placed(Type type, int axis, Placement placement);
 Type placed(Type type, AxisSet axes, Placement placement);
 /// The axes along which ranks that share one set of shards have other sequences: "dp", and "node" where a secondary shard cuts them in
-/// two.
+/// two, or "ep" where they share experts.
 AxisSet sequence_axes(const Mesh& mesh);
 /// The axes along which ranks that share one set of shards have other tokens: `sequence_axes`, and "cp", whose ranks have other parts of
 /// the same sequences. Gradients are summed over them.

@@ -17,7 +17,9 @@
 #include "strategies/offload_gradients.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "plan/techniques.h"
@@ -52,28 +54,42 @@ class Leave {
     declare_updates(draft_, stage_);
     move_padding();
     find_next_computing();
+    const std::vector<Touched> touched = touched_storages(stage_);
     std::vector<Leaving> all;
     for (Update& update : stage_.updates)
-      if (stage_.role.buffers[update.gradient.index()].space == Space::kDevice) all.push_back(span_of(update));
+      if (stage_.role.buffers[update.gradient.index()].space == Space::kDevice) all.push_back(span_of(update, touched));
     std::ranges::stable_sort(all, {}, &Leaving::last);
+    is_gone_.assign(stage_.role.buffers.size(), false);
     for (const Leaving& leaving : all) leave(leaving);
+    std::erase_if(stage_.whole_step, [&](BufferId id) { return id.index() < is_gone_.size() && is_gone_[id.index()]; });
     insertions_.apply(stage_.events);
   }
 
  private:
   /// Zeros for a bucket's tail are written where its first gradient is, not when the step begins.
   void move_padding() {
-    for (const Bucket& bucket : stage_.buckets) {
-      if (!bucket.padding || stays_) continue;
-      const auto zeros = std::ranges::find_if(stage_.events, [&](const Event& e) {
-        return e.kind == Event::Kind::kCall && e.call.binding == std::vector{bucket.padding};
-      });
-      Event event = std::move(*zeros);
-      stage_.events.erase(zeros);
-      const BufferId storage = storage_of(stage_, bucket.gradient);
-      const auto first = std::ranges::find_if(stage_.events, [&](const Event& e) { return touches(stage_, e, storage); });
-      stage_.events.insert(first, std::move(event));
+    if (stays_) return;
+    std::unordered_map<int32_t, size_t> tails;  // by buffer: the bucket whose tail it is
+    for (size_t b = 0; b < stage_.buckets.size(); ++b)
+      if (const BufferId padding = stage_.buckets[b].padding) tails[padding.value] = b;
+    if (tails.empty()) return;
+    std::map<size_t, Event> zeros;  // by bucket
+    std::vector<Event> others;
+    for (Event& e : stage_.events) {
+      const bool of_one = e.kind == Event::Kind::kCall && e.call.binding.size() == 1;
+      const auto tail = of_one ? tails.find(e.call.binding.front().value) : tails.end();
+      if (tail == tails.end() || !zeros.try_emplace(tail->second, std::move(e)).second) others.push_back(std::move(e));
     }
+    stage_.events = std::move(others);
+    const std::vector<Touched> touched = touched_storages(stage_);
+    Insertions insertions;
+    for (auto& [bucket, event] : zeros) {
+      const BufferId storage = storage_of(stage_, stage_.buckets[bucket].gradient);
+      const Touched& here = touched[storage.index()];
+      SHARDLAB_CHECK(here.any(), "no event makes the bucket {}", stage_.role.buffers[storage.index()].name);
+      insertions.before(here.first, std::move(event));
+    }
+    insertions.apply(stage_.events);
   }
 
   void find_next_computing() {
@@ -85,15 +101,10 @@ class Leave {
     }
   }
 
-  Leaving span_of(Update& update) const {
-    const BufferId storage = storage_of(stage_, update.gradient);
-    Leaving leaving{.update = &update};
-    for (size_t i = 0; i < stage_.events.size(); ++i) {
-      if (!touches(stage_, stage_.events[i], storage)) continue;
-      leaving.first = std::min(leaving.first, i);
-      leaving.last = i;
-    }
-    SHARDLAB_CHECK(leaving.first != SIZE_MAX, "no event makes the gradient {}", stage_.role.buffers[update.gradient.index()].name);
+  Leaving span_of(Update& update, const std::vector<Touched>& touched) const {
+    const Touched& here = touched[storage_of(stage_, update.gradient).index()];
+    SHARDLAB_CHECK(here.any(), "no event makes the gradient {}", stage_.role.buffers[update.gradient.index()].name);
+    Leaving leaving{.update = &update, .first = here.first, .last = here.last};
     // Activations that this backward gave back leave host memory before anything new is put there.
     while (leaving.last + 1 < stage_.events.size() && gives_back(stage_.events[leaving.last + 1])) ++leaving.last;
     return leaving;
@@ -115,7 +126,7 @@ class Leave {
     const StreamId out = overlap_ ? draft_.stream("d2h") : StreamId(0);
     insertions_.after(leaving.last, copy_event(draft_, stage_, "offload", gradient, arrived, out, kOffloadGradientsName));
     if (stays_) return;
-    std::erase(stage_.whole_step, storage);
+    is_gone_[storage.index()] = true;
     insertions_.before(leaving.first, alloc_event(storage));
     release(storage, leaving.last);
   }
@@ -135,6 +146,7 @@ class Leave {
   const bool keeps_;
   const bool stays_;                    ///< whether the gradients of updates live on the device for the step
   std::vector<size_t> next_computing_;  ///< by event: the next that computes, or SIZE_MAX
+  std::vector<bool> is_gone_;           ///< by buffer: a gradient that no longer lives for the step
   Insertions insertions_;
 };
 
@@ -151,13 +163,25 @@ BufferId storage_of(const StageDraft& stage, BufferId id) {
   return id;
 }
 
-bool touches(const StageDraft& stage, const Event& event, BufferId storage) {
-  if (event.kind == Event::Kind::kAlloc) return event.buffer == storage;
-  if (event.kind == Event::Kind::kCall)
-    return std::ranges::any_of(event.call.binding, [&](BufferId id) { return storage_of(stage, id) == storage; });
-  if (!event.makes_gradients() || event.storage != 0) return false;
-  const auto& states = stage.state[stage.index_of(event.unit)];
-  return std::ranges::any_of(states, [&](const ParameterState& s) { return storage_of(stage, s.gradient) == storage; });
+std::vector<Touched> touched_storages(const StageDraft& stage) {
+  std::vector<Touched> touched(stage.role.buffers.size());
+  for (size_t i = 0; i < stage.events.size(); ++i) {
+    const Event& event = stage.events[i];
+    const auto touch = [&](BufferId id) {
+      if (!id) return;
+      Touched& here = touched[storage_of(stage, id).index()];
+      here.first = std::min(here.first, i);
+      here.last = i;
+    };
+    if (event.kind == Event::Kind::kAlloc) {
+      touch(event.buffer);
+    } else if (event.kind == Event::Kind::kCall) {
+      for (const BufferId id : event.call.binding) touch(id);
+    } else if (event.makes_gradients() && event.storage == 0) {
+      for (const ParameterState& state : stage.state[stage.index_of(event.unit)]) touch(state.gradient);
+    }
+  }
+  return touched;
 }
 
 BufferId host_copy(StageDraft& stage, BufferId id, const std::string& suffix, BufferClass kind) {

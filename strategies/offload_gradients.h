@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "strategies/draft.h"
 
 namespace shardlab::strategies {
@@ -13,8 +16,13 @@ bool keeps_host_gradients(const Case& config);
 
 /// The buffer that owns the storage of another.
 BufferId storage_of(const StageDraft& stage, BufferId id);
-/// Whether an event reads or writes a storage, or takes it.
-bool touches(const StageDraft& stage, const Event& event, BufferId storage);
+/// The first and the last event of a timetable that reads a storage, writes it or takes it.
+struct Touched {
+  size_t first = SIZE_MAX, last = 0;
+  bool any() const { return first != SIZE_MAX; }
+};
+/// Of every storage, by the index of the buffer that owns it, in one pass over the timetable.
+std::vector<Touched> touched_storages(const StageDraft& stage);
 /// A buffer like `id` in host memory, with storage of its own, for as long as is said elsewhere.
 BufferId host_copy(StageDraft& stage, BufferId id, const std::string& suffix, BufferClass kind);
 /// A copy between two buffers of one type but for where they are.

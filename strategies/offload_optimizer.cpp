@@ -79,7 +79,9 @@ class HostUpdates {
         waits_(!delayed_ && (stage.gradient_factor || stage.go)) {}
 
   void run() {
-    for (Update& update : stage_.updates) jobs_.push_back(job_of(update));
+    const std::vector<Touched> touched = touched_storages(stage_);
+    const std::vector<size_t> written = last_writes();
+    for (Update& update : stage_.updates) jobs_.push_back(job_of(update, touched, written));
     std::ranges::stable_sort(jobs_, {}, &Job::arrives);
     for (Job& job : jobs_) declare(job);
     bring_words();
@@ -97,23 +99,26 @@ class HostUpdates {
   Buffer& buffer(BufferId id) { return stage_.role.buffers[id.index()]; }
   StreamId stream(std::string_view name) { return overlap_ ? draft_.stream(name) : StreamId(0); }
 
-  Job job_of(Update& update) const {
-    Job job{.update = &update};
-    for (size_t i = 0; i < stage_.events.size(); ++i)
-      if (writes(stage_.events[i], update.gradient)) job.arrives = i;
+  Job job_of(Update& update, const std::vector<Touched>& touched, const std::vector<size_t>& written) const {
+    Job job{.update = &update, .arrives = written[storage_of(stage_, update.gradient).index()]};
     const BufferId from = storage_of(stage_, stage_.events[job.arrives].call.binding.front());
-    const auto found = std::ranges::find_if(stage_.events, [&](const Event& e) { return touches(stage_, e, from); });
-    job.first = static_cast<size_t>(found - stage_.events.begin());
+    job.first = std::min(touched[from.index()].first, stage_.events.size());
     return job;
   }
 
-  /// Whether an event writes `storage`. Events that judge gradients read them; events that complete them write.
-  bool writes(const Event& event, BufferId storage) const {
-    if (event.kind != Event::Kind::kCall) return false;
-    const Op& op = std::get<Op>(draft_.plan.segments[event.call.segment.index()].steps.front());
-    return std::ranges::any_of(op.writes, [&](SlotId slot) {
-      return slot.index() < event.call.binding.size() && storage_of(stage_, event.call.binding[slot.index()]) == storage;
-    });
+  /// The last event that writes each storage, by the index of the buffer that owns it. Events that judge gradients read them; events
+  /// that complete them write.
+  std::vector<size_t> last_writes() const {
+    std::vector<size_t> written(stage_.role.buffers.size(), 0);
+    for (size_t i = 0; i < stage_.events.size(); ++i) {
+      const Event& event = stage_.events[i];
+      if (event.kind != Event::Kind::kCall) continue;
+      const Op& op = std::get<Op>(draft_.plan.segments[event.call.segment.index()].steps.front());
+      for (const SlotId slot : op.writes)
+        if (slot.index() < event.call.binding.size() && event.call.binding[slot.index()])
+          written[storage_of(stage_, event.call.binding[slot.index()]).index()] = i;
+    }
+    return written;
   }
 
   // --- storage

@@ -201,7 +201,7 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
     whole = placed(whole, draft.plan.mesh.axis("pp"), Placement::replicate());
     part_type = placed(part_type, draft.plan.mesh.axis("pp"), Placement::partial());
   }
-  for (const std::string_view name : {"replica", "dp", "node"})
+  for (const std::string_view name : {"replica", "dp", "node", "ep"})
     if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
   const bool dealt_together = !draft.plan.together.empty(), apart = draft.training && runs_apart(c);
   const bool cut = c.layout.cp > 1 && !c.canonical;  // whether parts of sequences are added up with the rest
@@ -279,12 +279,16 @@ BufferId sum_of_squares(Draft& draft, StageDraft& stage, const std::string& name
 
 /// Slices are summed over the axes that cut them, copies are counted once.
 BufferId gradient_norm(Draft& draft, StageDraft& stage) {
-  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
+  const bool shares = draft.config.layout.ep > 1;  // experts among ranks, and then tp is 1
+  const std::string_view cutting = shares ? "ep" : "tp";
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis(cutting)), pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
   const bool sliced_over_dp = updates_slices(draft.config.layout) && draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1;
   std::vector<BufferId> sliced, whole;
   for (const Update& u : stage.updates) {
     if (u.gradient == stage.counted_elsewhere || !counts_in_norm(draft, stage, u.unit)) continue;
-    (stage.role.buffers[u.gradient.index()].type.place[tp].kind == Place::kReplicate ? whole : sliced).push_back(u.gradient);
+    const Placement along = stage.role.buffers[u.gradient.index()].type.place[tp];
+    const bool cut = shares && sliced_over_dp ? along.kind == Place::kLocal : along.kind != Place::kReplicate;
+    (cut ? sliced : whole).push_back(u.gradient);
   }
   Type type = scalar(draft, DType::f64);
   type.scale.denominator = stage.role.buffers[stage.updates.front().gradient.index()].type.scale.denominator;
@@ -298,7 +302,8 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
     Type t = type;
     if (cut) t.place[tp] = Placement::partial();
     const BufferId part = sum_of_squares(draft, stage, name, cut ? alike(draft, stage, *list) : *list, t);
-    parts.push_back(cut ? all_reduce_scalar(draft, stage, part, "tp") : part);
+    const bool later = shares && sliced_over_dp;  // with the slices of everything else
+    parts.push_back(cut && !later ? all_reduce_scalar(draft, stage, part, cutting) : part);
   }
   BufferId total = parts.front();
   if (parts.size() > 1) {

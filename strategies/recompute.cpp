@@ -121,7 +121,11 @@ void move_to_backward(const DraftSegment& forward, DraftSegment& backward, std::
   const auto in_backward = [&](SlotId slot) {
     const Slot& f = forward.slot(slot);
     if (const auto found = backward.find_if(f.name)) return *found;
-    if (f.view) return backward.add_view(f.name, backward.find(forward.slot(SlotId(f.view->base)).name), f.type);
+    if (f.view) {
+      const SlotId view = backward.add_view(f.name, backward.find(forward.slot(SlotId(f.view->base)).name), f.type);
+      backward.slot(view).view->shard_axes = f.view->shard_axes;
+      return view;
+    }
     const SlotUse use = forward.uses[slot.index()];
     return backward.add(f.name, f.type, use.use, f.cls, use.parameter);
   };

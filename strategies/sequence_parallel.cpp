@@ -9,8 +9,8 @@
 //   backward   all-gather -> products of the row-parallel weight ... of the column-parallel weight -> reduce-scatter -> norm
 //
 // The input of a column-parallel product is kept as the rank's tokens and gathered once more in backward, for the weight's gradient,
-// beside the gradient of the input (`overlap`); full recompute makes it again, gathered, and needs no third gather. The embedding's partial sum is scattered; the gradients of its
-// tables take gathered tokens. Messages between pipeline stages carry the rank's tokens.
+// beside the gradient of the input (`overlap`); full recompute makes it again, gathered, and needs no third gather. The embedding's
+// partial sum is scattered; the gradients of its tables take gathered tokens. Messages between pipeline stages carry the rank's tokens.
 //
 // Gradients of what every rank has whole, and uses on its own tokens, are partial sums: gammas and betas, and the biases of the
 // row-parallel products. Each rank sums its tokens sequence by sequence, ranks add up these sums, and then sequences are added up:
@@ -204,14 +204,14 @@ class SequenceParallel {
     auto* norm = std::get_if<Norm>(&op.work);
     return norm != nullptr ? norm->over : std::get<Residual>(op.work).over;
   }
-  /// A sum of the tokens of each sequence, f32[b,1,h], of a gradient of [h].
-  static Type sums_of(const DraftSegment& segment, const Op& op, SlotId gradient) {
+  /// A sum of the tokens of each sequence, f32[b,1,h], of a gradient of [h]. Along context parallelism it is of a part of the sequence.
+  Type sums_of(const DraftSegment& segment, const Op& op, SlotId gradient) const {
     Type type = segment.slot(op.reads[0]).type;  // dy: it says how sequences are dealt
     type.dtype = DType::f32;
     type.shape = {type.shape[0], 1, segment.slot(gradient).type.shape.last()};
     for (Placement& place : type.place)
-      if (place == Placement::shard(kTokenDim)) place = Placement::replicate();
-    return type;
+      if (place == Placement::shard(kTokenDim)) place = Placement::partial();
+    return placed(std::move(type), axis_, Placement::replicate());
   }
 
   Draft& draft_;

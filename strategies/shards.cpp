@@ -18,13 +18,20 @@ BufferId Shards::slice_of(BufferId flat, std::string name) {
   slice.name = std::move(name);
   const BufferId root = slice.view ? BufferId(slice.view->base) : flat;  // a bucket's gradients, under the type of their sum
   slice.view = View{root.value, 0, {}};
-  if (ranks_ > 1) {
-    slice.type.shape = {slice.type.shape[0] / ranks_};
-    slice.type = placed(slice.type, axes_, Placement::shard(0));
-    slice.view->shard_axes = axes_;
+  if (const AxisSet axes = axes_of(slice.type); draft_.plan.mesh.size(axes) > 1) {
+    slice.type.shape = {slice.type.shape[0] / draft_.plan.mesh.size(axes)};
+    slice.type = placed(slice.type, axes, Placement::shard(0));
+    slice.view->shard_axes = axes;
   }
   slice.packed_as = root.value;
   return add_buffer(stage_, std::move(slice));
+}
+
+AxisSet Shards::axes_of(const Type& flat) const {
+  AxisSet axes;
+  for (int axis = 0; axis < kMaxAxes; ++axis)
+    if (axes_.contains(axis) && flat.place[static_cast<size_t>(axis)].kind != Place::kLocal) axes = axes | AxisSet::of(axis);
+  return axes;
 }
 
 BufferId Shards::slice_apart(BufferId flat, std::string name) {
@@ -36,10 +43,9 @@ BufferId Shards::slice_apart(BufferId flat, std::string name) {
 BufferId Shards::flat_values(const Bucket& bucket, bool persistent) {
   const Bucket::Member& first = bucket.members.front();
   Buffer flat = stage_.role.buffers[stage_.at(first.unit, first.parameter).value.index()];
-  const size_t tp = static_cast<size_t>(draft_.plan.mesh.axis("tp"));
   flat.name = bucket.name + ".value";
   flat.type.shape = {bucket.elements};
-  if (flat.type.place[tp].is_shard()) flat.type.place[tp] = Placement::local();  // as the gradients': slices of several dims
+  flat.type = nobodys_shard(draft_, std::move(flat.type));  // as the gradients'
   flat.kind = persistent ? BufferClass::kParameter : BufferClass::kBuffer;
   flat.persistent = persistent;
   flat.parameter = -1;
@@ -56,7 +62,9 @@ Call Shards::gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamI
   const std::string name = "gather." + signature(draft_, stage_, bucket);
   const SegmentId segment = draft_.cached(name, [&] {
     Op op;
-    op.work = Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft_.comm("dp.parameters", axes_), draft_.algorithm()};
+    const AxisSet axes = axes_of(stage_.role.buffers[flat.index()].type);
+    const CommId comm = draft_.comm(axes == axes_ ? "dp.parameters" : "experts.parameters", axes);
+    op.work = Collective{CollectiveKind::kAllGather, ReduceOp::kSum, comm, draft_.algorithm()};
     op.label = "parameters";
     op.stream = stream;
     op.strategy = strategy_;
@@ -125,7 +133,7 @@ class Scatter {
     };
     insertions_.before(first, alloc_event(bucket_.gradient));
     if (auto zeros = padding_event(draft_, stage_, bucket_)) insertions_.before(first, std::move(*zeros));
-    if (shards_.ranks() > 1)
+    if (draft_.plan.mesh.size(reduction_axes(draft_, stage_, bucket_)) > 1)
       insertions_.after(last, scatter_
                                   ? scatter_(bucket_, slice_, j)
                                   : reduce_event(draft_, stage_, bucket_, slice_, CollectiveKind::kReduceScatter, j, strategy_));

@@ -27,6 +27,9 @@ class Shards {
   /// the embedding's stage.
   bool shares_values(const Bucket& bucket) const;
 
+  /// The axes along which a flat buffer is cut: those along which ranks hold summands, or copies, of the whole of it.
+  AxisSet axes_of(const Type& flat) const;
+
  private:
   Draft& draft_;
   StageDraft& stage_;

@@ -5,15 +5,20 @@
 //   vocabulary        embed.tokens[V/t, h]: look-ups outside the slice give 0, so the embedding is a partial sum;
 //                     head[V/t, h]: each rank has a slice of the logits, and the loss is reduced from three numbers a token
 //
+// Fewer kv heads than ranks: the rows of wqkv are cut evenly as ever, and a rank's rows are then no whole heads. Ranks gather the rows of
+// q, k and v that their products made; each takes its query heads and a copy of the kv head that these share. Backward gathers the
+// gradients by head and adds up the copies' before the rows are cut again, so weights, their gradients and checkpoints are those of any t.
+//
 // The paper's operators f and g are the two places where a partial sum becomes whole: g is the all-reduce after a row-parallel
 // product in forward, f the all-reduce of the input's gradient of a column-parallel product in backward.
 //
 // Shapes   qkv[b,s,(a+2k)d/t] o[b,s,ad/t] u[b,s,f/t] logits[b,s,V/t]; everything on the residual stream is whole
 // Adds     per layer and micro-batch 4 all-reduces of b*s*h (2 forward, 2 backward): 8 b s h (t-1)/t elements sent by each rank;
-//          embedding 1, head 1 of b*s*h, loss b*s (max) and 2 b*s (sums)
+//          embedding 1, head 1 of b*s*h, loss b*s (max) and 2 b*s (sums). With k < t kv heads per layer and micro-batch 2 all-gathers:
+//          of b s (a+2k) d in forward, of b s (a+2t) d in backward, of which each rank sends (t-1)/t
 // Memory   matrices, their gradients and states, and qkv, o, u, a, logits: 1/t
-// Refuses  heads, kv_heads, ffn or vocab not divisible by t
-// Paper    Shoeybi et al., "Megatron-LM" (2019), section 3
+// Refuses  heads, ffn or vocab not divisible by t; kv_heads that neither divide t nor are divided by it
+// Paper    Shoeybi et al., "Megatron-LM" (2019), section 3; Ainslie et al., "GQA" (2023), for shared kv heads
 #include "strategies/tensor_parallel.h"
 
 #include <algorithm>
@@ -23,6 +28,7 @@
 #include <vector>
 
 #include "strategies/draft.h"
+#include "strategies/row_parts.h"
 
 namespace shardlab::strategies {
 namespace {
@@ -55,8 +61,10 @@ void slice_slots(DraftSegment& segment, std::span<const SlicedSlot> slices, int 
 /// Attention and RoPE work on this rank's heads.
 void slice_heads(DraftSegment& segment, int size) {
   for (Step& step : segment.segment.steps)
-    std::visit(Overload{[&](Rope& r) { r.heads /= size, r.kv_heads /= size; },
-                        [&](Attention& a) { a.heads /= size, a.kv_heads /= size; }, [](auto&) {}},
+    std::visit(Overload{[&](Rope& r) {
+                          if (r.kv_heads >= size) r.heads /= size, r.kv_heads /= size;  // else rows of all heads are rotated
+                        },
+                        [&](Attention& a) { a.heads /= size, a.kv_heads = std::max(a.kv_heads / size, 1); }, [](auto&) {}},
                std::get<Op>(step).work);
 }
 
@@ -72,6 +80,7 @@ class TensorParallel {
     slice_unit(UnitKind::kEmbed, kEmbedSlices);
     slice_unit(UnitKind::kLayer, kLayerSlices);
     slice_unit(UnitKind::kHead, kHeadSlices);
+    if (draft_.config.model.kv_heads < size_) share_kv_heads();
     sum(draft_.of(UnitKind::kEmbed).forward, "x", "g");
     sum(draft_.of(UnitKind::kLayer).forward, "attn.z", "attn.g");
     sum(draft_.of(UnitKind::kLayer).forward, "mlp.z", "mlp.g");
@@ -95,6 +104,100 @@ class TensorParallel {
       if (u.kind == kind)
         for (size_t i = 0; i < u.parameters.size(); ++i)
           draft_.plan.parameters[u.parameters[i].index()].type = unit.parameters[i].type;
+  }
+
+  /// An op between the rows that products hold and the heads that attention takes.
+  static Step between(Work work, SlotId from, SlotId to, std::string label) {
+    Op op;
+    op.work = std::move(work);
+    op.reads = {from};
+    op.writes = {to};
+    op.label = std::move(label);
+    op.strategy = kTensorParallelName;
+    return op;
+  }
+
+  void share_kv_heads() {
+    const Model& m = draft_.config.model;
+    UnitTemplate& layer = draft_.of(UnitKind::kLayer);
+    const Type rows = layer.forward.slot(layer.forward.find("qkv")).type;  // even slices
+    Type heads = rows, all = placed(rows, axis_, Placement::replicate());
+    heads.shape[2] = (m.heads / size_ + 2) * m.head_dim;
+    all.shape[2] *= size_;
+    for (DraftSegment* segment : {&layer.forward, &layer.backward}) segment->slot(segment->find("qkv")).type = heads;
+    layer.backward.slot(layer.backward.find("d.qkv")).type = heads;
+
+    const int64_t s = rows.shape[1], width = heads.shape[2];
+    const Regroup copies{.parts = size_,
+                         .copies = size_ / static_cast<int>(m.kv_heads),
+                         .kv_heads = static_cast<int>(m.kv_heads),
+                         .head_dim = static_cast<int>(m.head_dim)};
+    const Regroup even{.parts = size_};
+    const Collective gather{CollectiveKind::kAllGather, ReduceOp::kSum, comm_, draft_.algorithm()};
+    const auto local = [&](DraftSegment& segment, std::string name, Type type) {
+      return segment.add(std::move(name), std::move(type), Use::kLocal, BufferClass::kTemporary);
+    };
+    const auto joining = [](Regroup w) {
+      w.join = true;
+      return w;
+    };
+    /// All ranks' parts of rows, and this rank's own among them.
+    const auto parts = [&](DraftSegment& segment, const std::string& name, int64_t part_width) {
+      const SlotId of_all = local(segment, name, in_parts(all, size_, s, part_width, axis_, Placement::replicate()));
+      const SlotId own = segment.add_view(name + ".own", of_all, in_parts(all, 1, s, part_width, axis_, Placement::shard(0)));
+      segment.slot(own).view->shard_axes = AxisSet::of(axis_);
+      return std::pair{of_all, own};
+    };
+
+    // Parts of rows lie one behind the other, so that a gather is one piece of memory a rank.
+    DraftSegment& forward = layer.forward;
+    const SlotId qkv = forward.find("qkv"), part = local(forward, "qkv.part", rows), whole = local(forward, "qkv.all", all);
+    const SlotId own = local(forward, "qkv.own", in_parts(all, 1, s, rows.shape[2], axis_, Placement::shard(0))),
+                 by_rows = local(forward, "qkv.rows", in_parts(all, size_, s, rows.shape[2], axis_, Placement::replicate()));
+    const auto [by_heads, mine] = parts(forward, "qkv.heads", width);
+    rewrite_rows(forward, qkv, part, whole,
+                 {between(even, part, own, "attn.rows.split"), between(gather, own, by_rows, "attn.rows"),
+                  between(joining(even), by_rows, whole, "attn.rows.join")},
+                 {between(copies, whole, by_heads, "attn.groups.split"), between(joining(even), mine, qkv, "attn.groups.join")});
+
+    DraftSegment& backward = layer.backward;
+    const SlotId d_qkv = backward.find("d.qkv"), d_part = local(backward, "d.qkv.part", rows),
+                 d_whole = local(backward, "d.qkv.all", all);
+    const SlotId d_own = local(backward, "d.qkv.own", in_parts(all, 1, s, width, axis_, Placement::shard(0))),
+                 d_by_heads = local(backward, "d.qkv.heads", in_parts(all, size_, s, width, axis_, Placement::replicate()));
+    const auto [d_by_rows, d_mine] = parts(backward, "d.qkv.rows", rows.shape[2]);
+    rewrite_rows(
+        backward, d_qkv, d_part, d_whole,
+        {between(even, d_qkv, d_own, "attn.d.groups.split"), between(gather, d_own, d_by_heads, "attn.d.groups"),
+         between(joining(copies), d_by_heads, d_whole, "attn.d.groups.sum")},
+        {between(even, d_whole, d_by_rows, "attn.d.rows.split"), between(joining(even), d_mine, d_part, "attn.d.rows.join")});
+  }
+
+  /// Products use `rows` where they used `heads`, and rotation uses `whole`. `first` goes behind the op that makes the first of these
+  /// (a product or the attention core), `then` before the op that takes the last.
+  static void rewrite_rows(DraftSegment& segment, SlotId heads, SlotId rows, SlotId whole, std::vector<Step> first,
+                           std::vector<Step> then) {
+    std::vector<Step> steps;
+    bool made = false, taken = false;
+    for (Step& step : std::exchange(segment.segment.steps, {})) {
+      Op op = std::move(std::get<Op>(step));
+      const bool product = std::holds_alternative<Linear>(op.work), rotates = std::holds_alternative<Rope>(op.work);
+      const bool reads = std::ranges::find(op.reads, heads) != op.reads.end();
+      const bool writes = std::ranges::find(op.writes, heads) != op.writes.end();
+      if (product || rotates)
+        for (auto* operands : {&op.reads, &op.writes}) std::ranges::replace(*operands, heads, rotates ? whole : rows);
+      if (reads && !rotates && !taken) {
+        steps.insert(steps.end(), then.begin(), then.end());
+        taken = true;
+      }
+      steps.emplace_back(std::move(op));
+      if (writes && !rotates && !made) {
+        steps.insert(steps.end(), first.begin(), first.end());
+        made = true;
+      }
+    }
+    SHARDLAB_CHECK(made && taken, "{} makes no rows of q, k and v for attention", segment.segment.name);
+    segment.segment.steps = std::move(steps);
   }
 
   Op all_reduce(SlotId from, SlotId to, std::string label, ReduceOp reduce = ReduceOp::kSum) const {

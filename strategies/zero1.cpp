@@ -26,7 +26,8 @@ void update_slices(Draft& draft, StageDraft& stage, Shards& shards) {
     update.gradient = bucket.reduced;
     update.value = shards.slice_of(values, bucket.name + ".value.shard");
     update.decay = bucket.decay;
-    update.after = shards.gather(bucket, update.value, values, reduction_stream(draft));
+    if (draft.plan.mesh.size(shards.axes_of(stage.role.buffers[values.index()].type)) > 1)
+      update.after = shards.gather(bucket, update.value, values, reduction_stream(draft));
     stage.updates.push_back(std::move(update));
   }
 }

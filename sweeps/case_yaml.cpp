@@ -1,6 +1,8 @@
 // The resolved case as text: what `case.yaml` holds, and what the case id is a hash of.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "plan/base/hash.h"
 #include "plan/base/values.h"
 #include "plan/keys.h"
@@ -56,7 +58,11 @@ class KeyWriter {
 };
 
 /// What says nothing is left out: no path or list, no checkpoints, and no kind of what there is none of.
-bool is_unset(const CaseKey& key, const std::string& value) {
+bool is_unset(const Case& config, const CaseKey& key, const std::string& value) {
+  static constexpr std::string_view kOfExperts[] = {
+      "model.experts",           "model.top_k",         "model.moe_ffn",      "model.router",
+      "model.normalise_weights", "model.router_factor", "model.balance_loss", "model.z_loss"};
+  if (config.model.experts == Experts{} && std::ranges::find(kOfExperts, key.path) != std::end(kOfExperts)) return true;
   return value.empty() || (key.path == "checkpoint.save_every" && value == "0") ||
          (key.path == "layout.cp_kind" && value == name_of(ContextKind::kNone));
 }
@@ -72,7 +78,8 @@ std::string yaml_of(const Case& config, std::string_view machine, bool with_name
     }
     if (key.get == nullptr || (key.path == "name" && !with_name)) continue;
     const std::string value = key.get(config);
-    if (!is_unset(key, value)) out.write(key, key.form == Form::kAny || key.form == Form::kMap ? value : yaml_scalar(value));
+    if (!is_unset(config, key, value))
+      out.write(key, key.form == Form::kAny || key.form == Form::kMap ? value : yaml_scalar(value));
   }
   return out.take();
 }

@@ -222,7 +222,7 @@ void read_mixtral(ConfigReader& in, ModelConfig& c) {
   read_llama(in, c);
   c.experts = in.size("num_local_experts"), c.top_k = in.size("num_experts_per_tok");
   c.moe_ffn = c.model.ffn;
-  c.unexecuted = kMixture;
+  c.model.experts = {.count = c.experts, .top_k = c.top_k, .ffn = c.moe_ffn, .balance = in.number_or("router_aux_loss_coef", 0.0f)};
 }
 
 void read_qwen3_moe(ConfigReader& in, ModelConfig& c) {
@@ -233,7 +233,7 @@ void read_qwen3_moe(ConfigReader& in, ModelConfig& c) {
   if (const int64_t step = in.size_or("decoder_sparse_step", 1); step != 1)
     in.refuse(fmt::format("`decoder_sparse_step` is {}, which is not implemented", step), "implemented: 1");
   c.dense_layers = in.leading_layers("mlp_only_layers");
-  c.unexecuted = kMixture;
+  c.unexecuted = "its layers are mixtures of experts, and it has norms over the heads of q and k";
 }
 
 void read_deepseek(ConfigReader& in, ModelConfig& c) {
@@ -369,7 +369,7 @@ Result<void> check_sizes(const ModelConfig& c) {
                                     {"sliding_window", c.window}})
     if (value < 0 || value >= int64_t{1} << 31)
       return refusal(fmt::format("{}={} is outside [0, 2^31)", name, value), "write a size that a model can have");
-  const bool mixture = c.unexecuted.find("experts") != std::string::npos;
+  const bool mixture = c.unexecuted.find("experts") != std::string::npos || c.model.experts != Experts{};
   if (mixture && (c.experts < 1 || c.top_k < 1 || c.top_k > c.experts || c.moe_ffn < 1 || c.dense_layers > c.model.layers))
     return refusal(fmt::format("{} experts, {} a token, of width {}, after {} dense layers of {}", c.experts, c.top_k, c.moe_ffn,
                                c.dense_layers, c.model.layers),

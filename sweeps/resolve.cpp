@@ -21,13 +21,14 @@ void take_model(const ModelConfig& model, Draft& draft) {
   if (!model.unexecuted.empty()) draft.model = std::make_shared<ModelConfig>(model);
 }
 
-/// Keys of mixtures of experts, which no case holds and every estimate knows.
+/// Keys of mixtures of experts of models that no case holds, which every estimate knows.
 bool set_experts(std::string_view path, const std::string& text, Draft& draft) {
   int64_t ModelConfig::*const field = path == "model.experts"   ? &ModelConfig::experts
                                       : path == "model.top_k"   ? &ModelConfig::top_k
                                       : path == "model.moe_ffn" ? &ModelConfig::moe_ffn
                                                                 : nullptr;
-  if (field == nullptr || (!draft.model && parse_count(text).value() <= 1)) return false;
+  const bool held = !draft.model && draft.config.model.is_llama();
+  if (field == nullptr || held || (!draft.model && parse_count(text).value() <= 1)) return false;
   if (!draft.model) draft.model = std::make_shared<ModelConfig>();
   ModelConfig& m = *draft.model;
   m.*field = parse_count(text).value();
@@ -50,6 +51,7 @@ void complete_inline(Model& m, const Settings& said, const Settings& over) {
   if (!given("model.kv_heads")) m.kv_heads = m.heads;
   if (!given("model.head_dim") && m.heads > 0) m.head_dim = m.hidden / m.heads;
   if (!given("model.ffn") && !m.is_llama()) m.ffn = 4 * m.hidden;
+  if (!given("model.ffn") && m.is_mixture()) m.ffn = m.experts.ffn;  // as Mixtral's config.json says it
   if (!given("model.tied_embeddings")) m.tied_embeddings = !m.is_llama();
   if (!given("model.name")) m.name = "inline";
 }

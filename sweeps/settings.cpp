@@ -48,6 +48,22 @@ std::string guess(const std::string& text, const std::vector<std::string>& words
   return close.empty() ? "" : fmt::format(", did you mean `{}`?", close);
 }
 
+/// How a list that stands where a value is expected becomes an axis; nothing of long lists.
+std::string as_axis(const CaseKey& key, const YamlNode& list) {
+  if (list.items.size() > 8) return "; a sweep varies it under `axes`";
+  return fmt::format("; a sweep varies it as `axes: {{{}: {}}}`", key.word(), to_flow(list));
+}
+
+/// Keys of which `word` is the last part, by their short forms in quotes: "steps" is that of `measure.steps` and `diloco.steps`.
+std::vector<std::string> keys_ending_in(std::string_view word) {
+  std::vector<std::string> found;
+  for (const CaseKey& key : case_keys()) {
+    const size_t dot = key.path.rfind('.');
+    if (dot != std::string_view::npos && key.path.substr(dot + 1) == word) found.push_back(fmt::format("`{}`", key.word()));
+  }
+  return found;
+}
+
 std::vector<std::string> keys_of_section(const std::string& section) {
   std::vector<std::string> words = keys_under(section);
   if (section == "model") words.insert(words.begin(), {"preset", "hf", "assume", "inline"});
@@ -108,10 +124,13 @@ void SettingsReader::read_entry(const YamlEntry& entry, const std::string& secti
   if (is_section(path) && (entry.value.is_map() || entry.value.is_null())) return read_section(entry.value, path, out, {}, {});
   if (key)
     problems_.add(entry.value.mark, fmt::format("`{}` is {}", entry.key, name_of(entry.value.kind)),
-                  fmt::format("expected {}", expected(*key)));
+                  fmt::format("expected {}{}", expected(*key), entry.value.is_sequence() ? as_axis(*key, entry.value) : ""));
   else if (is_section(path))
     problems_.add(entry.value.mark, fmt::format("`{}` is {}", entry.key, name_of(entry.value.kind)),
                   fmt::format("expected a map of {}", fmt::join(keys_of_section(path), " ")));
+  else if (const auto meant = keys_ending_in(entry.key); section.empty() && !meant.empty() && !problems_.is_full())
+    problems_.add(entry.mark, fmt::format("unknown key `{}`, did you mean {}?", entry.key, fmt::join(meant, " or ")),
+                  "write it in full, or in its section");
   else
     add_unknown_key(problems_, entry.mark, entry.key, section, listed.empty() ? keys_of_section(section) : listed,
                     section.empty() ? keys_under("") : std::vector<std::string>{});
@@ -150,6 +169,10 @@ std::string SettingsReader::path_of(std::string_view word, const std::string& te
   if (word == "model" || word == "machine") return source_path(word, text, folder_);
   if (contains(kSources, word) && word != "machine.inline") return std::string(word);
   if (const CaseKey* key = find_key(word); key && key->path != "name") return std::string(key->path);
+  if (const auto meant = keys_ending_in(word); word != "name" && !meant.empty() && !problems_.is_full()) {
+    problems_.add(mark, fmt::format("unknown key `{}`, did you mean {}?", word, fmt::join(meant, " or ")), "write it in full");
+    return {};
+  }
   std::vector<std::string> listed = keys_under("");
   std::erase(listed, "name");
   listed.insert(listed.begin(), {"model", "machine"});

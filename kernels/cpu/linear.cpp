@@ -10,6 +10,7 @@
 #include "kernels/cpu/panels.h"
 #include "kernels/cpu/sums.h"
 #include "kernels/cpu/variant.h"
+#include "kernels/linear_runs.h"
 
 namespace shardlab::kernels::SHARDLAB_VARIANT {
 namespace {
@@ -24,11 +25,13 @@ inline constexpr int kTileRows = 2, kTileVectors = 1;  // 8 of 16
 inline constexpr int kTileColumns = kTileVectors * kLanes;
 static_assert(kTileRows <= kMostTileRows && 64 % kTileColumns == 0, "scratch is stated for all variants in kernels/cpu/panels.h");
 
-/// A strided matrix operand: element (i, p) at data[i * row + p * step].
+/// A strided matrix operand: element (i, p) at data[i * row + p * step]; of runs, p counts along them.
 struct Operand {
   const float* data;
   int64_t row;
   int64_t step;
+  const RowRun* runs = nullptr;
+  int64_t run_count = 0;
 };
 
 /// Leaves of the contraction: those of `part`, in each of `parts` equal runs of `length`. Leaf i ends where leaf i + 1 begins.
@@ -41,6 +44,14 @@ struct ContractionLeaves {
     const int64_t n = part->count();
     return i / n * length + part->begin(static_cast<int>(i % n));
   }
+};
+/// Leaves that end where a list says.
+struct ListedLeaves {
+  const int64_t* ends;
+  int64_t leaves;
+  SHARDLAB_INLINE int64_t count() const { return leaves; }
+  SHARDLAB_INLINE int64_t extent() const { return ends[leaves]; }
+  SHARDLAB_INLINE int64_t begin(int64_t i) const { return ends[i]; }
 };
 /// Levels of a counter over the leaves of all sequences.
 inline constexpr int kTokenLevels = kSequenceLevels + 4;
@@ -83,6 +94,13 @@ SHARDLAB_INLINE Tile leaf_tile(const float* a, const float* b, int64_t extent) {
 
 /// to[p][i] = x(first + i, p) for i < count, +0 for the others up to `padded`.
 void pack(const Operand& x, int64_t first, int64_t count, int padded, int64_t extent, float* to) {
+  if (x.runs != nullptr) {
+    for (int64_t r = 0; r < x.run_count; ++r) {
+      pack({x.data + x.runs[r].begin * x.step, x.row, x.step}, first, count, padded, x.runs[r].rows, to);
+      to += x.runs[r].rows * padded;
+    }
+    return;
+  }
   const float* from = x.data + first * x.row;
   if (x.row == 1) {
     for (int64_t p = 0; p < extent; ++p)
@@ -94,8 +112,9 @@ void pack(const Operand& x, int64_t first, int64_t count, int padded, int64_t ex
 }
 
 /// C[rows, columns] = tree of chains (+ bias), C row-major with rows of `columns`.
-void canonical_product(const Operand& a, const Operand& b, int64_t rows, int64_t columns, const ContractionLeaves& leaves,
-                       const float* bias, float* c, void* scratch) {
+template <class Leaves>
+void canonical_product(const Operand& a, const Operand& b, int64_t rows, int64_t columns, const Leaves& leaves, const float* bias,
+                       float* c, void* scratch) {
   const int64_t extent = leaves.extent(), count = leaves.count(), block = block_columns(extent);
   float* packed_a = take<float>(scratch, extent * kTileRows);
   float* packed_b = take<float>(scratch, extent * block);
@@ -141,7 +160,7 @@ void fast_product(char transposed_a, char transposed_b, int64_t m, int64_t n, in
 void linear_forward(const LinearForward& a) {
   if (a.canonical) {
     const PartLeaves part(a.in_part, a.in);
-    canonical_product({a.x, a.in, 1}, {a.w, a.in, 1}, a.rows, a.out, {&part, 1, a.in}, a.bias, a.y, a.scratch);
+    canonical_product({a.x, a.in, 1}, {a.w, a.in, 1}, a.rows, a.out, ContractionLeaves{&part, 1, a.in}, a.bias, a.y, a.scratch);
     return;
   }
   fast_product('N', 'T', a.rows, a.out, a.in, a.x, a.w, 0.0f, a.y);
@@ -155,7 +174,7 @@ void linear_forward(const LinearForward& a) {
 void linear_input(const LinearInput& a) {
   if (a.canonical) {
     const PartLeaves part(a.out_part, a.out);
-    canonical_product({a.dy, a.out, 1}, {a.w, 1, a.in}, a.rows, a.in, {&part, 1, a.out}, nullptr, a.dx, a.scratch);
+    canonical_product({a.dy, a.out, 1}, {a.w, 1, a.in}, a.rows, a.in, ContractionLeaves{&part, 1, a.out}, nullptr, a.dx, a.scratch);
     return;
   }
   fast_product('N', 'N', a.rows, a.in, a.out, a.dy, a.w, 0.0f, a.dx);
@@ -170,14 +189,21 @@ void linear_weight(const LinearWeight& a) {
     const PartLeaves part(a.tokens.part, a.tokens.tokens);
     expect(part.count() <= kContractionLeaves, "linear: in canonical mode a rank's tokens are whole leaves of the sequence",
            part.count());
-    canonical_product({a.dy, 1, a.out}, {a.x, 1, a.in}, a.out, a.in, {&part, a.tokens.sequences, a.tokens.tokens}, nullptr, a.dw,
-                      a.scratch);
+    canonical_product({a.dy, 1, a.out}, {a.x, 1, a.in}, a.out, a.in, ContractionLeaves{&part, a.tokens.sequences, a.tokens.tokens},
+                      nullptr, a.dw, a.scratch);
   } else {
     fast_product('T', 'N', a.out, a.in, rows, a.dy, a.x, a.accumulate ? 1.0f : 0.0f, a.dw);
   }
   if (a.dbias != nullptr)
     token_sums(a.tokens, a.out, a.accumulate, a.dbias,
                [&](int64_t row, int64_t column, int n) { return load_some(a.dy + row * a.out + column, n); });
+}
+
+void linear_weight_runs(const LinearWeightRuns& a);  // kernels/dispatch.cpp finds it
+void linear_weight_runs(const LinearWeightRuns& a) {
+  expect(a.leaves >= 1 && a.leaves < (int64_t{1} << (kTokenLevels - 1)), "linear: 1 <= leaves < 2^19", a.leaves);
+  canonical_product({a.dy, 1, a.out, a.runs, a.run_count}, {a.x, 1, a.in, a.runs, a.run_count}, a.out, a.in,
+                    ListedLeaves{a.leaf_ends, a.leaves}, nullptr, a.dw, a.scratch);
 }
 
 }  // namespace shardlab::kernels::SHARDLAB_VARIANT

@@ -51,6 +51,8 @@ SlotId rows_slot(const Op& op) {
 
 /// The buffer of a collective in its full, gathered extent.
 const Type& full_type(const Segment& segment, const Op& op, const Collective& c) {
+  const Type &from = slot(segment, op.reads[0]).type, &to = slot(segment, op.writes[0]).type;
+  if (moves_packed_rows(op)) return from.bytes() < to.bytes() ? from : to;  // as many rows as the rank's tokens make are expected
   return slot(segment, c.kind == CollectiveKind::kAllGather ? op.writes[0] : op.reads[0]).type;
 }
 
@@ -362,8 +364,8 @@ namespace {
 
 /// What a kernel of the device does.
 DatasheetRates::Kernel kernel_work(const Segment& segment, const Op& op, const WorkAmount& work) {
-  const bool product = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work) ||
-                       std::holds_alternative<AttentionBlock>(op.work);
+  const bool product = std::holds_alternative<Linear>(op.work) || std::holds_alternative<GroupedLinear>(op.work) ||
+                       std::holds_alternative<Attention>(op.work) || std::holds_alternative<AttentionBlock>(op.work);
   return {static_cast<double>(work.flops.value), static_cast<double>(work.memory.value), product, multiplies_narrow(segment, op)};
 }
 

@@ -139,20 +139,23 @@ test('the heat map and the front are walked by arrow keys', () => open('grid', a
 }));
 
 test('every chart has a table twin with rows', () => open('sample', async page => {
+  await page.locator('#why .bar select').first().selectOption({ label: 'pp4 1f1b' });  // which has figures of its stages
   const twins = page.locator('details.twin:has(> summary:text-is("As a table"))');
   const n = await twins.count();
   assert.ok(n >= 9, String(n));
   for (let i = 0; i < n; ++i) {
     await twins.nth(i).locator('> summary').click();
-    assert.ok(await twins.nth(i).locator('tbody tr').count() > 0, await twins.nth(i).locator('xpath=..').getAttribute('aria-label'));
+    // A chart is drawn, and its twin filled, once it is near the window.
+    await twins.nth(i).locator('tbody tr').first().waitFor({ state: 'attached', timeout: 10000 })
+      .catch(async () => assert.fail(await twins.nth(i).locator('xpath=..').getAttribute('aria-label')));
   }
 }));
 
 test('the pipeline has a row a stage, and a bubble under the pointer', () => open('sample', async page => {
-  await page.locator('#timeline .bar select').first().selectOption({ label: 'pp4-1f1b' });
+  await page.locator('#timeline .bar select').first().selectOption({ label: 'pp4 1f1b' });
   const canvas = page.locator('figure[aria-label="Pipeline grid"] canvas').first();
   await canvas.scrollIntoViewIfNeeded();
-  assert.match(await canvas.getAttribute('aria-label'), /4 stages/);
+  await page.locator('figure[aria-label="Pipeline grid"] canvas[aria-label*="4 stages"]').first().waitFor({ timeout: 10000 });
   const box = await canvas.boundingBox();
   await page.mouse.move(box.x + 80, box.y + 26 + 3 * 30 + 10);  // the last stage waits for the first
   assert.match(await page.locator('#tip').innerText(), /bubble\nstage 3 waits/);

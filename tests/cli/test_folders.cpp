@@ -29,7 +29,8 @@ const std::map<std::string, std::set<std::string>, std::less<>> kMay = {
     {"simulator/estimator", {"plan", "plan/base", "simulator/interpreter"}},
     {"sweeps", {"plan", "plan/base"}},
     {"reports", {"plan", "plan/base"}},
-    {"cli", {"plan", "plan/base", "strategies", "kernels", "runtime", "profiler", "simulator/interpreter", "simulator/estimator", "sweeps", "reports"}},
+    {"interop", {"plan", "plan/base"}},
+    {"cli", {"plan", "plan/base", "strategies", "kernels", "runtime", "profiler", "simulator/interpreter", "simulator/estimator", "sweeps", "reports", "interop"}},
 };
 
 /// The folder of the table that a path, relative to the root, lies in, the innermost; empty where it is in none.

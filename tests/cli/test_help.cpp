@@ -6,6 +6,7 @@
 #include "cli/help.h"
 #include "cli/namespaces.h"
 #include "tests/cli/program.h"
+#include "tests/cli/public_model.h"
 #include "tests/namespaces.h"
 #include "tests/paths.h"
 #include "tests/test.h"
@@ -26,8 +27,17 @@ class Desk {
     scratch_.write("small.yaml", head + "mode: simulate\ntraces: all\naxes: {dp: [1, 2]}\n");
     scratch_.write("a.yaml", head + "dp: 2\n");
     scratch_.write("b.yaml", head + "dp: 2\nzero: 1\n");
+    public_model(scratch_, "tiny-llama");
+    scratch_.write("ds_config.json",
+                   R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}})");
+    scratch_.write(
+        "pretrain.sh",
+        "torchrun pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --vocab-size 50257 "
+        "\\\n"
+        "  --max-position-embeddings 1024 --micro-batch-size 8 --global-batch-size 512 --tensor-model-parallel-size 2 --lr 1e-3\n");
     fs::copy_file(source_dir() + "/tests/fuzz/corpus/nccl_tests/text", scratch_ / "all_reduce_perf.txt");
     REQUIRE(run("run small.yaml --out runs/quickstart").code == 0);
+    fs::create_directory_symlink("quickstart", scratch_ / "runs/before");
     for (const char* shard : {"1", "2"})
       REQUIRE(run(fmt::format("run small.yaml --shard {0}/2 --out runs/sweep.shard-{0}-of-2", shard)).code == 0);
     for (const auto& entry : fs::directory_iterator(scratch_ / "runs/quickstart"))
@@ -36,6 +46,13 @@ class Desk {
   }
   Output run(const std::string& arguments) const {
     return shardlab_program(scratch_, arguments, fmt::format("cd {0} && HOME={0} XDG_CONFIG_HOME={0}", scratch_ / "."));
+  }
+  /// What a command wrote into the file that it names last, after `>` or `-o`.
+  std::string file_of(const std::string& command) const {
+    const size_t space = command.rfind(' ');
+    return command.find(" > ") != std::string::npos || command.find(" -o ") != std::string::npos
+               ? slurp(scratch_ / command.substr(space + 1))
+               : "";
   }
   std::string named(std::string command) const {
     if (const size_t at = command.find("CASE"); at != std::string::npos) command.replace(at, 4, case_);
@@ -89,7 +106,7 @@ TEST_CASE("the examples of help do what they say") {
       const Output o = desk.run(words);
       INFO(words << "\n" << o.err);
       CHECK(o.code == 0);
-      CHECK_FALSE((o.out + o.err).empty());
+      CHECK_FALSE((o.out + o.err + desk.file_of(words)).empty());
     }
   }
 }

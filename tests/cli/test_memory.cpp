@@ -161,15 +161,16 @@ TEST_CASE("memory of models that are only predicted") {
   check_answer(v3);
   CHECK(v3["parameters"] == 671'026'419'200);
   CHECK(v3["stages"].size() == 16);
-  const Output own = shardlab_program(scratch, "memory --model mixtral-8x7b --machine hgx-h100-ndr --devices 8 --profile shardlab");
+  const Output own =
+      shardlab_program(scratch, "memory --model qwen3-30b-a3b --machine hgx-h100-ndr --devices 8 --profile shardlab");
   CHECK(own.code == 2);
   CHECK(own.err.find("is not executed: its layers are mixtures of experts") != std::string::npos);
   CHECK(own.err.find("--profile") != std::string::npos);
   // A point of a sweep that names one is refused the same way, before anything runs.
-  const std::string sweep = scratch.write("moe.yaml", "mode: simulate\nmodel: mixtral-8x7b\nmachine: hgx-h100-ndr\n");
+  const std::string sweep = scratch.write("moe.yaml", "mode: simulate\nmodel: qwen3-30b-a3b\nmachine: hgx-h100-ndr\n");
   const Output run = shardlab_program(scratch, "run " + sweep + " --dry-run");
   CHECK(run.code == 3);
-  CHECK(run.out.find("mixtral-8x7b is not executed: its layers are mixtures of experts") != std::string::npos);
+  CHECK(run.out.find("qwen3-30b-a3b is not executed: its layers are mixtures of experts") != std::string::npos);
 }
 
 TEST_CASE("model list and show tell what is executed and what is only predicted") {

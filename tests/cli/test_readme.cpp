@@ -1,5 +1,6 @@
 // What documents show of the program is what the program prints, and the tests that documents name are there.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/lists.h"
 #include "cli/pairs.h"
@@ -93,7 +95,7 @@ std::string accuracy_table(bool untuned) {
   if (untuned) std::stable_sort(names.begin(), names.end(), [&](const auto& a, const auto& b) { return error(a) > error(b); });
   Table table;
   for (const char* name : {untuned ? "untuned set" : "set", "rows", "step time, mean |error|", "|bias|", "worst", "rank",
-                           "memory, mean |error|", "wrong about fit"})
+                           "memory, mean |error|", "wrong about fit", "time in interval", "its width", "memory in interval"})
     table.columns.push_back({.name = name, .unit = {}, .heading = {}});
   for (const std::string& name : names) {
     const auto& figures = sets[name];
@@ -101,12 +103,17 @@ std::string accuracy_table(bool untuned) {
       const auto it = figures.find(figure);
       return it == figures.end() ? std::string() : fmt::format("{:.1f} %", it->second);
     };
+    const auto within = [&](const char* figure) {
+      const auto it = figures.find(figure);
+      return it == figures.end() ? std::string() : fmt::format("{:.0f} %", 100 - it->second);
+    };
     const std::string rows = text_of(folder / (name + ".csv"));
     const std::string live = percent("live_error_pct");
-    table.rows.push_back({name, std::count(rows.begin(), rows.end(), '\n') - 1, percent("step_error_pct"), percent("step_bias_pct"),
-                          percent("step_worst_pct"),
-                          figures.contains("rank_missing") ? fmt::format("{:.3f}", 1 - figures.at("rank_missing")) : "",
-                          live.empty() ? percent("reserved_error_pct") : live, percent("fit_wrong_pct")});
+    table.rows.push_back(
+        {name, std::count(rows.begin(), rows.end(), '\n') - 1, percent("step_error_pct"), percent("step_bias_pct"),
+         percent("step_worst_pct"), figures.contains("rank_missing") ? fmt::format("{:.3f}", 1 - figures.at("rank_missing")) : "",
+         live.empty() ? percent("reserved_error_pct") : live, percent("fit_wrong_pct"), within("step_uncovered_pct"),
+         figures.contains("step_interval_pct") ? "+-" + percent("step_interval_pct") : "", within("memory_uncovered_pct")});
   }
   const std::string text = print_table(table, TableFormat::kMarkdown);
   return text.substr(0, text.find_last_not_of('\n') + 1);
@@ -117,30 +124,56 @@ TEST_CASE("the scores in docs/accuracy.md are those of the published runs") {
   CHECK(passage_difference("docs/accuracy.md", {"| untuned set | rows |", "\n\n"}, accuracy_table(true)) == "");
 }
 
-/// The first `count` lines of a text, or all of it.
-std::string first_lines(const std::string& text, int count) {
-  size_t end = 0;
-  for (int i = 0; i < count && end < text.size(); ++i) end = std::min(text.find('\n', end), text.size() - 1) + 1;
-  return text.substr(0, end);
+/// What the commands behind " | " leave of a text: `head -N`, `tail -N`, `grep -v WORD`.
+std::string part_of(const std::string& text, const std::string& pipes) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line + "\n");
+  for (size_t begin = pipes.find(" | "); begin != std::string::npos; begin = pipes.find(" | ", begin + 1)) {
+    std::istringstream words(pipes.substr(begin + 3));
+    std::string program, option, word;
+    words >> program >> option;
+    if (program == "grep") {
+      REQUIRE(option == "-v");
+      words >> word;
+      std::erase_if(lines, [&](const std::string& line) { return line.find(word) != std::string::npos; });
+      continue;
+    }
+    const auto count = std::min(lines.size(), static_cast<size_t>(std::stoi(option.substr(1))));
+    REQUIRE((program == "head" || program == "tail"));
+    if (program == "head")
+      lines.resize(count);
+    else
+      lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(count));
+  }
+  return fmt::format("{}", fmt::join(lines, ""));
 }
 
-TEST_CASE("what the README shows of a command is what the command prints") {
-  const std::string page = text_of(kRoot / "README.md"), prompt = "\n$ build/release/shardlab ";
+/// Runs every command that a document shows after the prompt `$ build/release/shardlab`, one after another in one folder that has the
+/// shipped sweeps, and compares what the document shows of the output with what the program prints. The count of commands.
+int check_commands(const std::string& document) {
+  const std::string page = text_of(kRoot / document), prompt = "\n$ build/release/shardlab ";
+  const testing::Scratch scratch;
+  fs::create_directory_symlink(kRoot / "sweeps", scratch / "sweeps");
   int commands = 0;
   for (size_t begin = page.find(prompt); begin != std::string::npos; begin = page.find(prompt, begin + 1), ++commands) {
     const size_t words = begin + prompt.size(), end = page.find('\n', words);
-    const std::string shown = page.substr(words, end - words), line = page.substr(begin + 1, end - begin), head = " | head -";
-    const size_t pipe = shown.find(head);  // a long output is shown in part, as a reader would ask for it
+    const std::string shown = page.substr(words, end - words), line = page.substr(begin + 1, end - begin);
+    const size_t pipe = shown.find(" | ");  // a long output is shown in part, as a reader would ask for it
     const std::string arguments = shown.substr(0, pipe);
-    INFO(arguments);
-    const testing::Scratch scratch;
-    const testing::Output output = testing::shardlab_program(scratch, arguments);
+    INFO(document << ": " << arguments);
+    const testing::Output output = testing::shardlab_program(scratch, arguments, "cd " + (scratch / "") + " &&");
+    INFO(output.err);
     CHECK(output.code == 0);
-    const std::string text =
-        pipe == std::string::npos ? output.out : first_lines(output.out, std::stoi(shown.substr(pipe + head.size())));
-    CHECK(passage_difference("README.md", {line, "```"}, line + text) == "");
+    const std::string text = part_of(output.out, pipe == std::string::npos ? "" : shown.substr(pipe));
+    CHECK(passage_difference(document, {line, "```"}, line + text) == "");
   }
-  CHECK(commands > 0);
+  return commands;
+}
+
+TEST_CASE("what the README and the tutorial show of a command is what the command prints") {
+  CHECK(check_commands("README.md") > 0);
+  CHECK(check_commands("docs/tutorial.md") > 8);
 }
 
 TEST_CASE("every pair is judged once, and every refusal says what to do instead") {

@@ -72,12 +72,16 @@ TEST_CASE("search prints its contract as JSON, the best first, all within the de
       CHECK(layout.contains(key));
     CHECK(layout["dp"].get<int>() * layout["tp"].get<int>() * layout["pp"].get<int>() * layout["cp"].get<int>() == 16);
     CHECK(layout["predicted_step_s"].get<double>() >= before);
+    CHECK(layout["step_low_s"].get<double>() < layout["predicted_step_s"].get<double>());
+    CHECK(layout["step_high_s"].get<double>() > layout["predicted_step_s"].get<double>());
+    CHECK(layout["equal_to_first"].is_boolean());
     CHECK(layout["predicted_device_bytes"].get<int64_t>() <= 85'899'345'920);
     before = layout["predicted_step_s"].get<double>();
     const double hours = 1e12 / layout["predicted_tokens_per_s"].get<double>() / 3600;
     CHECK(layout["predicted_usd"].get<double>() == Approx(hours * 16 * 2));
     CHECK(layout["predicted_days"].get<double>() == Approx(hours / 24));
   }
+  CHECK(json["layouts"][0]["equal_to_first"] == true);
   CHECK(json["refused"].contains("does not fit"));
   int64_t lost = 0;
   for (const auto& loser : json["lost"]) lost += loser["points"].get<int64_t>();
@@ -185,7 +189,7 @@ TEST_CASE("one command says layout, step, MFU, memory, days and dollars on termi
     REQUIRE(o.code == 0);
     CHECK(o.out.starts_with("Best: dp"));
     const std::string sentence = o.out.substr(0, o.out.find("\n\n"));
-    for (const char* part : {" s a step", " % MFU", " GiB of 79.1 GiB", " days", "$"}) {
+    for (const char* part : {" s a step", " % MFU", " GiB of 79.1 GiB", " days", "$", "Nine of ten runs like it take "}) {
       INFO(part);
       CHECK(sentence.find(part) != std::string::npos);
     }
@@ -375,7 +379,7 @@ TEST_CASE("ranges name the sizes that can be in them") {
   CHECK(few["points"] == json("--tp 1,2 --pp 2,4 --micro-batch 1,2 --zero 0,1 --cp 1")["points"]);
   const Output o = shardlab_program(scratch, question + "--tp 9..15");
   CHECK(o.code == 2);
-  CHECK(o.err.find("tp `9..15` holds no value that can be") != std::string::npos);
+  CHECK(o.err.find("tp `9..15` holds no possible value") != std::string::npos);
   CHECK(o.err.find("1, 2, 4, 8, 16") != std::string::npos);
 }
 
@@ -396,6 +400,9 @@ TEST_CASE("a deadline makes a search for cost take the cheapest in time") {
   CHECK(soon["predicted_usd"].get<double>() >= any["predicted_usd"].get<double>());
   const Output never = shardlab_program(scratch, question + "--max-days 0.001");
   CHECK(never.code == 3);
+  const Output said = shardlab_program(scratch, question.substr(0, 7) + question.substr(21) + "--max-days 0.001");
+  CHECK(said.out.starts_with("Nothing is in time. The fastest that fits, "));
+  CHECK(said.out.find(" days too late: take more --devices, or raise --max-days.") != std::string::npos);
   const Output no_run =
       shardlab_program(scratch,
                        "search --model llama-3.1-8b --machine hgx-h100-ndr --devices 8 --global-batch-tokens 512Ki "

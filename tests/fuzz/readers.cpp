@@ -14,9 +14,12 @@
 #include <sstream>
 #include <string>
 
+#include "interop/frameworks.h"
+#include "interop/safetensors.h"
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
 #include "plan/base/world_error.h"
+#include "plan/keys.h"
 #include "plan/pipeline_schedule.h"
 #include "plan/text.h"
 #include "plan/verify.h"
@@ -29,10 +32,9 @@
 #include "runtime/dataset.h"
 #include "runtime/manifest.h"
 #include "simulator/estimator/analytic/profile.h"
-#include "simulator/interpreter/machine_yaml.h"
 #include "simulator/estimator/validate/rows.h"
+#include "simulator/interpreter/machine_yaml.h"
 #include "sweeps/document.h"
-#include "plan/keys.h"
 #include "sweeps/expression_keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
@@ -268,11 +270,39 @@ void read_text(std::string_view bytes) {
   train_on({.text = file.path(), .tokens = {}}, bytes);
 }
 
+/// Settings of a framework: what is read has the form of its key, and makes a file that the sweep language reads.
+void read_framework(std::string_view bytes, std::string_view framework) {
+  for (const int64_t devices : {int64_t{0}, int64_t{16}}) {
+    const auto imported = interop::import_file(bytes, "fuzz", framework, devices);
+    if (!imported.ok()) continue;
+    for (const auto& [path, value] : imported->settings) SHARDLAB_CHECK(find_key(path) != nullptr, "no key is called `{}`", path);
+    const std::string text = interop::case_text(*imported, "machine: hgx-h100-ndr\n");
+    const auto sweep = load_sweep_text(text, "fuzz.yaml", load_options());
+    if (sweep.ok()) (void)expand(*sweep, Resolution::kAnalytic);
+  }
+}
+void read_megatron(std::string_view bytes) { read_framework(bytes, "megatron"); }
+void read_deepspeed(std::string_view bytes) { read_framework(bytes, "deepspeed"); }
+void read_torchtitan(std::string_view bytes) { read_framework(bytes, "torchtitan"); }
+
+void read_safetensors(std::string_view bytes) {
+  const auto header = interop::parse_safetensors(bytes, static_cast<int64_t>(bytes.size()), "fuzz");
+  if (!header.ok()) return;
+  for (const auto& [name, tensor] : header->tensors) {
+    SHARDLAB_CHECK(tensor.begin >= 0 && tensor.end <= static_cast<int64_t>(bytes.size()) - header->data_begin, "`{}` lies outside",
+                   name);
+    const std::string_view stored =
+        bytes.substr(static_cast<size_t>(header->data_begin + tensor.begin), static_cast<size_t>(tensor.end - tensor.begin));
+    (void)interop::narrowed(interop::widened(stored, tensor.type), tensor.type);
+  }
+}
+
 /// What nccl-tests prints, and the machine file that comes of it.
 void read_nccl_tests(std::string_view bytes) {
   const auto tests = parse_nccl_tests(bytes, "all_reduce_perf.txt");
   if (!tests.ok()) return;
-  for (const NcclTest& test : *tests) SHARDLAB_CHECK(test.ranks > 0 && test.nodes > 0, "{} ranks on {} nodes", test.ranks, test.nodes);
+  for (const NcclTest& test : *tests)
+    SHARDLAB_CHECK(test.ranks > 0 && test.nodes > 0, "{} ranks on {} nodes", test.ranks, test.nodes);
   const auto machine = with_measured_fabric("id: m\ndevice: {memory: 1, memory_bandwidth: 1, peak_flops: {fp32: 1}}\n", 8, *tests);
   if (machine.ok()) SHARDLAB_CHECK(parse_machine(*machine, "fuzz.yaml").ok(), "{}", *machine);
 }
@@ -294,7 +324,11 @@ constexpr std::array kReaders = {Reader{"sweep", read_sweep},
                                  Reader{"checkpoint", read_checkpoint},
                                  Reader{"arrivals", read_arrivals},
                                  Reader{"tokens", read_tokens},
-                                 Reader{"text", read_text}};
+                                 Reader{"text", read_text},
+                                 Reader{"megatron", read_megatron},
+                                 Reader{"deepspeed", read_deepspeed},
+                                 Reader{"torchtitan", read_torchtitan},
+                                 Reader{"safetensors", read_safetensors}};
 
 }  // namespace
 

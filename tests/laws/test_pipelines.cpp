@@ -6,6 +6,7 @@
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
+#include "tests/schedules.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -19,9 +20,7 @@ int64_t boundaries(Schedule schedule, int64_t p, int64_t v) {
 }
 
 TEST_CASE("messages of a step are an activation and its gradient for each boundary between stages and micro-batch") {
-  for (const Schedule schedule : {Schedule::kNaive, Schedule::kAfab, Schedule::k1F1B, Schedule::kInterleaved, Schedule::kBreadthFirst,
-                                  Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV, Schedule::kVHalf, Schedule::kVMin, Schedule::kDualPipe,
-                                  Schedule::kDualPipeV})
+  for (const Schedule schedule : pipeline_schedules())
     for (const int p : {2, 3, 4})
       for (const int v : {2, 3})
         for (const int m : {1, p + 1}) {

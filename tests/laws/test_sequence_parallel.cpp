@@ -135,6 +135,27 @@ TEST_CASE("sequence parallelism keeps 1/t of all activations of a layer") {
   }
 }
 
+TEST_CASE("ranks that share kv heads gather rows in forward and gradients by head in backward, and send as much for all else") {
+  for (const int64_t kv_heads : {1, 2})
+    for (const bool sequence_parallel : {false, true})
+      for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        Case c = base_case(Family::kLlama, 4, 2);
+        c.layout.sequence_parallel = sequence_parallel;
+        c.layout.recompute = recompute;
+        Case whole = c;  // as many kv heads as ranks
+        c.model.kv_heads = kv_heads;
+        INFO(line(c) << " kv heads " << kv_heads);
+        const Model& m = c.model;
+        const int64_t t = c.layout.tp, tokens = c.train.micro_batch * c.train.seq_len, d = m.head_dim;
+        const int64_t forward = (m.heads + 2 * m.kv_heads) * d, backward = (m.heads + 2 * t) * d;
+        const int64_t runs = recompute == Recompute::kFull ? 2 : 1;
+        CHECK(sent_over_tp(c) - sent_over_tp(whole) ==
+              m.layers * c.train.grad_accumulation * (t - 1) * 4 * tokens * (runs * forward + backward));
+        CHECK(kept_by_a_layer(plan_of(c)) == kept_by_a_layer(plan_of(whole)));  // a rank has one kv head either way
+        CHECK(difference_from_replay(plan_of(c, true)) == "");
+      }
+}
+
 TEST_CASE("peak, classes and wire bytes under sequence parallelism equal the plan's replay") {
   for (Case c : cases()) {
     INFO(line(c));

@@ -1,10 +1,13 @@
 // What to change to fit: every proposal fits, keeps devices and tokens, and none that is cheaper was overlooked.
 #include "simulator/estimator/memory/changes.h"
 
-#include "strategies/lower.h"
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 
+#include "strategies/lower.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
@@ -96,6 +99,29 @@ TEST_CASE("shardlab's own proposals are layouts that it runs") {
     CHECK(c.device_bytes <= 80'000'000'000);
     CHECK(c.point.cp == 1);
   }
+}
+
+TEST_CASE("of a model of 16,384 layers few plans are made") {
+  analytic::ModelShape deep = llama_8b();
+  deep.layers = 16384;
+  const analytic::Prepared prepared = study(deep, "shardlab", 1);
+  Estimator estimator(prepared);
+  const Point point{.dp = 8, .precision = Precision::kFp32, .micro_batch = 1};
+  REQUIRE(estimator.executed(point) != nullptr);
+  Case wide = *estimator.executed(point);  // whatever is asked for needs more than there is, so that no plan ends the search
+  wide.model.layers = 1, wide.model.vocab = 200'000'000;
+  std::set<std::string> asked;  // layouts, whatever their micro-batches
+  const auto lower = [&](const Case& c) {
+    const Layout& l = c.layout;
+    asked.insert(fmt::format("{} {} {} {} {} {} {} {}", l.dp, l.tp, l.pp, l.zero, static_cast<int>(l.recompute),
+                             static_cast<int>(l.offload.optimizer), static_cast<int>(l.offload.activations),
+                             static_cast<int>(c.train.precision)));
+    return strategies::lower(wide, {.after = {}, .verify = false});
+  };
+  const Advice advice = advise(estimator, prepared.profile(), point, {.capacity = 10'000'000'000'000, .lower = lower});
+  CHECK(advice.looked_at > 50);
+  CHECK(asked.size() <= 4);
+  CHECK(advice.changes.empty());
 }
 
 TEST_CASE("words say what differs, in the words of the command line") {

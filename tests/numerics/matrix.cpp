@@ -317,6 +317,36 @@ std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds) {
   return list;
 }
 
+std::vector<Subject> mixture_subjects() {
+  Model m = llama();
+  m.name = "mixture";
+  m.layers = 2;
+  m.vocab = 64;
+  m.experts = {.count = 8, .top_k = 2, .ffn = 20, .balance = 0.05f, .z_loss = 0.01f};
+  std::vector<Subject> list;
+  add(list, "mixture clipped", m, 20, 0.25f, 8, 0.5f);
+  return list;
+}
+
+std::vector<Case> expert_layouts() {
+  Case base;
+  base.canonical = true;
+  std::vector<Case> list{base};
+  // dp, ep, pp, zero, grad_accumulation
+  times<std::array<int, 5>>(list,
+                            {{1, 1, 1, 0, 4}, {2, 1, 1, 3, 2}, {2, 2, 1, 0, 2}, {4, 2, 1, 1, 1}, {4, 4, 1, 2, 2}, {2, 2, 2, 0, 4}},
+                            [](Case& c, std::array<int, 5> v) {
+                              c.layout.dp = v[0];
+                              c.layout.ep = v[1];
+                              c.layout.pp = v[2];
+                              c.layout.zero = v[3];
+                              c.train.grad_accumulation = v[4];
+                              c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
+                            });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
+  return list;
+}
+
 std::vector<Case> uneven_layouts() {
   Case base;
   base.layout.overlap = false;
@@ -374,6 +404,7 @@ std::string layout_name(const Case& config) {
   if (l.sequence_parallel) name += " sequence-parallel";
   if (l.pp > 1) name += fmt::format(" {}", name_of(l.schedule));
   if (l.cp > 1) name += fmt::format(" cp{} {}", l.cp, name_of(l.cp_kind));
+  if (l.ep > 1) name += fmt::format(" ep{}", l.ep);
   name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
   if (l.hybrid_shard > 0) name += fmt::format(" hybrid{}", l.hybrid_shard);

@@ -46,6 +46,12 @@ std::vector<Case> served_layouts();
 /// rows have one sequence a micro-batch.
 std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds);
 
+/// Mixtures of experts, with either optimizer.
+std::vector<Subject> mixture_subjects();
+
+/// Experts on one rank and shared among ranks, alone and under other strategies, for `mixture_subjects`.
+std::vector<Case> expert_layouts();
+
 /// Ranks along dp and tp that are no powers of two, which canonical mode refuses: for `uneven_subjects` in fast mode.
 std::vector<Case> uneven_layouts();
 

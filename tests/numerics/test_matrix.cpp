@@ -110,6 +110,16 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   constexpr int kShown = 10;
   const auto layouts = testing::layouts();
   Coverage coverage;
+  const auto train_rows = [&](const Subject& subject, const auto& expected, const std::vector<Case>& rows) {
+    for (const Case& config : rows) {
+      if (!bitwise(config)) continue;
+      const auto trained = train(config);
+      const std::string difference = trained ? differences(config, expected, *trained) : to_string(trained.error());
+      coverage.add(config, !difference.empty(), 0);
+      INFO(subject.name << ": " << config.name << ", " << config.threads_per_rank << " threads a rank\n" << difference);
+      if (coverage.failed() <= kShown) CHECK(difference.empty());
+    }
+  };
   uint64_t number = 0;
   for (const Subject& subject : testing::subjects()) {
     if (subject.train.precision != Precision::kFp32) continue;  // rounds otherwise than the reference
@@ -129,16 +139,11 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
     for (Case& config :
          deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kRing, ContextKind::kUlysses})), number, 8 * others))
       rows.push_back(std::move(config));
-    for (const Case& config : rows) {
-      if (!bitwise(config)) continue;
-      const auto trained = train(config);
-      const std::string difference = trained ? differences(config, expected, *trained) : to_string(trained.error());
-      coverage.add(config, !difference.empty(), 0);
-      INFO(subject.name << ": " << config.name << ", " << config.threads_per_rank << " threads a rank\n" << difference);
-      if (coverage.failed() <= kShown) CHECK(difference.empty());
-    }
+    train_rows(subject, expected, rows);
     ++number;
   }
+  for (const Subject& subject : testing::mixture_subjects())
+    train_rows(subject, expect<float>(subject), testing::rows_of(subject, testing::expert_layouts()));
   coverage.print("Bitwise equal to the single-rank reference after 5 steps (canonical mode)", "");
   REQUIRE(coverage.failed() == 0);
   for (const Strategy& s : catalogue()) {

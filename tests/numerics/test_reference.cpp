@@ -61,7 +61,7 @@ double gradient_error(Trainer<double>& trainer, std::span<const int32_t> tokens,
     const double centre = w;
     const auto loss_at = [&](double offset) {
       w = centre + offset;
-      const double loss = trainer.loss(tokens);
+      const double loss = trainer.objective(tokens);
       w = centre;
       return loss;
     };
@@ -101,6 +101,16 @@ TEST_CASE("gradients of the gpt family equal central differences, every element 
 TEST_CASE("gradients of the llama family equal central differences, every element of every parameter") {
   check_gradients(tiny(Family::kLlama, false), 0);
   check_gradients(tiny(Family::kLlama, true), 0);
+}
+
+TEST_CASE("gradients of mixtures of experts equal central differences of the objective, routers included") {
+  Model model = tiny(Family::kLlama, false);
+  model.experts = {.count = 4, .top_k = 2, .ffn = 3, .balance = 0.7f, .z_loss = 0.3f};
+  check_gradients(model, 0);
+  model.experts.normalise = false;
+  check_gradients(model, 0.25f);
+  model.experts = {.count = 5, .top_k = 3, .ffn = 3, .sigmoid = true, .factor = 2.5f, .balance = 0.7f, .z_loss = 0.3f};
+  check_gradients(model, 0);
 }
 
 TEST_CASE("gradients under dropout equal central differences with the same mask") {

@@ -6,14 +6,13 @@
 
 #include "plan/pipeline_schedule.h"
 #include "tests/namespaces.h"
+#include "tests/schedules.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
 namespace {
 
-constexpr Schedule kNamed[] = {Schedule::kNaive,        Schedule::kAfab, Schedule::k1F1B, Schedule::kInterleaved,
-                               Schedule::kBreadthFirst, Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
-                               Schedule::kVHalf,        Schedule::kVMin, Schedule::kDualPipe, Schedule::kDualPipeV};
+const std::vector<Schedule> kNamed = pipeline_schedules();
 
 PipelineSchedule make(Schedule schedule, int stages, int micro_batches, int virtual_stages = 2) {
   const PipelineShape shape{schedule, stages, is_looped(schedule) ? virtual_stages : 1, micro_batches};

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "plan/base/philox.h"
 #include "plan/base/tree.h"
 #include "plan/collective_steps.h"
 #include "tests/namespaces.h"
@@ -212,6 +213,75 @@ TEST_CASE("other element types are moved and reduced", "[collectives]") {
     REQUIRE(doubles[r] == std::vector<double>{(2e-17 + 3e-17) + 1e-17, 3.0, -6.0});
     REQUIRE(counts[r] == std::vector<int64_t>{3, 1LL << 40});
     REQUIRE(bytes[r] == std::vector<uint8_t>(7, 2));
+  }
+}
+
+TEST_CASE("packed rows go by counts and come back: 1,000 random routes, those to nobody and to one rank among them",
+          "[collectives]") {
+  constexpr int64_t kWidth = 3, kParts = 2, kRows = 12;  // rows of a rank, each to some rank
+  for (const int g : {2, 3, 4}) {
+    ThreadTransport transport(kernels::kernels_for_this_processor());
+    std::vector<std::string> faults(static_cast<size_t>(g));
+    run_tasks(g, 1, [&](Task& task) {
+      std::vector<int> members;
+      for (int r = 0; r < g; ++r) members.push_back(r);
+      const auto comm = transport.join(task.rank(), CommId(0), members);
+      std::string& fault = faults[static_cast<size_t>(task.rank())];
+      for (uint32_t route = 0; route < 334; ++route) {
+        // to[i][r]: rows of rank i that go to rank r. Routes 0 and 1 send nothing and everything to the last rank.
+        std::vector<std::vector<int32_t>> to;
+        for (int i = 0; i < g; ++i) {
+          std::vector<int32_t> counts(static_cast<size_t>(g * kParts), 0);
+          for (int64_t row = 0; row < kRows && route > 0; ++row) {
+            const uint32_t draw =
+                random_bits({7, RandomUse::kShuffle, static_cast<uint32_t>(i), route}, static_cast<uint64_t>(row));
+            ++counts[static_cast<size_t>(route == 1 ? g * kParts - 1 : draw % static_cast<uint32_t>(g * kParts))];
+          }
+          to.push_back(counts);
+        }
+        const auto rows = [&](int from, int at) {
+          return to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts)] +
+                 to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts + 1)];
+        };
+        std::vector<int32_t> received;
+        for (int i = 0; i < g; ++i)
+          for (int64_t p = 0; p < kParts; ++p)
+            received.push_back(to[static_cast<size_t>(i)][static_cast<size_t>(task.rank() * kParts + p)]);
+        const Values home = noise(route, static_cast<uint32_t>(task.rank()), kRows * kWidth);
+        Values away(static_cast<size_t>(g * kRows * kWidth), -99.0f), back(home.size(), -99.0f);
+        CollectiveCall call{.kind = CollectiveKind::kAllToAll,
+                            .elements = kRows * kWidth,
+                            .source = home.data(),
+                            .target = away.data(),
+                            .sent = to[static_cast<size_t>(task.rank())].data(),
+                            .received = received.data(),
+                            .counts = kParts,
+                            .row_bytes = kWidth * 4,
+                            .room = g * kRows};
+        const Moved went = comm->collective(call, task);
+        Values expected;
+        int64_t sent = 0;
+        for (int i = 0; i < g; ++i) {
+          const Values theirs = noise(route, static_cast<uint32_t>(i), kRows * kWidth);
+          int64_t first = 0;
+          for (int r = 0; r < task.rank(); ++r) first += rows(i, r);
+          expected.insert(expected.end(), theirs.begin() + first * kWidth,
+                          theirs.begin() + (first + rows(i, task.rank())) * kWidth);
+          if (i != task.rank()) sent += rows(task.rank(), i) * kWidth * 4;
+        }
+        const size_t came = expected.size();
+        expected.resize(away.size(), -99.0f);
+        if (!same_bits(away, expected)) fault = fmt::format("route {} of {}: other rows came", route, g);
+        if (went.sent_bytes != sent) fault = fmt::format("route {} of {}: sent {} bytes, not {}", route, g, went.sent_bytes, sent);
+        std::swap(call.sent, call.received);
+        call.source = away.data(), call.target = back.data(), call.room = kRows;
+        comm->collective(call, task);
+        Values returned = home;
+        if (route == 0) returned.assign(home.size(), -99.0f);
+        if (!same_bits(back, returned)) fault = fmt::format("route {} of {}: {} elements came, others returned", route, g, came);
+      }
+    });
+    for (const std::string& fault : faults) REQUIRE(fault == "");
   }
 }
 

@@ -60,12 +60,7 @@ void compare_levels(const Case& c, Rows& rows) {
   REQUIRE(costs.ok());
   SegmentTimeline timeline(*l.plan, l.programs);
   const auto e = errors(op_by_op(*l.plan, l.programs, c.machine, **costs), timeline.step(c.machine, **costs));
-  for (size_t f = 0; f < kFigures; ++f) {
-    // A pipeline with sequence parallelism has another share of bubble on either level (docs/limits.md); the step and its other parts
-    // agree.
-    if (kNames[f] == std::string_view("bubble") && c.layout.sequence_parallel && c.layout.pp > 1) continue;
-    rows[f].push_back({e[f], line_of_case(c)});
-  }
+  for (size_t f = 0; f < kFigures; ++f) rows[f].push_back({e[f], line_of_case(c)});
 }
 
 void print(Rows& rows) {

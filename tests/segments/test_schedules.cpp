@@ -8,6 +8,7 @@
 #include "simulator/interpreter/timeline.h"
 #include "tests/namespaces.h"
 #include "tests/segments/both.h"
+#include "tests/schedules.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -52,9 +53,7 @@ Case piped(Schedule schedule, int stages, int virtual_stages, int micro_batches)
 
 TEST_CASE("a step takes as long as its schedule played by itself, op by op and by segments") {
   int cases = 0;
-  for (const Schedule schedule : {Schedule::kNaive, Schedule::kAfab, Schedule::k1F1B, Schedule::kInterleaved, Schedule::kBreadthFirst,
-                                  Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV, Schedule::kVHalf, Schedule::kVMin, Schedule::kDualPipe,
-                                  Schedule::kDualPipeV})
+  for (const Schedule schedule : pipeline_schedules())
     for (const int p : {2, 3, 4, 8})
       for (const int m : {1, p, 2 * p, 4 * p - 1})
         for (const int v : {2, 4}) {

@@ -1,9 +1,13 @@
-// Interpolation, and the three cost models, against figures worked out by hand.
+// Interpolation, the three cost models, and changed prices, against figures worked out by hand.
 
+#include <algorithm>
 #include <cmath>
 
 #include "simulator/interpreter/cost_model.h"
 #include "simulator/interpreter/rate_table.h"
+#include "simulator/interpreter/repriced.h"
+#include "simulator/interpreter/segments/segments.h"
+#include "simulator/interpreter/timeline.h"
 #include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
@@ -225,14 +229,18 @@ TEST_CASE("a data sheet model adds up latency and bandwidth") {
   const double flops = 2.0 * 64 * 128 * 32, bytes = 4.0 * (64 * 32 + 128 * 32 + 64 * 128);
   CHECK(DatasheetCostModel(m, Precision::kFp32, f).compute(*e.plan, op(e, "linear"), 1).value ==
         Approx(std::max(flops / 5e11, bytes / 5e11)));
-  CHECK(DatasheetCostModel(m, Precision::kFp8, f).compute(*e.plan, op(e, "linear"), 1).value == Approx(std::max(flops / 2e12, bytes / 5e11)));
+  CHECK(DatasheetCostModel(m, Precision::kFp8, f).compute(*e.plan, op(e, "linear"), 1).value ==
+        Approx(std::max(flops / 2e12, bytes / 5e11)));
   const double gathered = 4.0 * 128 * 32;
   // Four ranks of one node: three steps of the ring, three quarters of the bytes.
-  CHECK(DatasheetCostModel(m, Precision::kFp32, f).communicate(*e.plan, op(e, "gather"), 1).value == Approx(3e-6 + 0.75 * gathered / 5e10));
+  CHECK(DatasheetCostModel(m, Precision::kFp32, f).communicate(*e.plan, op(e, "gather"), 1).value ==
+        Approx(3e-6 + 0.75 * gathered / 5e10));
   // Two on each of two nodes: two network cards share the ring's traffic.
   m.devices_per_node = 2;
-  CHECK(DatasheetCostModel(m, Precision::kFp32, f).communicate(*e.plan, op(e, "gather"), 1).value == Approx(3e-5 + 0.75 * gathered / 1e10));
-  CHECK(DatasheetCostModel(m, Precision::kFp32, f).communicate(*e.plan, op(e, "send"), 1).value == Approx(1e-5 + 4.0 * 2 * 32 * 32 / 5e9));
+  CHECK(DatasheetCostModel(m, Precision::kFp32, f).communicate(*e.plan, op(e, "gather"), 1).value ==
+        Approx(3e-5 + 0.75 * gathered / 1e10));
+  CHECK(DatasheetCostModel(m, Precision::kFp32, f).communicate(*e.plan, op(e, "send"), 1).value ==
+        Approx(1e-5 + 4.0 * 2 * 32 * 32 / 5e9));
 }
 
 TEST_CASE("a message costs the way between its two ranks, a collective its own group") {
@@ -334,6 +342,102 @@ TEST_CASE("a machine without figures is refused with the remedy") {
   bare.device.peak_flops["bf16"] = 1e12;
   CHECK(cost_model_for(bare, Precision::kFp8).ok());
   CHECK_FALSE(cost_model_for(bare, Precision::kFp32).ok());
+}
+
+TEST_CASE("changed prices: words name classes, kinds, strategies and labels, and change what they name") {
+  const Expanded e = expanded(kOps);
+  FixedCostModel fixed;
+  fixed.seconds = {{"linear", 8}, {"weight", 4}, {"send", 2}};
+  fixed.dispatch_s = 0.5;
+  const auto changed = [&](std::vector<PriceChange> changes) { return RepricedCostModel(fixed, *e.plan, changes); };
+  const auto seconds = [&](const RepricedCostModel& costs, const std::string& label) {
+    const Instruction& i = op(e, label);
+    return (label == "send" ? costs.communicate(*e.plan, i, 1) : costs.compute(*e.plan, i, 1)).value;
+  };
+
+  CHECK(seconds(changed({{"linear", 0.5}}), "linear") == 4);
+  CHECK(seconds(changed({{"linear", 0.5}}), "weight") == 2);    // the kind has both
+  CHECK(seconds(changed({{"linear.W", 0.5}}), "linear") == 8);  // the phase one of them
+  CHECK(seconds(changed({{"linear.W", 0.5}}), "weight") == 2);
+  CHECK(seconds(changed({{"weight", 0.5}}), "weight") == 2);  // a label
+  CHECK(seconds(changed({{"compute", 0}}), "linear") == 0);
+  CHECK(seconds(changed({{"compute", 0}}), "send") == 2);
+  CHECK(seconds(changed({{"communication", 0.25}}), "send") == 0.5);
+  CHECK(seconds(changed({{"linear", 0.5}, {"compute", 0.5}}), "linear") == 2);  // both name it
+  CHECK(seconds(changed({{"lin", 0}}), "linear") == 8);                         // no beginning of a word
+  CHECK(changed({{"launch", 0.5}}).dispatch().value == 0.25);
+
+  const Instruction& linear = op(e, "linear");
+  const auto demand = [&](const RepricedCostModel& costs, double alone) {
+    return costs.demand(*e.plan, linear, {}, Seconds(alone)).of(Resource::kUnits);
+  };
+  CHECK(demand(changed({{"linear", 0.5}}), 4) == 4);  // of the multiprocessors, for all of its time
+  CHECK(demand(changed({{"linear", 0}}), 0) == 0);
+
+  const std::vector<PriceWord> words = words_of_prices(*e.plan);
+  const auto sort = [&](std::string_view word) {
+    const auto found = std::ranges::find(words, word, &PriceWord::word);
+    return found == words.end() ? std::string() : std::string(name_of(found->sort));
+  };
+  CHECK(sort("compute") == "class");
+  CHECK(sort("communication") == "class");
+  CHECK(sort("copies").empty());  // the plan has none
+  CHECK(sort("launch") == "host");
+  CHECK(sort("linear.W") == "kind");
+  CHECK(sort("linear") == "kind");  // also a label, which is said once
+  CHECK(sort("weight") == "label");
+}
+
+namespace {
+
+/// a produces a bucket that is reduced on its own stream while b computes; c needs the sum.
+constexpr const char* kBeside = R"(shardlab plan 1
+name beside
+mesh dp=2
+streams compute comm
+comm grads axes dp
+
+segment s
+  bound %x activation f32[16]
+  bound %g gradient f32[16] dp:P
+  bound %z activation f32[16]
+  local %sum gradient f32[16] view %g
+
+  copy a (%x) -> (%g)
+  all_reduce reduce (%g) -> (%sum) comm=grads @comm
+  copy b (%x) -> (%z)
+  copy c (%sum) -> (%z)
+
+role 0
+  %x activation f32[16] persistent
+  %g gradient f32[16] dp:P persistent
+  %z activation f32[16] persistent
+  call s (x=%x, g=%g, z=%z)
+)";
+
+}  // namespace
+
+TEST_CASE("changed prices: what hid before is exposed after, and the two timelines agree") {
+  const Expanded e = expanded(kBeside);
+  FixedCostModel fixed;
+  fixed.seconds = {{"a", 1}, {"reduce", 5}, {"b", 3}, {"c", 1}};
+  SegmentTimeline segments(*e.plan, e.programs);
+  const Machine machine = own_devices();
+  const auto step = [&](std::vector<PriceChange> changes) {
+    const RepricedCostModel costs(fixed, *e.plan, changes);
+    const double by_ops = step_seconds(simulate(*e.plan, e.programs, machine, costs));
+    CHECK(segments.step(machine, costs).seconds == Approx(by_ops));
+    return by_ops;
+  };
+  CHECK(step({}) == Approx(7));                               // 1 + max(5, 3) + 1
+  CHECK(step({{"all_reduce", 0}}) == Approx(5));              // 1 + 3 + 1
+  CHECK(step({{"all_reduce", 0.5}}) == Approx(5));            // twice as fast is as good: b takes 3
+  CHECK(step({{"b", 0}}) == Approx(7));                       // nothing: it hid behind the sum
+  CHECK(step({{"b", 0}, {"all_reduce", 0.2}}) == Approx(3));  // 1 + 1 + 1
+  CHECK(step({{"compute", 0.5}}) == Approx(6));               // 0.5 + 5 + 0.5
+  CHECK(occupied_by(*e.plan, e.programs, fixed, "communication") == 5);
+  CHECK(occupied_by(*e.plan, e.programs, fixed, "compute") == 5);
+  CHECK(occupied_by(*e.plan, e.programs, fixed, "b") == 3);
 }
 
 }  // namespace shardlab::testing

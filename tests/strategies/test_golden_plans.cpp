@@ -93,6 +93,27 @@ std::vector<Golden> goldens() {
   context.layout.cp = 4;  // of 2 kv heads: two copies of each
   context.layout.cp_kind = ContextKind::kUlysses;
   all.push_back({"context-parallel-ulysses", context});
+  context.layout.cp = 2;
+  context.layout.cp_kind = ContextKind::kZigzag;
+  context.layout.tp = 2;
+  context.layout.sequence_parallel = true;
+  all.push_back({"context-and-sequence-parallel", context});
+  Case shared = tiny_case(Family::kLlama);
+  shared.layout.tp = 4;  // of 2 kv heads: two ranks share each
+  all.push_back({"tensor-parallel-shared-heads", shared});
+  Case experts = tiny_case(Family::kLlama);
+  experts.model.experts = {.count = 4, .top_k = 2, .ffn = 8, .balance = 0.01f};
+  all.push_back({"experts", experts});
+  experts.layout.dp = 4;
+  experts.layout.ep = 2;
+  experts.layout.zero = 1;
+  experts.train.clip_norm = 1;
+  all.push_back({"expert-parallel", experts});
+  experts.layout.zero = 0;
+  experts.canonical = true;
+  experts.train.grad_accumulation = 2;
+  experts.layout.recompute = Recompute::kFull;
+  all.push_back({"expert-parallel-canonical", experts});
   tp.train.precision = Precision::kFp8;
   all.push_back({"fp8", tp});
   tp.train.fp8_scaling = Fp8Scaling::kDelayed;

@@ -1,4 +1,6 @@
 // What lowering refuses, and properties that every plan has.
+#include <sys/time.h>
+
 #include <set>
 
 #include "plan/automatic.h"
@@ -76,8 +78,14 @@ TEST_CASE("illegal layouts are refused with their values") {
   c.layout.tp = 3;
   REQUIRE(refusal(c) == "heads 4 is not divisible by tp=3");
   c = tiny_case(Family::kLlama);
+  c.model.heads = 12, c.model.kv_heads = 3;
+  c.layout.tp = 2;
+  REQUIRE(refusal(c) == "kv_heads 3 with tp=2: a rank takes whole kv heads, or several share one");
+  c.model.kv_heads = 2;
   c.layout.tp = 4;
-  REQUIRE(refusal(c) == "kv_heads 2 is not divisible by tp=4");
+  REQUIRE(check(c).ok());
+  c.canonical = true;
+  REQUIRE(refusal(c) == "canonical with kv_heads 2 and tp=4: 3 query heads a rank for one of 2 copies of a kv head");
   REQUIRE(refusal(with_pipeline(tiny_case(), 3, Schedule::k1F1B, 1)) == "pp=3 stages for 2 layers: a stage would be empty");
   c = tiny_case();
   c.layout.schedule = Schedule::k1F1B;
@@ -124,14 +132,30 @@ TEST_CASE("a budget below the peak is refused with the stage and the moment") {
   REQUIRE(plan.error().code == ExitCode::kNo);
 }
 
+TEST_CASE("a deep model is lowered in time that grows with its layers, its optimizer on the host too") {
+  Case c = tiny_case();
+  c.model.layers = 4096;
+  c.layout.dp = 2;
+  c.layout.bucket_bytes = 0;  // each parameter is a bucket and an update of its own
+  c.layout.offload.optimizer = OffloadTo::kCpu;
+  // Of processor time. The signal ends the test.
+  const itimerval limit{.it_interval = {}, .it_value = {.tv_sec = 60, .tv_usec = 0}}, none{};
+  setitimer(ITIMER_VIRTUAL, &limit, nullptr);
+  const auto plan = lower(c);
+  setitimer(ITIMER_VIRTUAL, &none, nullptr);
+  REQUIRE(plan.ok());
+  CHECK(plan->roles.size() == 1);
+}
+
 TEST_CASE("an unknown pass is refused with the list of passes") {
   LowerOptions options;
   options.after = "fusion";
   const auto plan = lower(tiny_case(), options);
   REQUIRE_FALSE(plan.ok());
   REQUIRE(plan.error().message == "there is no pass called `fusion`");
-  REQUIRE(plan.error().hint.starts_with(
-      "passes, in order: mixed-precision, tensor-parallel, sequence-parallel, context-parallel, fp8, scaled-loss, full-recompute"));
+  REQUIRE(
+      plan.error().hint.starts_with("passes, in order: mixed-precision, tensor-parallel, sequence-parallel, context-parallel, "
+                                    "expert-parallel, fp8, scaled-loss, full-recompute"));
 }
 
 TEST_CASE("leaving later passes out still gives a plan to look at") {

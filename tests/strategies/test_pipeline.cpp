@@ -7,14 +7,13 @@
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
+#include "tests/schedules.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
 namespace {
 
-constexpr Schedule kPiped[] = {Schedule::kNaive, Schedule::kAfab, Schedule::k1F1B, Schedule::kInterleaved, Schedule::kBreadthFirst,
-                               Schedule::kZbH1,  Schedule::kZbH2, Schedule::kZbV,  Schedule::kVHalf,       Schedule::kVMin,
-                               Schedule::kDualPipe, Schedule::kDualPipeV};
+const std::vector<Schedule> kPiped = pipeline_schedules();
 
 Case piped(Schedule schedule, int stages, int micro_batches, Family family = Family::kGpt) {
   Case c = with_pipeline(tiny_case(family), stages, schedule, micro_batches);

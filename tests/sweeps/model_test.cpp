@@ -49,6 +49,8 @@ TEST_CASE("parameter counts equal the published ones") {
                                                        {"mistral-small-24b", 23'572'403'200},
                                                        {"mistral-large-123b", 122'610'069'504},
                                                        {"phi-3-medium-128k", 13'960'238'080},
+                                                       {"mixtral-8x7b", 46'702'792'704},
+                                                       {"mixtral-8x22b", 140'630'071'296},
                                                        {"phi-4", 14'659'507'200}};
   std::set<std::string> listed;
   for (const std::string& name : list_models())
@@ -184,6 +186,24 @@ TEST_CASE("what a config.json asks for and cannot have is refused") {
   CHECK(parse_model(R"({"model_type": "rwkv"})", "m").error().message == "`model_type` \"rwkv\" is not implemented");
 }
 
+TEST_CASE("Mixtral's config is a model that is executed, with its published count") {
+  const auto model = load_model("mixtral-8x7b");
+  REQUIRE(model.ok());
+  CHECK(model->experts == Experts{.count = 8, .top_k = 2, .ffn = 14336});
+  CHECK(parameter_count(*model) == 46'702'792'704);
+  const auto message = [](const std::string& extra) {
+    const auto result = parse_model(
+        R"({"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96,
+            "vocab_size": 100, "num_local_experts": 8, "num_experts_per_tok": )" +
+            extra + "}",
+        "m");
+    return result.ok() ? std::string("accepted") : result.error().message;
+  };
+  CHECK(message("2") == "accepted");
+  CHECK(message("9") == "model.top_k=9 of model.experts=8");
+  CHECK(message("0") == "model.top_k=0 of model.experts=8");
+}
+
 TEST_CASE("families that are predicted are read whole, and refused as cases with the reason") {
   const ModelConfig v3 = *load_model_config("deepseek-v3");
   CHECK(v3.type == "deepseek_v3");
@@ -199,7 +219,8 @@ TEST_CASE("families that are predicted are read whole, and refused as cases with
   CHECK(load_model_config("qwen2.5-7b")->qkv_biases);
   CHECK(load_model_config("qwen3-8b")->qk_norm);
   CHECK(load_model_config("mixtral-8x7b")->moe_ffn == 14336);
-  CHECK(load_model("mixtral-8x7b").error().message == "mixtral-8x7b is not executed: its layers are mixtures of experts");
+  CHECK(load_model("qwen3-30b-a3b").error().message ==
+        "qwen3-30b-a3b is not executed: its layers are mixtures of experts, and it has norms over the heads of q and k");
   CHECK(load_model("qwen3-8b").error().message == "qwen3-8b is not executed: it has norms over the heads of q and k");
   CHECK(load_model("qwen2.5-7b").error().hint.find("--profile") != std::string::npos);
 

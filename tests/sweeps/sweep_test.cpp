@@ -500,6 +500,9 @@ TEST_CASE("files that miss something say what to add") {
              "none/config.json: cannot be opened: No such file or directory"));
   CHECK(says(errors_of(small("train: 5\n")), "s.yaml:3:8: `train` is a single value"));
   CHECK(says(errors_of(small("train: {micro_batch: [1, 2]}\n")), "s.yaml:3:22: `micro_batch` is a list"));
+  CHECK(says(errors_of(small("tp: [1, 2]\n")), "a sweep varies it as `axes: {tp: [1, 2]}`"));
+  CHECK(says(errors_of(small("steps: 2\n")), "unknown key `steps`, did you mean `diloco.steps` or `measure.steps`?"));
+  CHECK(says(errors_of(small("axes: {layers: [2]}\n")), "unknown key `layers`, did you mean `model.layers`?"));
   CHECK(says(errors_of(small("tp:\n")), "`tp` is nothing"));
   CHECK(says(errors_of(small("axes: {tp: [1], layout.tp: [2]}\n")), "`tp` is in two axes"));
   CHECK(says(errors_of(small("axes: {name: [a]}\n")), "unknown key `name`"));

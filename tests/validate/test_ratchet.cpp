@@ -55,13 +55,14 @@ TEST_CASE("every figure of a score is less when it is better") {
   s.layout_loss = 0.03;
   s.memory[1] = {1, 0.1, 0.1, 0.1, 0.1, "g:2"};
   s.fit = {9, 0, 0, 1};
-  s.intervals = 50;
-  s.covered = 46;
+  s.step_interval = {50, 46, 0.2};
+  s.memory_interval = {10, 8, 0.1};
   std::string text;
   for (const Figure& f : figures_of(s)) text += f.name + "=" + std::to_string(f.value) + " ";
   CHECK(text ==
         "refused_rows=2.000000 step_error_pct=5.000000 step_bias_pct=2.000000 step_worst_pct=20.000000 rank_missing=0.100000 "
-        "layout_loss_pct=3.000000 reserved_error_pct=10.000000 fit_wrong_pct=10.000000 coverage_off_pct=2.000000 ");
+        "layout_loss_pct=3.000000 reserved_error_pct=10.000000 fit_wrong_pct=10.000000 step_uncovered_pct=8.000000 "
+        "step_interval_pct=20.000000 memory_uncovered_pct=20.000000 memory_interval_pct=10.000000 ");
 }
 
 }  // namespace

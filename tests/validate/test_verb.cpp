@@ -60,7 +60,7 @@ TEST_CASE("a user's rows are predicted and scored, bad ones refused one by one")
   const std::string out = slurp(scratch / "out/rows.csv");
   CHECK(out.starts_with(kHeader.substr(0, kHeader.size() - 1) +
                         ",predicted_step_s,predicted_live_bytes,predicted_reserved_bytes,predicted_device_bytes,predicted_low_s,"
-                        "predicted_high_s,predicted_fits,status,reason,"));
+                        "predicted_high_s,predicted_low_bytes,predicted_high_bytes,predicted_fits,status,reason,"));
   CHECK(cell(out, 0, "cluster") == "east, 2");
   CHECK(cell(out, 0, "status") == "ok");
   const double step = std::stod(cell(out, 0, "predicted_step_s"));
@@ -68,6 +68,8 @@ TEST_CASE("a user's rows are predicted and scored, bad ones refused one by one")
   CHECK(step < 60);
   CHECK(std::stod(cell(out, 0, "predicted_low_s")) < step);
   CHECK(std::stod(cell(out, 0, "predicted_high_s")) > step);
+  CHECK(std::stod(cell(out, 0, "predicted_low_bytes")) < std::stod(cell(out, 0, "predicted_reserved_bytes")));
+  CHECK(std::stod(cell(out, 0, "predicted_high_bytes")) > std::stod(cell(out, 0, "predicted_reserved_bytes")));
   double parts = 0;
   for (const char* part : {"forward", "backward", "recompute", "launch", "tensor_parallel", "context_parallel", "expert_parallel",
                            "data_parallel", "pipeline", "update"})
@@ -114,6 +116,41 @@ TEST_CASE("names in a row lead to files beside the table") {
   const Output run = validate(scratch, rows + " --format csv");
   CHECK(run.code == 0);
   CHECK(cell(run.out, 0, "refused") == "1");
+}
+
+TEST_CASE("three runs of one's own correct their machine, and its file predicts the next ones") {
+  const Scratch scratch;
+  const std::string header = "profile,model,machine,devices,tp,micro_batch,seq_len,global_batch_tokens,measured_step_s\n";
+  std::string unmeasured = header;
+  for (const int tp : {1, 2, 4}) unmeasured += fmt::format("megatron,llama-3.1-8b,hgx-h100-ndr,16,{},1,8192,1048576,\n", tp);
+  // The runs are made a fifth slower than what is predicted of each.
+  const Output plain = validate(scratch, scratch.write("plain.csv", unmeasured) + " --out " + (scratch / "plain"));
+  REQUIRE(plain.code == 0);
+  const std::string predicted = slurp(scratch / "plain/rows.csv");
+  const auto measured = [&](const std::string& machine) {
+    std::string text = header;
+    for (size_t row = 0; row < 3; ++row)
+      text += fmt::format("megatron,llama-3.1-8b,{},16,{},1,8192,1048576,{}\n", machine, 1 << row,
+                          1.2 * std::stod(cell(predicted, row, "predicted_step_s")));
+    return text;
+  };
+  const std::string own = scratch.write("own.csv", measured("hgx-h100-ndr"));
+  const Output run = testing::shardlab_program(scratch, "calibrate --from " + own + " -o " + (scratch / "mine.yaml"));
+  INFO(run.err);
+  REQUIRE(run.code == 0);
+  CHECK(run.err.find("rates of hgx-h100-ndr times: kernels 0.8") != std::string::npos);
+  CHECK(run.err.find("16.7 % off in the mean") != std::string::npos);
+  const auto error = [&](const std::string& rows) {
+    return std::stod(cell(validate(scratch, rows + " --format csv").out, 0, "mean_absolute_error_pct"));
+  };
+  CHECK(error(scratch.write("again.csv", measured("./mine.yaml"))) < 4);
+  // A memory question reads the file too.
+  CHECK(testing::shardlab_program(
+            scratch, "memory --profile megatron --model llama-3.1-8b --devices 16 --tp 2 --machine " + (scratch / "mine.yaml"))
+            .code == 0);
+  CHECK(testing::shardlab_program(scratch, "calibrate --from " + own).code == 2);
+  const std::string untimed = scratch.write("untimed.csv", header + "megatron,llama-3.1-8b,hgx-h100-ndr,16,1,1,8192,1048576,\n");
+  CHECK(testing::shardlab_program(scratch, "calibrate --from " + untimed + " -o " + (scratch / "x.yaml")).code == 2);
 }
 
 TEST_CASE("without a file every published set is scored") {

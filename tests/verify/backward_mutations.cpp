@@ -1,9 +1,10 @@
-#include "tests/namespaces.h"
 #include "tests/verify/backward_mutations.h"
+#include "tests/namespaces.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -65,6 +66,15 @@ class BackwardMutator {
     });
   }
 
+  /// Two names of one place in a storage: an operand under either is the same.
+  static bool is_same_place(const std::vector<Slot>& slots, size_t a, size_t b) {
+    const auto place = [&](size_t s) {
+      const std::optional<View>& view = slots[s].view;
+      return view ? *view : View{static_cast<int32_t>(s), 0, {}};
+    };
+    return place(a) == place(b);
+  }
+
   /// Each operand that belongs to one micro-batch or is a parameter, for the next slot of its type.
   void replace_operands(size_t s, size_t i, const Op& op, const std::string& place) {
     const auto& slots = plan_.segments[s].slots;
@@ -74,6 +84,7 @@ class BackwardMutator {
       for (size_t step = 1; step < slots.size(); ++step) {
         const size_t other = (own + step) % slots.size();
         if (slots[other].type != slots[own].type || slots[other].cls != slots[own].cls) continue;
+        if (is_same_place(slots, own, other)) continue;
         jury_.judge("another operand", fmt::format("{} %{} for %{}", place, slots[other].name, slots[own].name),
                     [=](Plan& p) { op_at(p, s, i).reads[r] = SlotId(static_cast<int32_t>(other)); });
         break;

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "simulator/estimator/analytic/analytic.h"
+#include "simulator/estimator/analytic/schedule.h"
 
 namespace shardlab::simulator::analytic {
 namespace {
@@ -23,10 +24,7 @@ constexpr std::array<std::string_view, 12> kOffloads{"activations=cpu", "activat
 constexpr std::array<std::string_view, 12> kStages{"0", "1", "2", "3"};
 constexpr std::array<Key, 11> kKeys{{
     {"axes", &Abilities::axes, {"tp", "sequence_parallel", "pp", "cp", "ep", "hybrid_shard"}},
-    {"schedules",
-     &Abilities::schedules,
-     {"none", "afab", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe",
-      "dualpipe-v"}},
+    {"schedules", &Abilities::schedules, {}},  // words_of names them
     {"zero", &Abilities::zero, kStages},
     {"zero_with_pp", &Abilities::zero_with_pp, kStages},
     {"offload", &Abilities::offload, kOffloads},
@@ -80,10 +78,19 @@ std::array<Asked, 11> asked(const Point& p) {
            {"bucket_bytes", shared && p.bucket_bytes >= 0 ? bit(p.zero) : 0}}};
 }
 
-std::vector<std::string> words_of(const Key& key, uint32_t set) {
+/// All words of a key, in the order of their bits. Those of `schedules` are the schedules that have a closed form.
+std::vector<std::string> words_of(const Key& key) {
   std::vector<std::string> words;
-  for (size_t i = 0; i < key.words.size() && !key.words[i].empty(); ++i)
-    if (set & bit(static_cast<int>(i))) words.emplace_back(key.words[i]);
+  if (key.set == &Abilities::schedules) words.assign(schedule_words().begin(), schedule_words().end());
+  for (const std::string_view word : key.words)
+    if (!word.empty()) words.emplace_back(word);
+  return words;
+}
+
+std::vector<std::string> words_of(const Key& key, uint32_t set) {
+  std::vector<std::string> words = words_of(key);
+  for (size_t i = words.size(); i-- > 0;)
+    if (!(set & bit(static_cast<int>(i)))) words.erase(words.begin() + static_cast<std::ptrdiff_t>(i));
   return words;
 }
 
@@ -113,7 +120,7 @@ Missing missing(const Abilities& can, const Point& p) {
 
 std::vector<std::string> ability_words(std::string_view name) {
   for (const Key& key : kKeys)
-    if (key.name == name) return words_of(key, ~0U);
+    if (key.name == name) return words_of(key);
   return {};
 }
 

@@ -33,8 +33,7 @@ double micro_batch_s(const Frame& f, int64_t dense, int64_t moe, double embeddin
 double least_in_flight(const Point& p) {
   if (p.pp == 1) return 1;
   double least = of(p.grad_accumulation);
-  for (int i = static_cast<int>(Schedule::kNone) + 1; i <= static_cast<int>(Schedule::kDualPipeV); ++i)
-    least = std::min(least, in_flight(Schedule(i), p.pp, 0, p.grad_accumulation, 1));
+  for (const Schedule s : estimated_schedules()) least = std::min(least, in_flight(s, p.pp, 0, p.grad_accumulation, 1));
   return least;
 }
 

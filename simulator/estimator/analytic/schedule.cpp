@@ -1,50 +1,89 @@
 #include "simulator/estimator/analytic/schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 
 namespace shardlab::simulator::analytic {
 
+namespace {
+
+/// A pipeline as the closed forms see it.
+struct Pipe {
+  double p, m, v, behind;  ///< stages, micro-batches, parts of a looped stage, stages from this one on
+};
+
+/// One schedule: its most micro-batches in flight, and its idle seconds (schedule.h has the sources).
+struct Form {
+  Schedule schedule;
+  double (*in_flight)(const Pipe& pipe);
+  double (*bubble_s)(const Pipe& pipe, const StageTimes& t);
+};
+
+double all(const Pipe& pipe) { return pipe.m; }
+double whole(const Pipe&, const StageTimes& t) { return t.sum - t.longest; }
+double by_parts(const Pipe& pipe, const StageTimes& t) { return whole(pipe, t) / pipe.v; }
+double without_weights(const Pipe& pipe, const StageTimes& t) { return (pipe.p - 1) * (t.forward + t.input - 2 * t.weight); }
+
+constexpr Form kForms[] = {
+    {Schedule::kAfab, all, whole},
+    {Schedule::k1F1B, [](const Pipe& x) { return std::min(x.m, x.behind); }, whole},
+    {Schedule::kInterleaved, [](const Pipe& x) { return std::min(x.m * x.v, 2 * (x.behind - 1) + (x.v - 1) * x.p + 1) / x.v; },
+     by_parts},
+    {Schedule::kBreadthFirst, all, by_parts},
+    {Schedule::kZbH1, [](const Pipe& x) { return std::min(x.m, x.p); },
+     [](const Pipe& x, const StageTimes& t) { return (x.p - 1) * (t.forward + t.input - t.weight); }},
+    {Schedule::kZbH2, [](const Pipe& x) { return std::min(x.m, 2 * x.p - 1); }, without_weights},
+    {Schedule::kZbV, [](const Pipe& x) { return std::min(x.m, x.p); }, without_weights},
+    {Schedule::kVHalf, [](const Pipe& x) { return std::min(x.m, std::floor((x.p + 2) / 2)); },
+     [](const Pipe& x, const StageTimes& t) { return whole(x, t) / 2; }},
+    {Schedule::kVMin, [](const Pipe& x) { return std::min(x.m, std::floor((x.p + 4) / 3)); },
+     [](const Pipe& x, const StageTimes& t) { return whole(x, t) * 2 / 3; }},
+    {Schedule::kDualPipe, [](const Pipe& x) { return std::min(x.m, x.p + 1); },
+     [](const Pipe& x, const StageTimes& t) { return (x.p / 2 - 1) * (t.forward + 2 * t.input - t.weight); }},
+    {Schedule::kDualPipeV, [](const Pipe& x) { return std::min(x.m, x.p + 1); },
+     [](const Pipe& x, const StageTimes& t) { return (x.p - 1) * (t.forward + 2 * t.input - t.weight) / 2; }},
+};
+
+constexpr auto kEstimated = [] {
+  std::array<Schedule, std::size(kForms)> all{};
+  for (size_t i = 0; i < all.size(); ++i) all[i] = kForms[i].schedule;
+  return all;
+}();
+
+/// Rows stand in the order of `Schedule`, from the first of more than one stage on.
+constexpr bool are_in_order() {
+  for (size_t i = 0; i < std::size(kForms); ++i)
+    if (static_cast<size_t>(kForms[i].schedule) != i + 1) return false;
+  return true;
+}
+static_assert(are_in_order());
+
+/// Null for one stage, and for a schedule that no point has.
+const Form* form_of(Schedule schedule) {
+  const size_t at = static_cast<size_t>(schedule) - 1;
+  return at < std::size(kForms) ? &kForms[at] : nullptr;
+}
+
+}  // namespace
+
+std::span<const Schedule> estimated_schedules() { return kEstimated; }
+
 double in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro_batches, int64_t virtual_stages) {
-  const auto p = static_cast<double>(stages), m = static_cast<double>(micro_batches), v = static_cast<double>(virtual_stages);
-  const auto behind = static_cast<double>(stages - stage);
-  switch (schedule) {
-    case Schedule::kNone: return 1;
-    case Schedule::kAfab:
-    case Schedule::kBreadthFirst: return m;
-    case Schedule::k1F1B: return std::min(m, behind);
-    case Schedule::kInterleaved: return std::min(m * v, 2 * (behind - 1) + (v - 1) * p + 1) / v;
-    case Schedule::kZbH1:
-    case Schedule::kZbV: return std::min(m, p);
-    case Schedule::kZbH2: return std::min(m, 2 * p - 1);
-    case Schedule::kVHalf: return std::min(m, std::floor((p + 2) / 2));
-    case Schedule::kVMin: return std::min(m, std::floor((p + 4) / 3));
-    case Schedule::kDualPipe:
-    case Schedule::kDualPipeV: return std::min(m, p + 1);
-    default: return m;  // no point has another
-  }
+  const Pipe pipe{.p = static_cast<double>(stages),
+                  .m = static_cast<double>(micro_batches),
+                  .v = static_cast<double>(virtual_stages),
+                  .behind = static_cast<double>(stages - stage)};
+  const Form* form = form_of(schedule);
+  return form != nullptr ? form->in_flight(pipe) : schedule == Schedule::kNone ? 1 : pipe.m;
 }
 
 double bubble_s(Schedule schedule, int64_t stages, int64_t virtual_stages, const StageTimes& t) {
-  const auto others = static_cast<double>(stages - 1);
-  const double whole = t.sum - t.longest;
-  double seconds = 0;
-  switch (schedule) {
-    case Schedule::kNone: return 0;
-    case Schedule::kAfab:
-    case Schedule::k1F1B: seconds = whole; break;
-    case Schedule::kInterleaved:
-    case Schedule::kBreadthFirst: seconds = whole / static_cast<double>(virtual_stages); break;
-    case Schedule::kZbH1: seconds = others * (t.forward + t.input - t.weight); break;
-    case Schedule::kZbH2:
-    case Schedule::kZbV: seconds = others * (t.forward + t.input - 2 * t.weight); break;
-    case Schedule::kVHalf: seconds = whole / 2; break;
-    case Schedule::kVMin: seconds = whole * 2 / 3; break;
-    case Schedule::kDualPipe: seconds = (static_cast<double>(stages) / 2 - 1) * (t.forward + 2 * t.input - t.weight); break;
-    case Schedule::kDualPipeV: seconds = others * (t.forward + 2 * t.input - t.weight) / 2; break;
-    default: break;  // no point has another
-  }
-  return std::max(0.0, seconds);
+  const Form* form = form_of(schedule);
+  if (form == nullptr) return 0;
+  const Pipe pipe{.p = static_cast<double>(stages), .m = 0, .v = static_cast<double>(virtual_stages), .behind = 0};
+  return std::max(0.0, form->bubble_s(pipe, t));
 }
 
 }  // namespace shardlab::simulator::analytic

@@ -2,10 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "simulator/estimator/analytic/analytic.h"
 
 namespace shardlab::simulator::analytic {
+
+/// The schedules of more than one stage that have a closed form, in the order of `Schedule`: what a search tries and what a profile's
+/// `can.schedules` may list.
+std::span<const Schedule> estimated_schedules();
 
 /// Whether a stage runs all forwards before its first backward.
 constexpr bool forwards_first(Schedule s) { return s == Schedule::kAfab || s == Schedule::kBreadthFirst; }

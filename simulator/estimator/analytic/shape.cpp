@@ -52,7 +52,10 @@ ModelShape shape_of(const Model& m) {
           .tied_embeddings = m.tied_embeddings,
           .swiglu = llama,
           .rms_norm = llama,
-          .biases = !llama};
+          .biases = !llama,
+          .experts = m.experts.count,
+          .top_k = m.experts.top_k,
+          .moe_ffn = m.experts.ffn};
 }
 
 Result<void> check(const ModelShape& s) {

@@ -1,4 +1,5 @@
-// The profiles of simulator/profiles, compiled in (simulator/CMakeLists.txt writes the table).
+// The profiles of simulator/profiles and the learnt intervals of simulator/published, compiled in (simulator/CMakeLists.txt writes
+// the tables).
 #pragma once
 
 #include <span>
@@ -12,5 +13,6 @@ struct ShippedProfile {
 };
 
 std::span<const ShippedProfile> shipped_profiles();  ///< sorted by name
+std::string_view shipped_intervals();                  ///< simulator/published/intervals.csv: doubt.h reads it
 
 }  // namespace shardlab::simulator::analytic

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "simulator/estimator/analytic/analytic.h"
+#include "simulator/estimator/analytic/schedule.h"
 
 namespace shardlab::simulator::analytic {
 namespace {
@@ -88,8 +89,8 @@ std::string_view name_of(PeakMoment v) {
 std::string_view name_of(MemoryPart v) { return kMemoryNames[static_cast<size_t>(v)]; }
 const std::vector<std::string_view>& schedule_words() {
   static const std::vector<std::string_view> words = [] {
-    std::vector<std::string_view> out;
-    for (int i = 0; i <= static_cast<int>(Schedule::kDualPipeV); ++i) out.push_back(name_of(Schedule(i)));
+    std::vector<std::string_view> out{name_of(Schedule::kNone)};
+    for (const Schedule s : estimated_schedules()) out.push_back(name_of(s));
     return out;
   }();
   return words;

@@ -143,9 +143,7 @@ bool Answer::fits_outside() const {
   });
 }
 
-Verdict Answer::verdict() const {
-  return fits_outside() ? verdict_of(worst().device(), device(), capacity) : Verdict::kNo;
-}
+Verdict Answer::verdict() const { return fits_outside() ? verdict_of(worst().device(), device(), capacity) : Verdict::kNo; }
 
 Answer analytic_answer(const analytic::Prepared& prepared, Estimator& estimator, const Point& point, int64_t capacity) {
   Answer answer;
@@ -156,6 +154,7 @@ Answer analytic_answer(const analytic::Prepared& prepared, Estimator& estimator,
         stage_answer(estimator.stage_peak(point, stage), fragmented_bytes(prepared, point, stage, capacity), stage));
   const analytic::Estimate estimate = estimator(point);
   answer.step_s = estimate.step_s, answer.transferred = estimate.transferred;
+  answer.step = analytic::step_between(prepared, point, estimate);
   return answer;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "simulator/estimator/analytic/analytic.h"
+#include "simulator/estimator/analytic/doubt.h"
 
 namespace shardlab::simulator::whatif {
 
@@ -72,6 +73,7 @@ struct Answer {
   int64_t capacity = 0;                          ///< bytes that one rank may use; 0: not known
   int64_t host_capacity = 0, nvme_capacity = 0;  ///< the same of its part of host memory and drives
   double step_s = 0;                             ///< predicted; 0: not known
+  analytic::Between step;                        ///< seconds that nine of ten runs like it lie between; 0: not known
   bool transferred = false;                      ///< the step time is built on a constant that nobody measured on this device
 
   const StageAnswer& worst() const;  ///< the stage that needs most of its device

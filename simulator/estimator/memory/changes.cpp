@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <iterator>
 
@@ -172,6 +173,9 @@ std::string text_of(const Words& words) {
 
 namespace {
 
+/// Layers of all plans that one question makes.
+constexpr int64_t kMostLayers = int64_t{1} << 16;
+
 /// Figures of layouts that shardlab's executor runs, by their plans; of others the estimate.
 class Told {
  public:
@@ -193,6 +197,11 @@ class Told {
   double slack() const { return options_.lower ? 1 + analytic::kPlanEstimateError : 1; }
   bool usable(const Point& p, const Estimate& e) const {
     return e.legal() && (!options_.lower || estimator_.executed(p) != nullptr);
+  }
+  /// Of how many layouts plans are made: a plan of thousands of layers takes seconds.
+  size_t most_plans(const Point& p) const {
+    if (!options_.lower) return SIZE_MAX;
+    return static_cast<size_t>(std::max<int64_t>(4, kMostLayers / estimator_.executed(p)->model.layers));
   }
 
  private:
@@ -228,6 +237,9 @@ Advice advise(Estimator& estimator, const FrameworkProfile& profile, const Point
   told.tell(here, 0);
   here.slowdown = 0;
   const double before_s = here.step_s;
+  size_t plans = told.most_plans(point) - 1;
+  least.resize(std::min(least.size(), std::max<size_t>(1, plans / 3)));
+  plans -= least.size();
   for (Change& change : least)
     if (change.point == point)
       change = here;
@@ -239,9 +251,10 @@ Advice advise(Estimator& estimator, const FrameworkProfile& profile, const Point
   };
   std::ranges::stable_sort(fitting, sooner);
   for (Change& change : fitting) {
-    if (advice.changes.size() == options.most) break;
+    if (advice.changes.size() == options.most || plans == 0) break;
     if (std::ranges::any_of(advice.changes, [&](const Change& faster) { return contains(change.words, faster.words); })) continue;
     told.tell(change, before_s);
+    --plans;
     if (static_cast<double>(change.device_bytes) <= limit) advice.changes.push_back(std::move(change));
   }
   std::ranges::stable_sort(advice.changes, sooner);

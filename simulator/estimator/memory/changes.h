@@ -34,12 +34,12 @@ struct Change {
 };
 
 struct ChangeOptions {
-  int64_t capacity = 0;     ///< bytes that one rank may use
-  Lower lower;              ///< where given, only layouts that shardlab's executor runs, each that is told of by its plan
+  int64_t capacity = 0;  ///< bytes that one rank may use
+  Lower lower;           ///< where given, only layouts that shardlab's executor runs, each that is told of by its plan
   /// Seconds of a step of a case by its plan, for layouts that are told of under `lower`; none: as estimated.
   std::function<double(const Case&, const CasePlan&)> seconds;
-  bool bf16 = false;        ///< the device multiplies in bf16, so fp32 may become bf16
-  size_t most = 6;          ///< changes that are listed
+  bool bf16 = false;  ///< the device multiplies in bf16, so fp32 may become bf16
+  size_t most = 6;    ///< changes that are listed
 };
 
 struct Advice {
@@ -53,7 +53,8 @@ struct Advice {
 /// expense of dp, bf16 in place of fp32, ep doubled, sequence parallelism, 1f1b in place of afab, weights given back after forward,
 /// optimizer and activations offloaded to the host. Leaves out a layout that contains all changes of a faster one, and a layout
 /// within 2 % of the capacity, which may not fit. Under `lower` the estimate ranks layouts, and the reported ones have the bytes of
-/// their plans: plans are made in order of time until enough layouts fit, and for the few layouts of the least estimated bytes.
+/// their plans: plans are made in order of time until enough layouts fit, and for the few layouts of the least estimated bytes. Of a
+/// model of thousands of layers few plans are made, so that fewer layouts may be listed.
 Advice advise(analytic::Estimator& estimator, const analytic::FrameworkProfile& profile, const analytic::Point& point,
               const ChangeOptions& options);
 

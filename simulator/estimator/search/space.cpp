@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "simulator/estimator/analytic/schedule.h"
+
 namespace shardlab::simulator::search {
 namespace {
 
@@ -20,18 +22,12 @@ bool allows(const std::vector<int32_t>& given, int64_t value) {
 
 bool in(uint32_t set, int bit) { return set >> bit & 1; }
 
-constexpr Schedule kAllSchedules[] = {Schedule::kAfab, Schedule::k1F1B,     Schedule::kInterleaved, Schedule::kBreadthFirst,
-                                      Schedule::kZbH1, Schedule::kZbH2,     Schedule::kZbV,         Schedule::kVHalf,
-                                      Schedule::kVMin, Schedule::kDualPipe, Schedule::kDualPipeV};
-
 /// Whether a framework has an offload for such a cut.
 bool has_offload(const analytic::Abilities& can, const Point& cut, const Offload& offload) {
   analytic::Abilities asked;  // of everything else the point says nothing here
   asked.offload = can.offload, asked.offload_with_pp = can.offload_with_pp;
   return has(asked, with(cut, State{.offload = offload}));
 }
-
-bool looped(Schedule s) { return s == Schedule::kInterleaved || s == Schedule::kBreadthFirst; }
 
 /// Cuts of one layout of ranks: what is left is how the batch is cut and what layers keep.
 class Cuts {
@@ -215,7 +211,7 @@ std::vector<Order> orders_of(const Space& space, int64_t layers, int32_t stages)
   // Of the schedules given, those for this number of stages; where there are none, all are asked for and refused.
   std::vector<Schedule> schedules = space.schedule;
   if (schedules.empty())
-    for (const Schedule s : kAllSchedules)
+    for (const Schedule s : analytic::estimated_schedules())
       if (in(space.can.schedules, static_cast<int>(s))) schedules.push_back(s);
   if (stages == 1 && space.schedule.empty()) schedules = {Schedule::kNone};
   const auto fits = [&](Schedule s) { return (s == Schedule::kNone) == (stages == 1); };
@@ -225,7 +221,7 @@ std::vector<Order> orders_of(const Space& space, int64_t layers, int32_t stages)
     std::vector<int32_t> loops{1};
     if (!space.vpp.empty()) {
       loops = space.vpp;
-    } else if (looped(schedule)) {
+    } else if (is_looped(schedule)) {
       // Equal virtual stages, two or more to a rank; where there are none, two are asked for and refused.
       loops = layers % stages == 0 ? divisors(layers / stages) : std::vector<int32_t>{2};
       std::erase(loops, 1);

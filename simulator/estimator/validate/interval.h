@@ -1,45 +1,63 @@
-// How far a predicted step time can be trusted: an interval learnt from the errors on other people's runs.
+// How far predictions can be trusted, learnt from the errors on other people's runs: the scales of analytic/doubt.h.
 #pragma once
 
-#include <optional>
+#include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "simulator/estimator/analytic/doubt.h"
 #include "simulator/estimator/validate/validate.h"
 
 namespace shardlab::simulator::validation {
 
-/// Error of one prediction: the logarithm of measured over predicted step time.
-struct Residual {
+/// A prediction beside what was measured.
+struct Observation {
   std::string source;
-  double log_ratio = 0;
+  double log_ratio = 0;  ///< logarithm of measured over predicted
+  analytic::Doubt doubt;
 };
 
-/// Residuals of the rows that have both times.
-std::vector<Residual> residuals_of(std::span<const ScoredRow> rows);
+std::vector<Observation> step_observations(std::span<const ScoredRow> rows);
+/// Of the kind of bytes that was measured: live, or reserved.
+std::vector<Observation> memory_observations(std::span<const ScoredRow> rows);
 
-/// Intervals of 90 % around predicted step times.
+/// Learns the spread of one figure.
 ///
-/// Formula: [p e^a, p e^b] around the prediction p, where a and b are the 5 % and the 95 % quantile of the log residuals of
-///   all rows that do not come from the row's own source. Each source weighs the square root of its number of rows: rows of one
-///   source share their errors, so many of them say less than equally many sources would, and yet more than one row.
-/// Units: seconds.
-/// Source: the residuals of the published sets; leaving the own source out is what makes the coverage one of unseen clusters.
-/// Valid when: at least three other sources are there; else there is no interval.
-class Intervals {
+/// Scales: those that minimise the pinball loss of |log_ratio| at 90 %, every source of the same weight however many rows it has,
+///   for rows of one source share their errors. What is unseen is looked up for each source among the others, so that the price of
+///   an unseen framework is what it cost each source to be the first of its framework. Each scale is drawn to a value that is set
+///   in advance (`prior` in interval.cpp): what the sources say little of stays there.
+/// Multiplier: each source is predicted with the scales that the others give; the quantile of |log_ratio| over the spread, over
+///   all rows with equal weight for each source. It is that of 95 %, because a further source is wanted in, of a dozen.
+/// Source of the form: conformal prediction with groups, Lee, Barber and Willett 2023, arXiv:2306.06342.
+/// Valid when: three sources are there at least; with fewer the spread has the priors.
+class Learner {
  public:
-  explicit Intervals(std::vector<Residual> residuals) : residuals_(std::move(residuals)) {}
+  explicit Learner(std::vector<Observation> observations);
 
-  /// Low and high seconds around `step_s` of a row of `source`.
-  std::optional<std::pair<double, double>> around(double step_s, const std::string& source) const;
+  /// The spread that all sources give, but for those in `without`.
+  const analytic::Spread& without(const std::set<std::string>& sources);
+  const analytic::Seen& seen() const { return seen_; }
+  bool knows(const std::string& source) const { return rows_.contains(source); }
+  analytic::LearntFigure all() { return {without({}), seen_}; }
 
  private:
-  std::vector<Residual> residuals_;
+  const analytic::Spread& scales(const std::set<std::string>& without);
+  analytic::Spread fit(const std::set<std::string>& without) const;
+  std::set<std::string> sources(const std::set<std::string>& without) const;
+
+  std::map<std::string, std::vector<Observation>> rows_;  ///< by source
+  analytic::Seen seen_;
+  std::map<std::set<std::string>, analytic::Spread> scales_, spreads_;
 };
 
-/// Sets `low_s` and `high_s` of every row with a prediction.
-void add_intervals(std::span<ScoredRow> rows, const Intervals& intervals);
+/// What was learnt from all rows of the published sets.
+analytic::Learnt learn(std::span<const ScoredRow> published);
+
+/// Sets the interval of every row with a prediction, from what `published` rows of other sources teach.
+void add_intervals(std::span<ScoredRow> rows, std::span<const ScoredRow> published);
 
 }  // namespace shardlab::simulator::validation

@@ -213,6 +213,16 @@ Prediction prediction_of(const analytic::Estimate& e, const std::array<int64_t, 
   return p;
 }
 
+void set_doubts(const analytic::Prepared& prepared, const Point& point, const analytic::Estimate& e,
+                const analytic::HeldBytes& held, int unstated, Prediction& p) {
+  analytic::MemoryBytes memory = e.memory;  // of the replayed allocator, as the bytes are
+  memory[analytic::MemoryPart::kFragmented] = p.of(MemoryKind::kReserved) - p.of(MemoryKind::kLive);
+  p.step_doubt = analytic::step_doubt(prepared, point, e);
+  p.live_doubt = analytic::live_doubt(prepared, point, memory);
+  p.reserved_doubt = analytic::memory_doubt(prepared, point, memory, held);
+  for (analytic::Doubt* doubt : {&p.step_doubt, &p.live_doubt, &p.reserved_doubt}) doubt->unstated = unstated;
+}
+
 class AnalyticPredictor {
  public:
   Result<Prediction> operator()(const Run& run) {
@@ -233,6 +243,7 @@ class AnalyticPredictor {
     const analytic::HeldBytes held = held_bytes((*study)->prepared, *point);
     Prediction p = prediction_of(e, bytes, run.machine, notes.text);
     p.held_bytes = held.most;
+    set_doubts((*study)->prepared, *point, e, held, run.unstated, p);
     p.bytes[static_cast<size_t>(MemoryKind::kReserved)] += held.typical;
     return p;
   }

@@ -28,11 +28,12 @@ bool present(std::span<const Figure> figures, const Figure& f) {
 }
 
 /// Nothing for counts, a hundredth for rank correlations, for percentages a twentieth and at least half a
-/// point; coverage may be anywhere between 85 and 95 %.
+/// point; five points of coverage, since a row more or less of a small set is as many, and a tenth of an interval's width.
 double first_tolerance(const Figure& f) {
   if (f.name == "refused_rows") return 0;
   if (f.name == "rank_missing") return 0.01;
-  if (f.name == "coverage_off_pct") return rounded(std::max(0.5, 5 - f.value));
+  if (f.name.ends_with("_uncovered_pct")) return 5;
+  if (f.name.ends_with("_interval_pct")) return rounded(std::max(1.0, 0.1 * f.value));
   return rounded(std::max(0.5, 0.05 * f.value));
 }
 
@@ -59,8 +60,12 @@ std::vector<Figure> figures_of(const Score& s) {
     if (s.memory[kind].rows > 0)
       add(fmt::format("{}_error_pct", name_of(static_cast<MemoryKind>(kind))).c_str(), 100 * s.memory[kind].mean_absolute);
   if (const auto accuracy = s.fit.accuracy()) add("fit_wrong_pct", 100 * (1 - *accuracy));
-  if (s.intervals > 0)
-    add("coverage_off_pct", std::fabs(100.0 * static_cast<double>(s.covered) / static_cast<double>(s.intervals) - 90));
+  for (const auto& [figure, interval] : {std::pair{"step", &s.step_interval}, {"memory", &s.memory_interval}}) {
+    const auto share = interval->share();
+    if (!share) continue;
+    add(fmt::format("{}_uncovered_pct", figure).c_str(), 100 * (1 - *share));
+    add(fmt::format("{}_interval_pct", figure).c_str(), 100 * interval->width);
+  }
   return figures;
 }
 

@@ -20,7 +20,8 @@ struct Figure {
 
 /// refused_rows, step_error_pct (mean absolute), step_bias_pct (absolute), step_worst_pct (absolute), rank_missing (1 less the rank
 /// correlation over the group), layout_loss_pct, live_error_pct, reserved_error_pct, device_error_pct (mean absolute),
-/// fit_wrong_pct: those that the group has.
+/// fit_wrong_pct, step_uncovered_pct and memory_uncovered_pct (measured outside of the 90 % interval), step_interval_pct and
+/// memory_interval_pct (its mean half width): those that the group has.
 std::vector<Figure> figures_of(const Score& score);
 
 /// One line of the file: `group,figure,value,best,tolerance,reason`. `best` is the least value ever recorded; a `value` that lies

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <sstream>
 
 #include "simulator/estimator/analytic/analytic.h"
 
@@ -46,7 +47,7 @@ constexpr std::array kColumns = {
     "source", "shared_experts", "dense_layers", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "attention",
     "async_tp", "compile", "fp8_scaling", "fp8_gather", "expandable_segments", "busbw_bytes", "biases", "positions", "expert_tp",
     "stage_split", "master_dtype", "moment_dtype", "gradient_fusion", "tf32", "cuda_graphs", "head_chunks", "offload_layers",
-    "memory_rank"};
+    "memory_rank", "assumed"};
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -470,6 +471,16 @@ void read_profile(RowReader& in, Run& run) {
   if (!name.empty()) run.profile = name;
 }
 
+/// `assumed`: columns whose values nobody stated, with blanks between. Those count that a step's time hangs on whatever the model is.
+int unstated_settings(const RowReader& in) {
+  constexpr std::array kSettings = {"micro_batch", "recompute", "vpp",         "schedule",    "zero",    "sequence_parallel",
+                                    "attention",   "compile",   "fp8_scaling", "cuda_graphs", "cp_kind", "overlap"};
+  std::istringstream words(in.text("assumed"));
+  int count = 0;
+  for (std::string word; words >> word;) count += std::find(kSettings.begin(), kSettings.end(), word) != kSettings.end() ? 1 : 0;
+  return count;
+}
+
 Result<Run> read_run(RowReader& in, const Resolver& resolver) {
   Run run;
   read_profile(in, run);
@@ -481,6 +492,7 @@ Result<Run> read_run(RowReader& in, const Resolver& resolver) {
   if (!in.failed()) read_fabric(in, run.fabric);
   if (!in.failed()) read_measured(in, run.layout, run.measured);
   if (in.failed()) return in.take_error();
+  run.unstated = unstated_settings(in);
   return run;
 }
 

@@ -110,6 +110,7 @@ struct Run {
   RunLayout layout;
   RunFabric fabric;
   RunMeasured measured;
+  int unstated = 0;  ///< settings of the layout that a source does not tell (`assumed`): they widen intervals
 };
 
 /// Resolves names of presets and files. Injected, because the folder that knows them must not be known here.

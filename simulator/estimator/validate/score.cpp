@@ -108,6 +108,13 @@ void judge_fit(const ScoredRow& row, FitFigures& fit) {
   ++(*predicted ? (ran ? fit.fits_right : fit.fits_wrong) : (ran ? fit.oom_wrong : fit.oom_right));
 }
 
+/// Counts one interval; `width` is the sum until all are counted.
+void cover(const analytic::Between& interval, double measured, Score::Coverage& coverage) {
+  ++coverage.rows;
+  coverage.width += std::sqrt(interval.high / interval.low) - 1;
+  if (measured >= interval.low && measured <= interval.high) ++coverage.covered;
+}
+
 Score score_of(std::string name, std::span<const ScoredRow* const> rows) {
   Score score;
   score.group = std::move(name);
@@ -118,16 +125,16 @@ Score score_of(std::string name, std::span<const ScoredRow* const> rows) {
     if (!row->prediction.ok()) ++score.refused;
     if (const auto ratio = row->ratio()) {
       step.push_back({*ratio - 1, label(*row)});
-      if (row->low_s && row->high_s) {
-        const double measured = *row->row().run->measured.step_s;
-        ++score.intervals;
-        if (measured >= *row->low_s && measured <= *row->high_s) ++score.covered;
-      }
+      if (row->step) cover(*row->step, *row->row().run->measured.step_s, score.step_interval);
     }
-    if (const auto ratio = row->memory_ratio())
+    if (const auto ratio = row->memory_ratio()) {
       memory[static_cast<size_t>(row->row().run->measured.kind)].push_back({*ratio - 1, label(*row)});
+      if (row->memory) cover(*row->memory, static_cast<double>(*row->row().run->measured.bytes), score.memory_interval);
+    }
     judge_fit(*row, score.fit);
   }
+  for (Score::Coverage* c : {&score.step_interval, &score.memory_interval})
+    if (c->rows > 0) c->width /= static_cast<double>(c->rows);
   score.step = figures_of(std::move(step));
   for (size_t kind = 0; kind < kMemoryKinds; ++kind) score.memory[kind] = figures_of(std::move(memory[kind]));
   rank_speeds(rows, score);

@@ -48,8 +48,15 @@ struct Score {
   int64_t jobs = 0;
   std::array<ErrorFigures, kMemoryKinds> memory;
   FitFigures fit;
-  int64_t intervals = 0;  ///< rows with an interval and a measured step time ...
-  int64_t covered = 0;    ///< ... and how many of them lie within it
+  struct Coverage {
+    int64_t rows = 0;     ///< with an interval and a measurement
+    int64_t covered = 0;  ///< measured within the interval
+    double width = 0;     ///< mean half width, as a factor less one: 0.1 is 10 % either way
+    std::optional<double> share() const {
+      return rows > 0 ? std::optional(static_cast<double>(covered) / static_cast<double>(rows)) : std::nullopt;
+    }
+  };
+  Coverage step_interval, memory_interval;
 };
 
 /// Rows whose fields in the columns of `by` are equal are one group, in the order of their first appearance; without columns, a

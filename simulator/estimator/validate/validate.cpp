@@ -21,8 +21,10 @@ std::vector<std::pair<std::string, std::string>> predicted_cells(const ScoredRow
   add("predicted_live_bytes", fmt::format("{}", p.of(MemoryKind::kLive)));
   add("predicted_reserved_bytes", fmt::format("{}", p.of(MemoryKind::kReserved)));
   add("predicted_device_bytes", fmt::format("{}", p.of(MemoryKind::kDevice)));
-  add("predicted_low_s", row.low_s ? fmt::format("{:.9g}", *row.low_s) : "");
-  add("predicted_high_s", row.high_s ? fmt::format("{:.9g}", *row.high_s) : "");
+  add("predicted_low_s", row.step ? fmt::format("{:.9g}", row.step->low) : "");
+  add("predicted_high_s", row.step ? fmt::format("{:.9g}", row.step->high) : "");
+  add("predicted_low_bytes", row.memory ? fmt::format("{:.0f}", row.memory->low) : "");
+  add("predicted_high_bytes", row.memory ? fmt::format("{:.0f}", row.memory->high) : "");
   add("predicted_fits", !fits ? "" : *fits ? "true" : "false");
   cells.emplace_back("status", ok ? "ok" : "refused");
   cells.emplace_back("reason", ok ? std::string() : to_string(row.prediction.error()));

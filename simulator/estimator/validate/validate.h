@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/base/result.h"
+#include "simulator/estimator/analytic/doubt.h"
 #include "simulator/estimator/validate/rows.h"
 
 namespace shardlab::simulator::validation {
@@ -22,11 +23,13 @@ struct Prediction {
   int64_t held_bytes = 0;
   /// Share of the step in which the device does not compute: exposed communication, bubbles, waiting for the host.
   double exposed = 0;
-  bool transferred = false;  ///< built on a constant that nobody measured on this device
-  std::string note;          ///< what else there is to say: a technique that was asked for and could not be told apart
+  analytic::Doubt step_doubt, live_doubt, reserved_doubt;  ///< what the figures rest on
+  bool transferred = false;                                ///< built on a constant that nobody measured on this device
+  std::string note;  ///< what else there is to say: a technique that was asked for and could not be told apart
   std::vector<std::pair<std::string, double>> parts;  ///< seconds of the step by use, in the predictor's words
 
   int64_t of(MemoryKind kind) const { return bytes[static_cast<size_t>(kind)]; }
+  const analytic::Doubt& doubt_of(MemoryKind kind) const { return kind == MemoryKind::kLive ? live_doubt : reserved_doubt; }
   /// Does what the driver would report fit the device? Nothing where the capacity is not known.
   std::optional<bool> fits() const {
     if (capacity_bytes <= 0) return std::nullopt;
@@ -42,7 +45,8 @@ struct ScoredRow {
   const RowTable* table = nullptr;
   size_t index = 0;  ///< into table->rows
   Result<Prediction> prediction = Error{};
-  std::optional<double> low_s, high_s;  ///< 90 % interval of the step time
+  std::optional<analytic::Between> step;    ///< seconds that nine of ten runs like it lie between
+  std::optional<analytic::Between> memory;  ///< bytes, of the kind that was measured
 
   const Row& row() const { return table->rows[index]; }
   const std::string& source() const { return row().source; }
@@ -65,7 +69,7 @@ struct TextTable {
 };
 
 /// `rows.csv`: predicted_step_s predicted_live_bytes predicted_reserved_bytes predicted_device_bytes predicted_low_s
-/// predicted_high_s predicted_fits status reason, then step_error_pct, memory_error_pct (predicted over measured, less 100 %) and
+/// predicted_high_s predicted_low_bytes predicted_high_bytes predicted_fits status reason, then step_error_pct, memory_error_pct (predicted over measured, less 100 %) and
 /// note. `status` is ok or refused; a refused row has its reason and nothing else. With several tables, the first column is `set`.
 TextTable rows_table(std::span<const ScoredRow> rows);
 

@@ -182,10 +182,7 @@ class Walk {
     for (size_t n = 0; n < entries_.streams[0].size(); ++n) {
       const Entry& e = entries_.streams[0][n];
       const Ran& r = ran_[0][n];
-      if (e.op >= 0) {
-        if (text_.ops[static_cast<size_t>(e.op)].receives) seconds += r.moving - r.begin;
-        continue;
-      }
+      if (e.op >= 0 && text_.ops[static_cast<size_t>(e.op)].receives) seconds += r.moving - r.begin;
       if (r.blocked < 0) continue;
       const Ran* last = nullptr;
       bool receives = false;

@@ -51,6 +51,7 @@ struct Trainer<T>::LayerState {
   Normed<T> n2;           // [s, h]
   Tensor<T> u;            // [s, up_rows]
   Tensor<T> a;            // [s, ffn]
+  Mixed<T> mixed;         // of a mixture of experts, in the place of u and a
   Tensor<T> y;            // [s, h] output
 };
 
@@ -120,6 +121,11 @@ Normed<T> Trainer<T>::normed(const Tensor<T>& x, const std::string& name) const 
 }
 
 template <class T>
+ExpertWeights<T> Trainer<T>::experts(int64_t layer) const {
+  return {value(in_layer(layer, "moe.router")), value(in_layer(layer, "moe.wup")), value(in_layer(layer, "moe.wdown"))};
+}
+
+template <class T>
 auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence) const -> LayerState {
   const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.heads * model_.head_dim;
   const auto name = [&](const char* part) { return in_layer(layer, part); };
@@ -133,6 +139,13 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
   drop(z, layer, 1, sequence);
   l.x1 = add_residual(x, z, bias(name("attn.bo")), static_cast<size_t>(h));
   l.n2 = normed(l.x1, name("mlp.norm"));
+  if (model_.is_mixture()) {
+    l.mixed = mix(l.n2.y, experts(layer), model_.experts, s, h);
+    z = l.mixed.z;
+    drop(z, layer, 2, sequence);
+    l.y = add_residual<T>(l.x1, z, nullptr, static_cast<size_t>(h));
+    return l;
+  }
   l.u = linear(l.n2.y, value(name("mlp.wup")), bias(name("mlp.bup")), s, h, model_.up_rows());
   l.a = activation(l.u, model_.is_llama());
   z = linear<T>(l.a, value(name("mlp.wdown")), nullptr, s, model_.ffn, h);
@@ -198,13 +211,24 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
     if (bias(name(b))) gradients[index(name(b))] = bias_gradient(dout, s, n);
   };
 
+  const auto backward_experts = [&](const Tensor<T>& dz) {
+    ExpertGradients<T> g = mix_back(dz, l.n2.y, l.mixed, experts(layer), model_.experts, s, h, s * sequences_);
+    gradients[index(name("moe.router"))] = std::move(g.router);
+    gradients[index(name("moe.wup"))] = std::move(g.up);
+    gradients[index(name("moe.wdown"))] = std::move(g.down);
+    return std::move(g.dx);
+  };
+  const auto backward_mlp = [&](const Tensor<T>& dz) {
+    const Tensor<T> da = backward_linear(dz, l.a, "mlp.wdown", model_.ffn, h);
+    const Tensor<T> du = activation_input(da, l.u, model_.is_llama());
+    backward_bias(du, "mlp.bup", model_.up_rows());
+    return backward_linear(du, l.n2.y, "mlp.wup", h, model_.up_rows());
+  };
+
   backward_bias(dy, "mlp.bdown", h);
   Tensor<T> dz = dy;
   drop(dz, layer, 2, sequence);
-  const Tensor<T> da = backward_linear(dz, l.a, "mlp.wdown", model_.ffn, h);
-  const Tensor<T> du = activation_input(da, l.u, model_.is_llama());
-  backward_bias(du, "mlp.bup", model_.up_rows());
-  const Tensor<T> dn2 = backward_linear(du, l.n2.y, "mlp.wup", h, model_.up_rows());
+  const Tensor<T> dn2 = model_.is_mixture() ? backward_experts(dz) : backward_mlp(dz);
   const Tensor<T> dx1 = add(dy, backward_norm(dn2, l.x1, l.n2, name("mlp.norm"), gradients));
 
   backward_bias(dx1, "attn.bo", h);
@@ -269,6 +293,16 @@ T Trainer<T>::loss(std::span<const int32_t> tokens) const {
   const T nll = tree<T>(sequences_,
                         [&](int64_t i) { return forward(tokens.subspan(static_cast<size_t>(i) * length, length), i).entropy.nll; });
   return nll * (T(1) / T(train_.seq_len * sequences_));
+}
+
+template <class T>
+T Trainer<T>::objective(std::span<const int32_t> tokens) const {
+  const size_t length = static_cast<size_t>(train_.seq_len + 1);
+  T total = loss(tokens);
+  for (int64_t i = 0; i < sequences_ && model_.is_mixture(); ++i)
+    for (const LayerState& layer : forward(tokens.subspan(static_cast<size_t>(i) * length, length), i).layers)
+      total += router_losses(layer.mixed, model_.experts, train_.seq_len, train_.seq_len * sequences_);
+  return total;
 }
 
 template <class T>

@@ -10,6 +10,7 @@
 
 #include "plan/case.h"
 #include "plan/model.h"
+#include "tests/numerics/reference/experts.h"
 #include "tests/numerics/reference/ops.h"
 
 namespace shardlab::reference {
@@ -45,6 +46,8 @@ class Trainer {
   Contribution<T> gradients(std::span<const int32_t> tokens) const;
   /// Mean loss of the step to come, dropout included.
   T loss(std::span<const int32_t> tokens) const;
+  /// What the gradients are of: the mean loss, and the losses of the routers, which nothing reports.
+  T objective(std::span<const int32_t> tokens) const;
   /// Mean loss without dropout.
   T validation_loss(std::span<const int32_t> tokens) const;
 
@@ -56,6 +59,7 @@ class Trainer {
 
  private:
   struct LayerState;
+  ExpertWeights<T> experts(int64_t layer) const;
   struct SequenceState;
   size_t index(const std::string& name) const;
   std::string in_layer(int64_t layer, const char* name) const;

@@ -1,0 +1,66 @@
+#include "cli/run_directory.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <vector>
+
+#include "cli/namespaces.h"
+#include "plan/base/files.h"
+
+namespace shardlab::cli {
+
+Result<Store> open_store(const std::string& directory) {
+  if (!is_there(directory))
+    return Error{ExitCode::kUsage,
+                 fmt::format("there is no directory {}", directory),
+                 "name the one that `shardlab run` wrote: it says which at its end, runs/NAME without --out",
+                 {}};
+  if (!is_there(directory + "/results.sqlite"))
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} holds no results: it has no results.sqlite", directory),
+                 "name the directory that `shardlab run` wrote, or a case in it as DIRECTORY/CASE",
+                 {}};
+  return Store::open_existing(directory + "/results.sqlite");
+}
+
+std::pair<std::string, std::string> split_case(const std::string& where) {
+  std::filesystem::path path = std::filesystem::path(where).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // a completed folder name ends in a slash
+  if (is_there(path / "results.sqlite") || !path.has_parent_path()) return {path.string(), ""};
+  if (!is_there(path.parent_path() / "results.sqlite")) return {path.string(), ""};  // no run, and no case of one
+  return {path.parent_path().string(), path.filename().string()};
+}
+
+std::string case_folder(const std::string& directory, const CaseOutcome& outcome) { return directory + "/" + outcome.case_id; }
+
+Result<std::string> case_file(const std::string& where) {
+  if (std::filesystem::is_regular_file(where)) return where;
+  const auto [directory, name] = split_case(where);
+  if (name.empty()) return where;
+  const auto store = open_store(directory);
+  if (!store.ok()) return store.error();
+  std::vector<CaseOutcome> found;
+  store->for_each([&, &name = name](CaseOutcome outcome) {
+    if (outcome.case_id.starts_with(name) || outcome.config.name == name) found.push_back(std::move(outcome));
+  });
+  if (found.empty())
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} holds no case `{}`", directory, name),
+                 fmt::format("`shardlab report {}` lists its cases", directory),
+                 {}};
+  if (found.size() > 1) {
+    std::string ids;
+    for (const CaseOutcome& c : found) ids += fmt::format("\n  {}  {}", c.case_id, c.config.name);
+    return Error{ExitCode::kUsage, fmt::format("`{}` names {} cases", name, found.size()), "take one by its id:" + ids, {}};
+  }
+  std::string file = case_folder(directory, found.front()) + "/case.yaml";
+  if (!is_there(file))
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` of {} left no case file", name, directory),
+                 "cases that were only estimated have none: write its settings into a case file",
+                 {}};
+  return file;
+}
+
+}  // namespace shardlab::cli

@@ -1,0 +1,161 @@
+#include "interop/frameworks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "interop/said.h"
+#include "plan/base/values.h"
+#include "plan/pipeline_case.h"
+
+namespace shardlab::interop {
+
+namespace {
+
+constexpr std::array kFrameworks{
+    Framework{"megatron", "Megatron-LM", "core_v0.15.3", "309ffca6, 2026-02-06", true},
+    Framework{"deepspeed", "DeepSpeed", "v0.19.5", "cf443004, 2026-08-09", true},
+    Framework{"torchtitan", "torchtitan", "v0.2.2", "73a0e697, 2026-02-20", true},
+    Framework{"nanotron", "nanotron", "0.4", "2411b022, 2026-04-07", false},
+    Framework{"accelerate", "accelerate", "v1.14.0", "beb0672a, 2026-06-11", false},
+};
+
+/// A word of a path as the shell takes it within double quotes is not needed: names of ours have no blanks.
+std::string batch_script(const Account& account, const ExportOptions& options) {
+  const Placement p = placement_of(account.of());
+  std::string text = "#!/bin/bash\n" + stamp(account, options);
+  text += fmt::format(
+      "#SBATCH --job-name=shardlab\n#SBATCH --nodes={}\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node={}\n#SBATCH "
+      "--exclusive\n",
+      p.nodes, p.per_node);
+  if (!options.slurm_account.empty()) text += fmt::format("#SBATCH --account={}\n", options.slurm_account);
+  text +=
+      "set -e\n"
+      "# The job runs in a copy of this script: sbatch starts in the folder of the export.\n"
+      "here=${SLURM_SUBMIT_DIR:-$(pwd)}\n"
+      "export MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\n"
+      "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))\n"
+      "srun --kill-on-bad-exit=1 bash -c 'NODE_RANK=$SLURM_NODEID exec \"$0/launch.sh\"' \"$here\"\n";
+  return text;
+}
+
+std::string account_text(const Account& account, const ExportOptions& options, const Exported& exported) {
+  const Framework& f = account.framework();
+  std::string text = fmt::format(
+      "# {} {}\n\nWritten by {}. Keys are those of commit {}; other versions may call them otherwise.\nCase {}, id {}.\n", f.name,
+      f.version, options.program.empty() ? "shardlab" : options.program, f.commit,
+      account.of().name.empty() ? "without a name" : account.of().name, options.case_id.empty() ? "none" : options.case_id);
+  text += "\n| file | what |\n|---|---|\n";
+  for (const File& file : exported.files)
+    text += fmt::format("| `{}` | {} |\n", file.name,
+                        file.name == "launch.sh"
+                            ? "starts one node; `NODE_RANK`, `MASTER_ADDR` and `MASTER_PORT` where there are several"
+                        : file.name == "job.sbatch"        ? "`sbatch job.sbatch` in this folder starts every node"
+                        : file.name == "model/config.json" ? "the model, as transformers reads it"
+                        : file.name == "schedule.csv"      ? "the pipeline's slots, in PyTorch's format"
+                                                           : "the settings");
+  if (!exported.by_script.empty()) {
+    text += fmt::format("\n## The training script sets\n\n{} leaves these to the script that it runs:\n\n", f.name);
+    for (const std::string& line : exported.by_script) text += fmt::format("- {}\n", line);
+  }
+  if (!exported.notes.empty()) {
+    text += "\n## Notes\n\n";
+    for (const std::string& line : exported.notes) text += fmt::format("- {}\n", line);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::span<const Framework> frameworks() { return kFrameworks; }
+
+const Framework* find_framework(std::string_view id) {
+  const auto found = std::ranges::find(kFrameworks, id, &Framework::id);
+  return found == kFrameworks.end() ? nullptr : &*found;
+}
+
+File launch_script(const Account& account, const ExportOptions& options, const std::string& script, const std::string& arguments,
+                   const std::string& environment) {
+  const Placement p = placement_of(account.of());
+  std::string text = "#!/bin/bash\n" + stamp(account, options) + "set -e\nhere=$(cd \"$(dirname \"$0\")\" && pwd)\n" + environment;
+  text += fmt::format(
+      "exec torchrun --nnodes {} --nproc_per_node {} --node_rank \"${{NODE_RANK:-0}}\" \\\n  --master_addr "
+      "\"${{MASTER_ADDR:-localhost}}\" --master_port "
+      "\"${{MASTER_PORT:-29500}}\" \\\n  {} {} \"$@\"\n",
+      p.nodes, p.per_node, options.entry_point.empty() ? script : options.entry_point, arguments);
+  return {"launch.sh", std::move(text), true};
+}
+
+Result<Exported> export_case(const Case& c, std::string_view framework, const ExportOptions& options) {
+  const Framework* target = find_framework(framework);
+  if (target == nullptr) {
+    std::string ids;
+    for (const Framework& f : kFrameworks) ids += (ids.empty() ? "" : " ") + std::string(f.id);
+    return Error{ExitCode::kUsage, fmt::format("no framework is called `{}`", framework), "one of: " + ids, {}};
+  }
+  if (c.layout.pp > 1) SHARDLAB_TRY(check_pipeline(c));
+  Account account(c, *target);
+  Exported exported;
+  if (placement_of(c).nodes * placement_of(c).per_node != c.layout.world_size())
+    account.refuse("layout.dp", fmt::format("{} ranks do not fill nodes of {} devices evenly", c.layout.world_size(),
+                                            c.machine.devices_per_node));
+  if (framework == "megatron") write_megatron(account, options, exported.files);
+  if (framework == "deepspeed") write_deepspeed(account, options, exported.files);
+  if (framework == "torchtitan") write_torchtitan(account, options, exported.files);
+  if (framework == "nanotron") write_nanotron(account, options, exported.files);
+  if (framework == "accelerate") write_accelerate(account, options, exported.files);
+  SHARDLAB_TRY(account.finish());
+  if (options.slurm) exported.files.push_back({"job.sbatch", batch_script(account, options), true});
+  exported.by_script = account.take_script();
+  exported.notes = account.take_notes();
+  exported.files.push_back({"EXPORT.md", account_text(account, options, exported)});
+  return exported;
+}
+
+std::string hugging_face_config(const Model& m) {
+  using Json = nlohmann::ordered_json;
+  const auto number = [](float value) { return Json::parse(to_text(value)); };
+  Json config;
+  if (m.is_llama()) {
+    config = {{"architectures", {"LlamaForCausalLM"}},
+              {"model_type", "llama"},
+              {"attention_bias", false},
+              {"head_dim", m.head_dim},
+              {"hidden_act", "silu"},
+              {"hidden_size", m.hidden},
+              {"initializer_range", number(m.init_deviation)},
+              {"intermediate_size", m.ffn},
+              {"max_position_embeddings", m.max_positions > 0 ? m.max_positions : 2048},
+              {"mlp_bias", false},
+              {"num_attention_heads", m.heads},
+              {"num_hidden_layers", m.layers},
+              {"num_key_value_heads", m.kv_heads},
+              {"rms_norm_eps", number(m.norm_epsilon)},
+              {"rope_theta", number(m.rope_theta)},
+              {"tie_word_embeddings", m.tied_embeddings},
+              {"torch_dtype", "float32"},
+              {"vocab_size", m.vocab}};
+  } else {
+    config = {{"architectures", {"GPT2LMHeadModel"}},
+              {"model_type", "gpt2"},
+              {"activation_function", "gelu_new"},
+              {"attn_pdrop", 0.0},
+              {"embd_pdrop", 0.0},
+              {"initializer_range", number(m.init_deviation)},
+              {"layer_norm_epsilon", number(m.norm_epsilon)},
+              {"n_embd", m.hidden},
+              {"n_head", m.heads},
+              {"n_inner", m.ffn},
+              {"n_layer", m.layers},
+              {"n_positions", m.max_positions},
+              {"resid_pdrop", 0.0},
+              {"tie_word_embeddings", m.tied_embeddings},
+              {"torch_dtype", "float32"},
+              {"vocab_size", m.vocab}};
+  }
+  return config.dump(2) + "\n";
+}
+
+}  // namespace shardlab::interop

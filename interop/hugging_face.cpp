@@ -1,0 +1,150 @@
+#include "interop/hugging_face.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "plan/base/check.h"
+
+namespace shardlab::interop {
+
+namespace {
+
+using Rows = std::vector<int64_t>;
+
+Rows all_rows(int64_t n) {
+  Rows rows(static_cast<size_t>(n));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+enum class Projection { kQuery, kKey, kValue };
+
+/// Rows of the fused projection that are the queries, keys or values, by head: a group has its query heads, one key and one value head.
+Rows attention_rows(const Model& m, Projection which) {
+  const int64_t queries = m.heads / m.kv_heads, group = (queries + 2) * m.head_dim;
+  const int64_t first = which == Projection::kQuery ? 0 : (queries + (which == Projection::kValue ? 1 : 0)) * m.head_dim;
+  const int64_t count = (which == Projection::kQuery ? queries : 1) * m.head_dim;
+  Rows rows;
+  for (int64_t g = 0; g < m.kv_heads; ++g)
+    for (int64_t r = 0; r < count; ++r) rows.push_back(g * group + first + r);
+  return rows;
+}
+
+Rows every_second(int64_t n, int64_t first) {
+  Rows rows;
+  for (int64_t r = first; r < n; r += 2) rows.push_back(r);
+  return rows;
+}
+
+class Names {
+ public:
+  explicit Names(const Model& model) : model_(model) {}
+
+  std::vector<ForeignTensor> take() {
+    for (const ModelParameter& p : parameters_of(model_)) model_.is_llama() ? add_llama(p) : add_gpt(p);
+    return std::move(tensors_);
+  }
+
+ private:
+  /// Our name without its layer: "attn.wqkv".
+  static std::string part_of(const ModelParameter& p) {
+    if (p.layer < 0) return p.name;
+    const size_t dot = p.name.find('.', std::string_view("layers.").size());
+    return p.name.substr(dot + 1);
+  }
+
+  void add(const ModelParameter& p, std::string name, Rows rows, bool transposed = false) {
+    std::vector<int64_t> shape{static_cast<int64_t>(rows.size())};
+    if (p.shape.size() == 2) shape.push_back(p.shape[1]);
+    if (transposed) std::swap(shape[0], shape[1]);
+    tensors_.push_back({std::move(name), std::move(shape), p.name, std::move(rows), transposed});
+  }
+
+  void add_llama(const ModelParameter& p) {
+    const std::string layer = p.layer < 0 ? "model." : fmt::format("model.layers.{}.", p.layer), part = part_of(p);
+    if (part == "attn.wqkv") {
+      add(p, layer + "self_attn.q_proj.weight", attention_rows(model_, Projection::kQuery));
+      add(p, layer + "self_attn.k_proj.weight", attention_rows(model_, Projection::kKey));
+      add(p, layer + "self_attn.v_proj.weight", attention_rows(model_, Projection::kValue));
+    } else if (part == "mlp.wup") {
+      add(p, layer + "mlp.gate_proj.weight", every_second(p.shape[0], 0));
+      add(p, layer + "mlp.up_proj.weight", every_second(p.shape[0], 1));
+    } else {
+      const std::pair<const char*, const char*> names[] = {
+          {"embed.tokens", "embed_tokens.weight"}, {"attn.norm.gamma", "input_layernorm.weight"},
+          {"attn.wo", "self_attn.o_proj.weight"},  {"mlp.norm.gamma", "post_attention_layernorm.weight"},
+          {"mlp.wdown", "mlp.down_proj.weight"},   {"final.norm.gamma", "norm.weight"}};
+      for (const auto& [ours, theirs] : names)
+        if (part == ours) return add(p, layer + theirs, all_rows(p.shape[0]));
+      SHARDLAB_CHECK(part == "head.weight", "llama has no `{}`", p.name);
+      add(p, "lm_head.weight", all_rows(p.shape[0]));
+    }
+  }
+
+  void add_gpt(const ModelParameter& p) {
+    const std::string layer = p.layer < 0 ? "transformer." : fmt::format("transformer.h.{}.", p.layer), part = part_of(p);
+    if (part == "attn.wqkv" || part == "attn.bqkv") {
+      Rows rows;
+      for (const Projection which : {Projection::kQuery, Projection::kKey, Projection::kValue})
+        for (const int64_t row : attention_rows(model_, which)) rows.push_back(row);
+      const bool weight = part == "attn.wqkv";
+      return add(p, layer + (weight ? "attn.c_attn.weight" : "attn.c_attn.bias"), std::move(rows), weight);
+    }
+    struct Name {
+      const char *ours, *theirs;
+      bool transposed = false;
+    };
+    const Name names[] = {
+        {"embed.tokens", "wte.weight"},      {"embed.positions", "wpe.weight"},        {"attn.norm.gamma", "ln_1.weight"},
+        {"attn.norm.beta", "ln_1.bias"},     {"attn.wo", "attn.c_proj.weight", true},  {"attn.bo", "attn.c_proj.bias"},
+        {"mlp.norm.gamma", "ln_2.weight"},   {"mlp.norm.beta", "ln_2.bias"},           {"mlp.wup", "mlp.c_fc.weight", true},
+        {"mlp.bup", "mlp.c_fc.bias"},        {"mlp.wdown", "mlp.c_proj.weight", true}, {"mlp.bdown", "mlp.c_proj.bias"},
+        {"final.norm.gamma", "ln_f.weight"}, {"final.norm.beta", "ln_f.bias"}};
+    for (const Name& name : names)
+      if (part == name.ours) return add(p, layer + name.theirs, all_rows(p.shape[0]), name.transposed);
+    SHARDLAB_CHECK(part == "head.weight", "gpt has no `{}`", p.name);
+    add(p, "lm_head.weight", all_rows(p.shape[0]));
+  }
+
+  const Model& model_;
+  std::vector<ForeignTensor> tensors_;
+};
+
+/// Index of element (row, column) in their tensor.
+size_t index_of(const ForeignTensor& t, size_t row, size_t column, size_t columns) {
+  return t.transposed ? column * t.rows.size() + row : row * columns + column;
+}
+
+}  // namespace
+
+std::vector<ForeignTensor> foreign_tensors(const Model& model) { return Names(model).take(); }
+
+std::vector<float> to_foreign(const ForeignTensor& tensor, const std::vector<float>& ours, int64_t columns) {
+  const auto width = static_cast<size_t>(columns);
+  std::vector<float> theirs(tensor.rows.size() * width);
+  for (size_t r = 0; r < tensor.rows.size(); ++r)
+    for (size_t c = 0; c < width; ++c)
+      theirs[index_of(tensor, r, c, width)] = ours[static_cast<size_t>(tensor.rows[r]) * width + c];
+  return theirs;
+}
+
+void from_foreign(const ForeignTensor& tensor, const std::vector<float>& theirs, int64_t columns, std::vector<float>& ours) {
+  const auto width = static_cast<size_t>(columns);
+  for (size_t r = 0; r < tensor.rows.size(); ++r)
+    for (size_t c = 0; c < width; ++c)
+      ours[static_cast<size_t>(tensor.rows[r]) * width + c] = theirs[index_of(tensor, r, c, width)];
+}
+
+std::vector<std::string> other_names(const ForeignTensor& tensor) {
+  for (const std::string_view prefix : {"transformer.", "model."})
+    if (tensor.name.starts_with(prefix)) return {tensor.name.substr(prefix.size())};
+  return {};
+}
+
+bool is_derived_tensor(const std::string& name, const Model& model) {
+  if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq")) return true;
+  return model.tied_embeddings && name == "lm_head.weight";
+}
+
+}  // namespace shardlab::interop

@@ -1,0 +1,350 @@
+#include "kernels/experts.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "kernels/checks.h"
+#include "kernels/cpu/panels.h"
+#include "kernels/linear_runs.h"
+#include "plan/base/tree.h"
+
+namespace shardlab::kernels {
+namespace {
+
+/// What a sum of no scores would be divided by (as DeepSeek-V3's router does).
+constexpr float kLeastSum = 1e-20f;
+
+int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+template <class T>
+T* take(void*& scratch, int64_t n) {
+  T* taken = static_cast<T*>(scratch);
+  scratch = static_cast<char*>(scratch) + rounded(n * static_cast<int64_t>(sizeof(T)));
+  return taken;
+}
+
+/// 16 running sums of value(i), joined by the tree.
+template <class Value>
+float lanes(int64_t n, const Value& value) {
+  std::array<float, 16> lane{};
+  for (int64_t i = 0; i < n; ++i) lane[static_cast<size_t>(i % 16)] += value(i);
+  return tree_sum(
+      0, 16, [&](int64_t j) { return lane[static_cast<size_t>(j)]; }, [](float a, float b) { return a + b; });
+}
+
+/// to = e^(x - max of x); returns the largest x.
+float exponentials(const Kernels& k, const float* x, int64_t n, float* to) {
+  const float max = *std::max_element(x, x + n);
+  for (int64_t i = 0; i < n; ++i) to[i] = x[i] - max;
+  k.exp(to, n, to);
+  return max;
+}
+
+/// Scores of one token: softmax, or a sigmoid each.
+void scores(const Kernels& k, const RouteShape& s, const float* logits, float* p) {
+  if (s.sigmoid) {
+    for (int64_t i = 0; i < s.experts; ++i) p[i] = -logits[i];
+    k.exp(p, s.experts, p);
+    for (int64_t i = 0; i < s.experts; ++i) p[i] = 1.0f / (1.0f + p[i]);
+    return;
+  }
+  exponentials(k, logits, s.experts, p);
+  const float inverse = 1.0f / lanes(s.experts, [&](int64_t i) { return p[i]; });
+  for (int64_t i = 0; i < s.experts; ++i) p[i] = p[i] * inverse;
+}
+
+/// The sum of a token's scores by which its weights are divided.
+float sum_of_chosen(const RouteShape& s, const float* p, const int32_t* chosen) {
+  float sum = 0;
+  for (int64_t j = 0; j < s.top_k; ++j) sum = sum + p[chosen[j]];
+  return sum + kLeastSum;
+}
+
+void weigh(const RouteShape& s, const float* p, const int32_t* chosen, float* weights) {
+  const float sum = s.normalise ? sum_of_chosen(s, p, chosen) : 1.0f;
+  for (int64_t j = 0; j < s.top_k; ++j) weights[j] = s.normalise ? (p[chosen[j]] / sum) * s.factor : p[chosen[j]] * s.factor;
+}
+
+/// The k largest, of equal ones the first, in ascending order of their numbers.
+void choose(const float* logits, int64_t experts, int64_t top_k, int32_t* taken, int32_t* chosen) {
+  std::fill(taken, taken + experts, 0);
+  for (int64_t j = 0; j < top_k; ++j) {
+    int64_t best = -1;
+    for (int64_t e = 0; e < experts; ++e)
+      if (!taken[e] && (best < 0 || logits[e] > logits[best])) best = e;
+    taken[best] = 1;
+  }
+  for (int64_t e = 0, j = 0; e < experts; ++e)
+    if (taken[e]) chosen[j++] = static_cast<int32_t>(e);
+}
+
+/// The part of the tokens that token t of a sequence belongs to.
+int64_t leaf_of(int64_t sequence, int64_t t, int64_t tokens, int64_t sequences, int64_t leaves) {
+  if (leaves == 1) return 0;
+  const int each = static_cast<int>(leaves / sequences);
+  int leaf = static_cast<int>(t * each / tokens);
+  while (t >= leaf_begin(tokens, leaf + 1, each)) ++leaf;
+  while (t < leaf_begin(tokens, leaf, each)) --leaf;
+  return sequence * each + leaf;
+}
+
+/// places[t * top_k + j]: the row of token t and its expert j, rows by expert and then by token.
+int32_t* places_of(const int32_t* choice, int64_t tokens, int64_t top_k, int64_t experts, void* scratch) {
+  int32_t* places = take<int32_t>(scratch, tokens * top_k);
+  int32_t* next = take<int32_t>(scratch, experts);
+  std::fill(next, next + experts, 0);
+  for (int64_t i = 0; i < tokens * top_k; ++i) ++next[choice[i]];
+  int32_t begin = 0;
+  for (int64_t e = 0; e < experts; ++e) begin += std::exchange(next[e], begin);
+  for (int64_t i = 0; i < tokens * top_k; ++i) places[i] = next[choice[i]]++;
+  return places;
+}
+
+/// Calls body(expert, first row, rows) for each source and expert with rows.
+template <class Body>
+void for_groups(const RowCounts& r, const Body& body) {
+  const int64_t parts = r.leaves / r.sources;
+  int64_t at = 0;
+  for (int source = 0; source < r.sources; ++source)
+    for (int64_t e = 0; e < r.experts; ++e) {
+      int64_t rows = 0;
+      for (int64_t l = source * parts; l < (source + 1) * parts; ++l) rows += r.counts[l * r.experts + e];
+      expect(at + rows <= r.capacity, "grouped linear: rows that are counted fit the buffer; rows", at + rows);
+      if (rows > 0) body(e, at, rows);
+      at += rows;
+    }
+}
+
+int64_t product_bytes(int64_t extent) { return rounded(4 * extent * kMostTileRows) + rounded(4 * extent * block_columns(extent)); }
+/// The most that a product of `extent` or fewer needs.
+int64_t product_bytes_up_to(int64_t extent) {
+  const int64_t packed = std::min<int64_t>(512 * extent, std::max<int64_t>(int64_t{1} << 18, 64 * extent));
+  return rounded(4 * extent * kMostTileRows) + rounded(4 * packed);
+}
+
+}  // namespace
+
+void route_forward(const Kernels& k, const RouteForward& a) {
+  const RouteShape& s = a.shape;
+  expect(s.top_k >= 1 && s.top_k <= s.experts, "route: 1 <= top_k <= experts", s.top_k);
+  void* scratch = a.scratch;
+  float* p = take<float>(scratch, s.experts);
+  int32_t* taken = take<int32_t>(scratch, s.experts);
+  const int64_t each = s.experts / a.ranks;
+  std::fill(a.counts, a.counts + a.leaves * s.experts, 0);
+  for (int64_t q = 0; q < s.sequences; ++q)
+    for (int64_t t = 0; t < s.tokens; ++t) {
+      const int64_t row = q * s.tokens + t;
+      const float* logits = a.logits + row * s.experts;
+      int32_t* chosen = a.choice + row * s.top_k;
+      choose(logits, s.experts, s.top_k, taken, chosen);
+      scores(k, s, logits, p);
+      weigh(s, p, chosen, a.weights + row * s.top_k);
+      const int64_t leaf = leaf_of(q, t, s.tokens, s.sequences, a.leaves);
+      for (int64_t j = 0; j < s.top_k; ++j) {
+        const int64_t e = chosen[j];
+        ++a.counts[(e / each * a.leaves + leaf) * each + e % each];
+      }
+    }
+}
+
+void route_input(const Kernels& k, const RouteInput& a) {
+  const RouteShape& s = a.shape;
+  void* scratch = a.scratch;
+  float* p = take<float>(scratch, s.experts);
+  float* dp = take<float>(scratch, s.experts);
+  float* even = take<float>(scratch, s.experts);  // the derivative of the loss for even use, by mean score
+  float* soft = take<float>(scratch, s.experts);
+  const float per_token = 1.0f / static_cast<float>(s.step_tokens);
+  const bool balances = s.balance != 0;
+  for (int64_t q = 0; q < s.sequences; ++q) {
+    if (balances) {
+      std::fill(even, even + s.experts, 0.0f);  // counts are whole numbers, exact in fp32 up to 2^24
+      for (int64_t i = q * s.tokens * s.top_k; i < (q + 1) * s.tokens * s.top_k; ++i) even[a.choice[i]] += 1.0f;
+      for (int64_t e = 0; e < s.experts; ++e)
+        even[e] = (s.balance * ((static_cast<float>(s.experts) * even[e]) / static_cast<float>(s.top_k * s.tokens))) * per_token;
+    }
+    for (int64_t row = q * s.tokens; row < (q + 1) * s.tokens; ++row) {
+      const float* logits = a.logits + row * s.experts;
+      const float* dweights = a.dweights + row * s.top_k;
+      const int32_t* chosen = a.choice + row * s.top_k;
+      float* dlogits = a.dlogits + row * s.experts;
+      scores(k, s, logits, p);
+      std::fill(dp, dp + s.experts, 0.0f);
+      const float sum = s.normalise ? sum_of_chosen(s, p, chosen) : 1.0f;
+      float along = 0;  // dweights . weights
+      for (int64_t j = 0; j < s.top_k && s.normalise; ++j) along = along + dweights[j] * ((p[chosen[j]] / sum) * s.factor);
+      for (int64_t j = 0; j < s.top_k; ++j)
+        dp[chosen[j]] = s.normalise ? (s.factor * dweights[j] - along) / sum : s.factor * dweights[j];
+      if (balances && s.sigmoid) {
+        const float all = lanes(s.experts, [&](int64_t e) { return p[e]; });
+        const float mean = lanes(s.experts, [&](int64_t e) { return even[e] * (p[e] / all); });
+        for (int64_t e = 0; e < s.experts; ++e) dp[e] = dp[e] + (even[e] - mean) / all;
+      } else if (balances) {
+        for (int64_t e = 0; e < s.experts; ++e) dp[e] = dp[e] + even[e];
+      }
+      if (s.sigmoid) {
+        for (int64_t e = 0; e < s.experts; ++e) dlogits[e] = dp[e] * (p[e] * (1.0f - p[e]));
+      } else {
+        const float mean = lanes(s.experts, [&](int64_t e) { return dp[e] * p[e]; });
+        for (int64_t e = 0; e < s.experts; ++e) dlogits[e] = p[e] * (dp[e] - mean);
+      }
+      if (s.z_loss == 0) continue;
+      const float max = exponentials(k, logits, s.experts, soft);
+      const float all = lanes(s.experts, [&](int64_t e) { return soft[e]; });
+      float log_sum = all;
+      k.log(&log_sum, 1, &log_sum);
+      const float slope = ((2.0f * s.z_loss) * (log_sum + max)) * per_token;
+      const float inverse = 1.0f / all;
+      for (int64_t e = 0; e < s.experts; ++e) dlogits[e] = dlogits[e] + slope * (soft[e] * inverse);
+    }
+  }
+}
+
+void dispatch(const Dispatch& a) {
+  const int32_t* places = places_of(a.choice, a.tokens, a.top_k, a.experts, a.scratch);
+  for (int64_t t = 0; t < a.tokens; ++t)
+    for (int64_t j = 0; j < a.top_k; ++j) {
+      const int64_t row = places[t * a.top_k + j] * a.width, token = t * a.width;
+      const float* from = a.from + (a.back ? row : token);
+      float* to = a.to + (a.back ? token : row);
+      if (!a.back || j == 0)
+        std::copy(from, from + a.width, to);
+      else
+        for (int64_t i = 0; i < a.width; ++i) to[i] = to[i] + from[i];
+    }
+}
+
+void combine_forward(const CombineForward& a) {
+  const int32_t* places = places_of(a.choice, a.tokens, a.top_k, a.experts, a.scratch);
+  for (int64_t t = 0; t < a.tokens; ++t)
+    for (int64_t j = 0; j < a.top_k; ++j) {
+      const float* row = a.rows + places[t * a.top_k + j] * a.width;
+      const float weight = a.weights[t * a.top_k + j];
+      float* y = a.y + t * a.width;
+      if (j == 0)
+        for (int64_t i = 0; i < a.width; ++i) y[i] = weight * row[i];
+      else
+        for (int64_t i = 0; i < a.width; ++i) y[i] = y[i] + weight * row[i];
+    }
+}
+
+void combine_input(const CombineInput& a) {
+  const int32_t* places = places_of(a.choice, a.tokens, a.top_k, a.experts, a.scratch);
+  for (int64_t t = 0; t < a.tokens; ++t)
+    for (int64_t j = 0; j < a.top_k; ++j) {
+      const int64_t at = t * a.top_k + j, first = places[at] * a.width;
+      const float* dy = a.dy + t * a.width;
+      a.dweights[at] = lanes(a.width, [&](int64_t i) { return dy[i] * a.rows[first + i]; });
+      for (int64_t i = 0; i < a.width; ++i) a.drows[first + i] = a.weights[at] * dy[i];
+    }
+}
+
+void grouped_linear(const Kernels& k, const GroupedLinear& a) {
+  for_groups(a.rows, [&](int64_t e, int64_t first, int64_t rows) {
+    const float* w = a.w + e * a.out * a.in;
+    if (a.back)
+      k.linear_input({.dy = a.x + first * a.out,
+                      .w = w,
+                      .dx = a.y + first * a.in,
+                      .rows = rows,
+                      .in = a.in,
+                      .out = a.out,
+                      .canonical = a.canonical,
+                      .scratch = a.scratch});
+    else
+      k.linear_forward({.x = a.x + first * a.in,
+                        .w = w,
+                        .y = a.y + first * a.out,
+                        .rows = rows,
+                        .in = a.in,
+                        .out = a.out,
+                        .canonical = a.canonical,
+                        .scratch = a.scratch});
+  });
+}
+
+void grouped_linear_weight(const Kernels& k, const GroupedLinearWeight& a) {
+  expect(!a.accumulate || !a.canonical, "grouped linear: canonical mode does not accumulate; plan Add ops", a.accumulate);
+  const RowCounts& r = a.rows;
+  const int64_t parts = r.leaves / r.sources, stride = r.experts + 1;
+  void* scratch = a.scratch;
+  // begins[source, expert]: the first row; the last one of a source ends its rows.
+  int64_t* begins = take<int64_t>(scratch, r.sources * stride);
+  int64_t at = 0;
+  for (int source = 0; source < r.sources; ++source) {
+    for (int64_t e = 0; e < r.experts; ++e) {
+      begins[source * stride + e] = at;
+      for (int64_t l = source * parts; l < (source + 1) * parts; ++l) at += r.counts[l * r.experts + e];
+    }
+    begins[source * stride + r.experts] = at;
+  }
+  expect(at <= r.capacity, "grouped linear: rows that are counted fit the buffer; rows", at);
+  const auto rows_of = [&](int source, int64_t e) { return begins[source * stride + e + 1] - begins[source * stride + e]; };
+  RowRun* runs = a.canonical ? take<RowRun>(scratch, r.sources) : nullptr;
+  int64_t* ends = a.canonical ? take<int64_t>(scratch, r.leaves + 1) : nullptr;
+  for (int64_t e = 0; e < r.experts; ++e) {
+    float* dw = a.dw + e * a.out * a.in;
+    int64_t rows = 0;
+    for (int source = 0; source < r.sources; ++source) rows += rows_of(source, e);
+    if (rows == 0) {
+      if (!a.accumulate) k.fill(dw, a.out * a.in, 0.0f);
+      continue;
+    }
+    if (a.canonical) {
+      for (int source = 0; source < r.sources; ++source) runs[source] = {begins[source * stride + e], rows_of(source, e)};
+      ends[0] = 0;
+      for (int64_t l = 0; l < r.leaves; ++l) ends[l + 1] = ends[l] + r.counts[l * r.experts + e];
+      linear_weight_runs(k, {.x = a.x,
+                             .dy = a.dy,
+                             .dw = dw,
+                             .runs = runs,
+                             .run_count = r.sources,
+                             .leaf_ends = ends,
+                             .leaves = r.leaves,
+                             .in = a.in,
+                             .out = a.out,
+                             .scratch = scratch});
+      continue;
+    }
+    bool more = a.accumulate;
+    for (int source = 0; source < r.sources; ++source) {
+      if (rows_of(source, e) == 0) continue;
+      const int64_t first = begins[source * stride + e];
+      k.linear_weight({.x = a.x + first * a.in,
+                       .dy = a.dy + first * a.out,
+                       .dw = dw,
+                       .tokens = {1, rows_of(source, e), {}},
+                       .in = a.in,
+                       .out = a.out,
+                       .accumulate = more});
+      more = true;
+    }
+  }
+}
+
+void grouped_activation(const Kernels& k, const GroupedActivation& a) {
+  const RowCounts& r = a.rows;
+  int64_t rows = 0;
+  for (int64_t i = 0; i < r.leaves * r.experts; ++i) rows += r.counts[i];
+  expect(rows <= r.capacity, "activation: rows that are counted fit the buffer; rows", rows);
+  if (a.da == nullptr)
+    k.activation_forward({a.u, a.to, rows * a.width, a.swiglu});
+  else
+    k.activation_input({a.da, a.u, a.to, rows * a.width, a.swiglu});
+}
+
+int64_t route_scratch_bytes(int64_t experts) { return 4 * rounded(4 * experts); }
+int64_t places_scratch_bytes(int64_t tokens, int64_t top_k, int64_t experts) {
+  return rounded(4 * tokens * top_k) + rounded(4 * experts);
+}
+int64_t grouped_scratch_bytes(const GroupedLinear& a) { return a.canonical ? product_bytes(a.back ? a.out : a.in) : 0; }
+int64_t grouped_scratch_bytes(const GroupedLinearWeight& a) {
+  const int64_t begins = rounded(8 * a.rows.sources * (a.rows.experts + 1));
+  if (!a.canonical) return begins;
+  return begins + rounded(16 * a.rows.sources) + rounded(8 * (a.rows.leaves + 1)) + product_bytes_up_to(a.rows.capacity);
+}
+
+}  // namespace shardlab::kernels

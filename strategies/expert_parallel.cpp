@@ -1,0 +1,200 @@
+// Expert parallelism: the ranks of "ep", which have other sequences, share the experts. Each has 1/n of every layer's experts, and rows go to
+// the ranks that have their experts and come back.
+//
+// A rank's tokens make rows for every group of experts, packed one after the other: [n groups, rows of a group, h], "at home" along ep
+// a shard of the rows. Moved by an all_to_all, all ranks' rows for one group are with its experts: [1, rows, h], a shard of the groups. How
+// many rows go is known when the router has chosen; the counts travel first, and every rank has room for all rows of all ranks
+// (dropless: nothing is dropped, padded or waited for).
+//
+// A weight of an expert sees the rows of all ranks of "ep": its gradient is summed over the other data ranks alone, and divided by
+// nothing. "Too large by ep" would be a sum over "ep" of what is a shard there, which has no type.
+//
+// Shapes   weights of experts [e/n, ..]; rows at home [n, ceil(b s k / n), h], with the experts [1, n n ceil(b s k / n), width]
+// Adds     per layer and micro-batch an all-to-all of counts, and of rows there and back, in forward and again in backward: 4 b s k h
+//          elements, of which (n-1)/n leave the rank where routes are even
+// Memory   weights, gradients and moments of experts 1/n; room for rows times n
+// Refuses  e not divisible by n; n that does not divide dp (`check`)
+// Paper    Lepikhin et al., "GShard" (2020); Gale et al., "MegaBlocks" (2022), of which the dropless form
+#include "strategies/expert_parallel.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+namespace shardlab::strategies {
+namespace {
+
+constexpr std::string_view kExpertParallelName = "expert-parallel";
+
+class ExpertParallel {
+ public:
+  explicit ExpertParallel(Draft& draft)
+      : draft_(draft),
+        layer_(draft.of(UnitKind::kLayer)),
+        axis_(draft.plan.mesh.axis("ep")),
+        size_(draft.config.layout.ep),
+        comm_(draft.comm("ep", AxisSet::of(axis_))) {
+    const Case& c = draft.config;
+    const int64_t rows = c.train.micro_batch * c.train.seq_len * c.model.experts.top_k;
+    rows_of_group_ = (rows + size_ - 1) / size_;
+  }
+
+  void run() {
+    share_experts();
+    for (DraftSegment* segment : {&layer_.forward, &layer_.backward}) place_rows(*segment);
+    DraftSegment &fwd = layer_.forward, &bwd = layer_.backward;
+    for (DraftSegment* segment : {&fwd, &bwd}) away(*segment, "rows.counts", Use::kSaved);
+    // Backward wants the rows that have come to the experts, so these are kept, and those that were sent are not.
+    away(fwd, "rows.in", Use::kSaved);
+    make_local(fwd, "rows.in");
+    Slot& kept = bwd.slot(bwd.find("rows.in"));
+    kept.type = with_experts(kept.type);
+    kept.name = there("rows.in");
+    away(fwd, "rows.out", Use::kLocal);
+    away(bwd, "d.rows.out", Use::kLocal);
+    away(bwd, "d.rows.in", Use::kLocal);
+
+    read_away(fwd, "moe.up", "rows.in"), write_away(fwd, "moe.down", "rows.out");
+    read_away(bwd, "moe.down", "d.rows.out"), write_away(bwd, "moe.up", "d.rows.in");
+    for (DraftSegment* segment : {&fwd, &bwd}) count_rows(*segment);
+
+    insert(fwd, "moe.route", exchange(fwd, "rows.counts", "moe.counts"), true);
+    insert(fwd, "moe.up", go(fwd, "rows.in", "moe.go"), false);
+    insert(fwd, "moe.combine", come_back(fwd, "rows.out", "moe.return"), false);
+    insert(bwd, "moe.down", go(bwd, "d.rows.out", "moe.return.d"), false);
+    insert(bwd, "moe.dispatch", come_back(bwd, "d.rows.in", "moe.go.d"), false);
+  }
+
+ private:
+  static std::string there(std::string_view name) { return std::string(name) + ".there"; }
+  static bool is_expert_weight(std::string_view name) {
+    if (name.starts_with("d.")) name.remove_prefix(2);
+    return name == "moe.wup" || name == "moe.wdown";
+  }
+
+  void share(Type& type) const {
+    type.shape[0] /= size_;
+    type.place[static_cast<size_t>(axis_)] = Placement::shard(0);
+  }
+
+  void share_experts() {
+    for (DraftSegment* segment : {&layer_.forward, &layer_.backward})
+      for (Slot& slot : segment->segment.slots)
+        if (is_expert_weight(slot.name)) share(slot.type);
+    for (UnitParameter& p : layer_.parameters)
+      if (is_expert_weight(p.name)) share(p.type);
+    for (const Unit& u : draft_.units)
+      if (u.kind == UnitKind::kLayer)
+        for (size_t i = 0; i < u.parameters.size(); ++i)
+          draft_.plan.parameters[u.parameters[i].index()].type = layer_.parameters[i].type;
+  }
+
+  /// What is at home is in groups; what only the experts see is with them.
+  void place_rows(DraftSegment& segment) const {
+    for (Slot& slot : segment.segment.slots) {
+      if (!is_rows_of_experts(slot)) continue;
+      std::string_view name = slot.name;
+      if (name.starts_with("d.")) name.remove_prefix(2);
+      if (name == "rows.u" || name == "rows.a") {
+        slot.type = with_experts(slot.type);
+      } else {
+        slot.type.shape[0] = size_;
+        if (name == "rows.counts")
+          slot.type.shape[2] /= size_;
+        else
+          slot.type.shape[1] = rows_of_group_;
+      }
+    }
+  }
+
+  /// The type of rows, or of counts, that have come from all ranks.
+  Type with_experts(Type type) const {
+    const bool counts = type.dtype == DType::i32;
+    type.shape[1] = counts ? type.shape[1] * size_ : size_ * size_ * rows_of_group_;
+    type.shape[0] = 1;
+    type.place[static_cast<size_t>(axis_)] = Placement::shard(0);
+    return type;
+  }
+
+  void away(DraftSegment& segment, std::string_view name, Use use) const {
+    const Slot& home = segment.slot(segment.find(name));
+    segment.add(there(name), with_experts(home.type), use, use == Use::kSaved ? BufferClass::kActivation : BufferClass::kTemporary);
+  }
+  static void make_local(DraftSegment& segment, std::string_view name) {
+    const SlotId slot = segment.find(name);
+    segment.uses[slot.index()].use = Use::kLocal;
+    segment.slot(slot).kind = SlotKind::kLocal;
+    segment.slot(slot).cls = BufferClass::kTemporary;
+  }
+
+  template <class Change>
+  static void for_ops(DraftSegment& segment, std::string_view label, const Change& change) {
+    for (Step& step : segment.segment.steps)
+      if (Op& op = std::get<Op>(step); op.label == label) change(op);
+  }
+  void read_away(DraftSegment& segment, std::string_view label, std::string_view name) const {
+    const SlotId old = segment.find(name), to = segment.find(there(name));
+    for_ops(segment, label, [&](Op& op) { std::ranges::replace(op.reads, old, to); });
+  }
+  void write_away(DraftSegment& segment, std::string_view label, std::string_view name) const {
+    const SlotId old = segment.find(name), to = segment.find(there(name));
+    for_ops(segment, label, [&](Op& op) { std::ranges::replace(op.writes, old, to); });
+  }
+
+  /// Experts multiply the rows that have come, as counted there. As many are expected as went: routes are taken to be even.
+  void count_rows(DraftSegment& segment) const {
+    const SlotId home = segment.find("rows.counts"), to = segment.find(there("rows.counts"));
+    for (Step& step : segment.segment.steps) {
+      Op& op = std::get<Op>(step);
+      if (auto* w = std::get_if<GroupedLinear>(&op.work)) {
+        w->sources = size_;
+        std::ranges::replace(op.reads, home, to);
+      } else if (auto* a = std::get_if<Activation>(&op.work)) {
+        a->counted = true;
+        a->rows = draft_.config.train.micro_batch * draft_.config.train.seq_len * draft_.config.model.experts.top_k;
+        op.reads.push_back(to);
+      }
+    }
+  }
+
+  Op move(std::vector<SlotId> reads, SlotId to, std::string label) const {
+    Op op;
+    op.work = Collective{CollectiveKind::kAllToAll, ReduceOp::kSum, comm_, draft_.algorithm()};
+    op.reads = std::move(reads);
+    op.writes = {to};
+    op.label = std::move(label);
+    op.strategy = kExpertParallelName;
+    return op;
+  }
+  Op exchange(DraftSegment& segment, std::string_view name, std::string label) const {
+    return move({segment.find(name)}, segment.find(there(name)), std::move(label));
+  }
+  Op go(DraftSegment& s, std::string_view rows, std::string label) const {
+    return move({s.find(rows), s.find("rows.counts"), s.find(there("rows.counts"))}, s.find(there(rows)), std::move(label));
+  }
+  Op come_back(DraftSegment& s, std::string_view rows, std::string label) const {
+    return move({s.find(there(rows)), s.find(there("rows.counts")), s.find("rows.counts")}, s.find(rows), std::move(label));
+  }
+
+  /// Puts an op before, or behind, the first op of that label.
+  static void insert(DraftSegment& segment, std::string_view label, Op op, bool behind) {
+    auto& steps = segment.segment.steps;
+    const auto at = std::ranges::find_if(steps, [&](const Step& s) { return std::get<Op>(s).label == label; });
+    SHARDLAB_CHECK(at != steps.end(), "{} has no {}", segment.segment.name, label);
+    steps.insert(behind ? at + 1 : at, std::move(op));
+  }
+
+  Draft& draft_;
+  UnitTemplate& layer_;
+  int axis_;
+  int size_;
+  CommId comm_;
+  int64_t rows_of_group_ = 0;
+};
+
+}  // namespace
+
+void expert_parallel(Draft& draft) { ExpertParallel(draft).run(); }
+
+}  // namespace shardlab::strategies

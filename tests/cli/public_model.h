@@ -1,0 +1,40 @@
+// A tiny model as transformers saves one: safetensors and config.json.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "interop/hugging_face.h"
+#include "interop/safetensors.h"
+#include "sweeps/models.h"
+#include "tests/cli/program.h"
+#include "tests/namespaces.h"
+#include "tests/test.h"
+
+namespace shardlab::testing {
+
+/// Writes the shipped model `name` with fixed weights into the folder `public`, and returns that.
+inline std::string public_model(const Scratch& scratch, const std::string& name) {
+  const auto model = load_model(name);
+  REQUIRE(model.ok());
+  fs::create_directories(scratch / "public");
+  std::vector<std::pair<std::string, interop::StoredTensor>> entries;
+  std::string data;
+  for (const interop::ForeignTensor& t : interop::foreign_tensors(*model)) {
+    int64_t elements = 1;
+    for (const int64_t extent : t.shape) elements *= extent;
+    std::vector<float> values(static_cast<size_t>(elements));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>((i * 2654435761u + entries.size()) % 1000) / 5000.0f - 0.1f;
+    const auto begin = static_cast<int64_t>(data.size());
+    data += interop::narrowed(values, interop::WeightType::kF32);
+    entries.emplace_back(t.name,
+                         interop::StoredTensor{interop::WeightType::kF32, t.shape, begin, static_cast<int64_t>(data.size())});
+  }
+  scratch.write("public/model.safetensors", interop::safetensors_header(entries) + data);
+  scratch.write("public/config.json", slurp(source_dir() + "/sweeps/models/" + name + ".json"));
+  return scratch / "public";
+}
+
+}  // namespace shardlab::testing

@@ -1,0 +1,148 @@
+// `export`, `import` and `weights`: files that a framework takes, and the way back, as a user types it.
+#include <fmt/format.h>
+
+#include "runtime/checkpoint.h"
+#include "sweeps/models.h"
+#include "tests/cli/program.h"
+#include "tests/cli/public_model.h"
+#include "tests/namespaces.h"
+#include "tests/test.h"
+
+namespace shardlab::testing {
+namespace {
+
+const std::string kLlama =
+    "model: llama-3.1-8b\nmachine: {preset: hgx-h100-ndr, nodes: 2}\nseq_len: 8192\nglobal_batch_tokens: 1Mi\nprecision: "
+    "bf16\nprofile: megatron\n"
+    "tp: 4\nsequence_parallel: true\nzero: 1\nmicro_batch: 1\n";
+
+TEST_CASE("a layout goes to a framework and comes back as the same case") {
+  const Scratch scratch;
+  const std::string file = scratch.write("case.yaml", kLlama);
+  const Output out =
+      shardlab_program(scratch, fmt::format("export {} --to megatron,sbatch --account physics --out {}", file, scratch / "job"));
+  INFO(out.err);
+  REQUIRE(out.code == 0);
+  for (const char* name : {"arguments.txt", "launch.sh", "job.sbatch", "EXPORT.md"}) {
+    REQUIRE(fs::exists(scratch / "job/" + name));
+    REQUIRE(out.out.find(name) != std::string::npos);
+  }
+  const std::string batch = slurp(scratch / "job/job.sbatch");
+  REQUIRE(batch.find("#SBATCH --nodes=2\n") != std::string::npos);
+  REQUIRE(batch.find("#SBATCH --account=physics\n") != std::string::npos);
+  REQUIRE(slurp(scratch / "job/arguments.txt").find("core_v0.15.3 (commit 309ffca6, 2026-02-06)") !=
+          std::string::npos);  // the stamp
+  for (const char* script : {"launch.sh", "job.sbatch"})
+    REQUIRE(std::system(fmt::format("bash -n {}/{}", scratch / "job", script).c_str()) == 0);
+  // What the script hands to torchrun: one word an argument, and no quotes or comments among them.
+  scratch.write("torchrun", "#!/bin/bash\nprintf '%s\\n' \"$@\"\n");
+  fs::permissions(scratch / "torchrun", fs::perms::owner_all);
+  REQUIRE(
+      std::system(fmt::format("PATH={}:$PATH NODE_RANK=1 bash {} > {}", scratch / ".", scratch / "job/launch.sh", scratch / "words")
+                      .c_str()) == 0);
+  const std::string words = slurp(scratch / "words");
+  REQUIRE(words.find("--nnodes\n2\n--nproc_per_node\n8\n--node_rank\n1\n") != std::string::npos);
+  REQUIRE(words.find("pretrain_gpt.py\n--num-layers\n32\n") != std::string::npos);
+  REQUIRE(words.find('#') == std::string::npos);
+
+  const Output back = shardlab_program(
+      scratch, fmt::format("import {} --machine h100 --devices 16 -o {}", scratch / "job/arguments.txt", scratch / "back.yaml"));
+  INFO(back.err);
+  REQUIRE(back.code == 0);
+  const Output again =
+      shardlab_program(scratch, fmt::format("export {} --to megatron --out {}", scratch / "back.yaml", scratch / "again"));
+  INFO(again.err << slurp(scratch / "back.yaml"));
+  REQUIRE(again.code == 0);
+  const auto without_stamp = [](const std::string& text) { return text.substr(text.find("--num-layers")); };
+  REQUIRE(without_stamp(slurp(scratch / "again/arguments.txt")) == without_stamp(slurp(scratch / "job/arguments.txt")));
+}
+
+TEST_CASE("one point of a sweep is exported, and what cannot be is refused with what to do") {
+  const Scratch scratch;
+  const std::string sweep = scratch.write("sweep.yaml", kLlama + "include: [{name: eight, tp: 8}, {name: four, tp: 4}]\n");
+  const auto refused = [&](const std::string& words, int code = 2) {
+    const Output o = shardlab_program(scratch, words);
+    INFO(words << o.err);
+    REQUIRE(o.code == code);
+    return o.err;
+  };
+  REQUIRE(refused("export " + sweep + " --to megatron").find("has 2 points") != std::string::npos);
+  REQUIRE(refused("export " + sweep + " --to megatron --case five").find("`five` names 0 points") != std::string::npos);
+  REQUIRE(shardlab_program(scratch, fmt::format("export {} --to megatron --case eight --out {}", sweep, scratch / "eight")).code ==
+          0);
+  REQUIRE(slurp(scratch / "eight/arguments.txt").find("--tensor-model-parallel-size 8\n") != std::string::npos);
+  REQUIRE(refused("export " + sweep + " --to sbatch --case eight").find("sbatch starts a framework") != std::string::npos);
+  REQUIRE(refused("export " + sweep + " --to jax --case eight").find("no framework is called `jax`") != std::string::npos);
+  REQUIRE(refused("export " + sweep + " --to nanotron --case eight --set cp=2").find("layout.cp=2") != std::string::npos);
+  REQUIRE(refused("export " + sweep + " --to torchtitan --case eight").find("layout.zero=1: torchtitan has zero 0 and 3") !=
+          std::string::npos);
+  REQUIRE_FALSE(fs::exists("export-torchtitan"));
+  REQUIRE(refused("import " + sweep + " --machine h100").find("holds no arguments of Megatron-LM") != std::string::npos);
+}
+
+TEST_CASE("public weights train here, and come out as they went in") {
+  const Scratch scratch;
+  const std::string folder = public_model(scratch, "tiny-llama");
+  const Output in = shardlab_program(scratch, fmt::format("weights import {} --out {}", folder, scratch / "checkpoint"));
+  INFO(in.err);
+  REQUIRE(in.code == 0);
+  const std::string file = slurp(folder + "/model.safetensors");
+  const auto whole = fmt::format("weights export {} --model tiny-llama --out {}", scratch / "checkpoint", scratch / "whole");
+  REQUIRE(shardlab_program(scratch, whole).code == 0);
+  REQUIRE(slurp(scratch / "whole/model.safetensors") == file);
+  const auto reread = sweeps::load_model(scratch / "whole/config.json");
+  REQUIRE(reread.ok());
+
+  // In several files, and back from them.
+  const Output shards = shardlab_program(scratch, fmt::format("weights export {} --model tiny-llama --shard-bytes 200Ki --out {}",
+                                                              scratch / "checkpoint", scratch / "shards"));
+  REQUIRE(shards.code == 0);
+  REQUIRE(fs::exists(scratch / "shards/model.safetensors.index.json"));
+  REQUIRE_FALSE(fs::exists(scratch / "shards/model.safetensors"));
+  REQUIRE(shardlab_program(scratch, fmt::format("weights import {} --out {}", scratch / "shards", scratch / "second")).code == 0);
+  REQUIRE(
+      shardlab_program(scratch, fmt::format("weights export {} --model tiny-llama --out {}", scratch / "second", scratch / "third"))
+          .code == 0);
+  REQUIRE(slurp(scratch / "third/model.safetensors") == file);
+
+  // A run begins from them, on one rank and on two, with the same loss, which is not that of its seed's weights.
+  scratch.write("text.txt", std::string(4000, 'a') + std::string(4000, 'b'));
+  const auto loss = [&](const std::string& name, const std::string& more) {
+    const std::string sweep = scratch.write(name + ".yaml",
+                                            "mode: measure\nmodel: tiny-llama\nmachine: {local: true}\ndata: {text: "
+                                            "text.txt}\nseq_len: 16\nglobal_batch_tokens: 64\ncanonical: true\n"
+                                            "measure: {warmup: 0, steps: 2, repeat: 1, timeout: 1m}\n" +
+                                                more);
+    const Output run = shardlab_program(
+        scratch, fmt::format("run {} --machine-file {}/tests/cli/local.yaml --out {}", sweep, source_dir(), scratch / name));
+    INFO(run.err);
+    REQUIRE(run.code == 0);
+    return cell(parse_csv(slurp(scratch / name + "/results.csv")), 1, "loss_first");
+  };
+  const std::string one = loss("one", "dp: 1\ncheckpoint: {resume: checkpoint}\n");
+  REQUIRE(loss("two", "dp: 2\nzero: 3\ncheckpoint: {resume: checkpoint}\n") == one);
+  REQUIRE(loss("seed", "dp: 1\n") != one);
+}
+
+TEST_CASE("weights that do not fit the model are refused by name") {
+  const Scratch scratch;
+  const std::string folder = public_model(scratch, "tiny-llama");
+  const auto refused = [&](const std::string& words) {
+    const Output o = shardlab_program(scratch, words);
+    INFO(words << o.err);
+    REQUIRE(o.code == 2);
+    return o.err;
+  };
+  REQUIRE(refused("weights import " + folder + " --model tiny-gpt").find("no file has `transformer.wte.weight`") !=
+          std::string::npos);
+  REQUIRE(refused("weights import " + (scratch / "nowhere") + " --model tiny-gpt").find("No such file") != std::string::npos);
+  REQUIRE(refused("weights export " + folder + " --model tiny-gpt").find("no manifest in this folder") != std::string::npos);
+  const std::string bytes = slurp(folder + "/model.safetensors");
+  scratch.write("public/model.safetensors", bytes.substr(0, bytes.size() / 2));
+  REQUIRE(refused("weights import " + folder).find("says no tensor of this file") != std::string::npos);
+  scratch.write("public/model.safetensors.index.json", R"({"weight_map": {"a": "../x.safetensors"}})");
+  REQUIRE(refused("weights import " + folder).find("is no index of safetensors") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardlab::testing

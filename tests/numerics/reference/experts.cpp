@@ -1,0 +1,220 @@
+#include "tests/numerics/reference/experts.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "tests/numerics/reference/functions.h"
+#include "tests/numerics/reference/order.h"
+
+namespace shardlab::reference {
+namespace {
+
+template <class T>
+const T& at(const Tensor<T>& x, int64_t i) {
+  return x[static_cast<size_t>(i)];
+}
+template <class T>
+Tensor<T> slice(const Tensor<T>& x, int64_t begin, int64_t n) {
+  return Tensor<T>(x.begin() + begin, x.begin() + begin + n);
+}
+
+/// e^(logit - max) of one token, and the maximum.
+template <class T>
+struct Exponentials {
+  Tensor<T> e;
+  T max = 0;
+  T sum() const {
+    return lanes<T>(static_cast<int64_t>(e.size()), [&](int64_t i) { return at(e, i); });
+  }
+};
+template <class T>
+Exponentials<T> exponentials(const Tensor<T>& logits) {
+  Exponentials<T> r;
+  r.max = *std::max_element(logits.begin(), logits.end());
+  for (const T l : logits) r.e.push_back(exponential(l - r.max));
+  return r;
+}
+
+/// Scores of one token's experts.
+template <class T>
+Tensor<T> scores(const Tensor<T>& logits, bool sigmoid) {
+  Tensor<T> p;
+  if (sigmoid) {
+    for (const T l : logits) p.push_back(T(1) / (T(1) + exponential(-l)));
+    return p;
+  }
+  const Exponentials<T> r = exponentials(logits);
+  const T inverse = T(1) / r.sum();
+  for (const T e : r.e) p.push_back(e * inverse);
+  return p;
+}
+
+/// Sum of the scores of a token's own experts, in their order.
+template <class T>
+T own_sum(const Tensor<T>& p, const std::vector<int64_t>& chosen) {
+  T sum = 0;
+  for (const int64_t e : chosen) sum = sum + at(p, e);
+  return sum + T(1e-20f);
+}
+
+std::vector<int64_t> largest(int64_t n, int64_t k, const auto& value) {
+  std::vector<int64_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return value(a) > value(b); });
+  order.resize(static_cast<size_t>(k));
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+/// By expert: derivative of the loss for even use by the mean score, over the tokens of the step.
+template <class T>
+Tensor<T> uneven(const Mixed<T>& m, const Experts& e, int64_t s, int64_t tokens) {
+  Tensor<T> c;
+  for (int64_t i = 0; i < e.count; ++i) {
+    int64_t n = 0;
+    for (const auto& chosen : m.chosen) n += std::count(chosen.begin(), chosen.end(), i);
+    c.push_back((T(e.balance) * ((T(e.count) * T(n)) / T(e.top_k * s))) * (T(1) / T(tokens)));
+  }
+  return c;
+}
+
+/// The sum over the rows of one expert, leaf by leaf of the sequence.
+template <class T, class Left, class Right>
+T by_leaf(const Mixed<T>& m, int64_t expert, int64_t s, const Left& left, const Right& right) {
+  return tree<T>(16, [&](int64_t leaf) {
+    T acc = 0;
+    for (int64_t t = leaf_begin(s, static_cast<int>(leaf)); t < leaf_begin(s, static_cast<int>(leaf) + 1); ++t) {
+      const auto& chosen = m.chosen[static_cast<size_t>(t)];
+      const auto found = std::find(chosen.begin(), chosen.end(), expert);
+      if (found != chosen.end()) acc = std::fma(left(t, found - chosen.begin()), right(t, found - chosen.begin()), acc);
+    }
+    return acc;
+  });
+}
+
+}  // namespace
+
+template <class T>
+Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Experts& e, int64_t s, int64_t h) {
+  Mixed<T> m;
+  m.logits = linear<T>(x, w.router, nullptr, s, h, e.count);
+  for (int64_t t = 0; t < s; ++t) {
+    const Tensor<T> logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid), token = slice(x, t * h, h);
+    const std::vector<int64_t> chosen = largest(e.count, e.top_k, [&](int64_t i) { return at(logits, i); });
+    const T sum = own_sum(p, chosen);
+    Tensor<T> z;
+    for (const int64_t expert : chosen) {
+      const T weight = e.normalise ? (at(p, expert) / sum) * T(e.factor) : at(p, expert) * T(e.factor);
+      m.weights.push_back(weight);
+      m.u.push_back(linear<T>(token, slice(w.up, expert * 2 * e.ffn * h, 2 * e.ffn * h), nullptr, 1, h, 2 * e.ffn));
+      m.a.push_back(activation(m.u.back(), true));
+      m.out.push_back(linear<T>(m.a.back(), slice(w.down, expert * h * e.ffn, h * e.ffn), nullptr, 1, e.ffn, h));
+      for (int64_t i = 0; i < h; ++i) {
+        const T part = weight * at(m.out.back(), i);
+        if (static_cast<int64_t>(z.size()) < h)
+          z.push_back(part);
+        else
+          z[static_cast<size_t>(i)] = at(z, i) + part;
+      }
+    }
+    m.chosen.push_back(chosen);
+    m.z.insert(m.z.end(), z.begin(), z.end());
+  }
+  return m;
+}
+
+template <class T>
+ExpertGradients<T> mix_back(const Tensor<T>& dz, const Tensor<T>& x, const Mixed<T>& m, const ExpertWeights<T>& w, const Experts& e,
+                            int64_t s, int64_t h, int64_t tokens) {
+  const int64_t k = e.top_k;
+  std::vector<Tensor<T>> d_out, d_u;  // by token and choice
+  Tensor<T> d_logits, dx;
+  const Tensor<T> c = uneven(m, e, s, tokens);
+  for (int64_t t = 0; t < s; ++t) {
+    const Tensor<T> dy = slice(dz, t * h, h), logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid);
+    const auto& chosen = m.chosen[static_cast<size_t>(t)];
+    Tensor<T> d_weights, dtoken;
+    for (int64_t j = 0; j < k; ++j) {
+      const auto row = static_cast<size_t>(t * k + j);
+      const int64_t expert = chosen[static_cast<size_t>(j)];
+      d_weights.push_back(lanes<T>(h, [&](int64_t i) { return at(dy, i) * at(m.out[row], i); }));
+      Tensor<T> scaled;
+      for (const T d : dy) scaled.push_back(m.weights[row] * d);
+      const Tensor<T> d_a = linear_input<T>(scaled, slice(w.down, expert * h * e.ffn, h * e.ffn), 1, e.ffn, h);
+      d_out.push_back(std::move(scaled));
+      d_u.push_back(activation_input(d_a, m.u[row], true));
+      const Tensor<T> d_row = linear_input<T>(d_u.back(), slice(w.up, expert * 2 * e.ffn * h, 2 * e.ffn * h), 1, h, 2 * e.ffn);
+      if (j == 0) dtoken = d_row;
+      for (size_t i = 0; i < d_row.size() && j > 0; ++i) dtoken[i] = dtoken[i] + d_row[i];
+    }
+    dx.insert(dx.end(), dtoken.begin(), dtoken.end());
+
+    // Scores, then logits.
+    Tensor<T> dp(static_cast<size_t>(e.count), T(0));
+    const T sum = own_sum(p, chosen);
+    T along = 0;
+    for (int64_t j = 0; j < k; ++j)
+      along = along + at(d_weights, j) * ((at(p, chosen[static_cast<size_t>(j)]) / sum) * T(e.factor));
+    for (int64_t j = 0; j < k; ++j)
+      dp[static_cast<size_t>(chosen[static_cast<size_t>(j)])] =
+          e.normalise ? (T(e.factor) * at(d_weights, j) - along) / sum : T(e.factor) * at(d_weights, j);
+    if (e.balance != 0 && e.sigmoid) {
+      const T all = lanes<T>(e.count, [&](int64_t i) { return at(p, i); });
+      const T mean = lanes<T>(e.count, [&](int64_t i) { return at(c, i) * (at(p, i) / all); });
+      for (int64_t i = 0; i < e.count; ++i) dp[static_cast<size_t>(i)] = at(dp, i) + (at(c, i) - mean) / all;
+    } else if (e.balance != 0) {
+      for (int64_t i = 0; i < e.count; ++i) dp[static_cast<size_t>(i)] = at(dp, i) + at(c, i);
+    }
+    const T mean = lanes<T>(e.count, [&](int64_t i) { return at(dp, i) * at(p, i); });
+    const Exponentials<T> r = exponentials(logits);
+    const T total = r.sum(), slope = ((T(2) * T(e.z_loss)) * (logarithm(total) + r.max)) * (T(1) / T(tokens)),
+            inverse = T(1) / total;
+    for (int64_t i = 0; i < e.count; ++i) {
+      const T d = e.sigmoid ? at(dp, i) * (at(p, i) * (T(1) - at(p, i))) : at(p, i) * (at(dp, i) - mean);
+      d_logits.push_back(e.z_loss == 0 ? d : d + slope * (at(r.e, i) * inverse));
+    }
+  }
+  ExpertGradients<T> g;
+  const Tensor<T> routed = linear_input<T>(d_logits, w.router, s, h, e.count);
+  for (int64_t i = 0; i < s * h; ++i) g.dx.push_back(at(dx, i) + at(routed, i));
+  g.router = linear_weight<T>(x, d_logits, s, h, e.count);
+  for (int64_t expert = 0; expert < e.count; ++expert) {
+    for (int64_t o = 0; o < 2 * e.ffn; ++o)
+      for (int64_t i = 0; i < h; ++i)
+        g.up.push_back(by_leaf<T>(
+            m, expert, s, [&](int64_t t, int64_t j) { return at(d_u[static_cast<size_t>(t * k + j)], o); },
+            [&](int64_t t, int64_t) { return at(x, t * h + i); }));
+    for (int64_t o = 0; o < h; ++o)
+      for (int64_t i = 0; i < e.ffn; ++i)
+        g.down.push_back(by_leaf<T>(
+            m, expert, s, [&](int64_t t, int64_t j) { return at(d_out[static_cast<size_t>(t * k + j)], o); },
+            [&](int64_t t, int64_t j) { return at(m.a[static_cast<size_t>(t * k + j)], i); }));
+  }
+  return g;
+}
+
+template <class T>
+T router_losses(const Mixed<T>& m, const Experts& e, int64_t s, int64_t tokens) {
+  const Tensor<T> c = uneven(m, e, s, tokens);
+  T loss = 0;
+  for (int64_t t = 0; t < s; ++t) {
+    const Tensor<T> logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid);
+    const T all = e.sigmoid ? lanes<T>(e.count, [&](int64_t i) { return at(p, i); }) : T(1);
+    for (int64_t i = 0; i < e.count && e.balance != 0; ++i) loss += at(c, i) * (at(p, i) / all);
+    const Exponentials<T> r = exponentials(logits);
+    const T log_sum = logarithm(r.sum()) + r.max;
+    loss += T(e.z_loss) * log_sum * log_sum / T(tokens);
+  }
+  return loss;
+}
+
+template Mixed<float> mix(const Tensor<float>&, const ExpertWeights<float>&, const Experts&, int64_t, int64_t);
+template Mixed<double> mix(const Tensor<double>&, const ExpertWeights<double>&, const Experts&, int64_t, int64_t);
+template ExpertGradients<float> mix_back(const Tensor<float>&, const Tensor<float>&, const Mixed<float>&,
+                                         const ExpertWeights<float>&, const Experts&, int64_t, int64_t, int64_t);
+template ExpertGradients<double> mix_back(const Tensor<double>&, const Tensor<double>&, const Mixed<double>&,
+                                          const ExpertWeights<double>&, const Experts&, int64_t, int64_t, int64_t);
+template float router_losses(const Mixed<float>&, const Experts&, int64_t, int64_t);
+template double router_losses(const Mixed<double>&, const Experts&, int64_t, int64_t);
+
+}  // namespace shardlab::reference
