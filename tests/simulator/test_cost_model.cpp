@@ -391,7 +391,7 @@ TEST_CASE("changed prices: words name classes, kinds, strategies and labels, and
 namespace {
 
 /// a produces a bucket that is reduced on its own stream while b computes; c needs the sum.
-constexpr const char* kBeside = R"(shardlab plan 1
+constexpr const char* kReduceBesideCopy = R"(shardlab plan 1
 name beside
 mesh dp=2
 streams compute comm
@@ -418,7 +418,7 @@ role 0
 }  // namespace
 
 TEST_CASE("changed prices: what hid before is exposed after, and the two timelines agree") {
-  const Expanded e = expanded(kBeside);
+  const Expanded e = expanded(kReduceBesideCopy);
   FixedCostModel fixed;
   fixed.seconds = {{"a", 1}, {"reduce", 5}, {"b", 3}, {"c", 1}};
   SegmentTimeline segments(*e.plan, e.programs);
