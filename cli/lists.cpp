@@ -1,6 +1,8 @@
 // model, machine, strategies, keys: what the program knows by name.
 #include <fmt/format.h>
 
+#include <map>
+
 #include "cli/common.h"
 #include "cli/lists.h"
 #include "cli/model_shape.h"
@@ -85,17 +87,20 @@ Table parameter_table(const Model& model) {
   return table;
 }
 
-/// The same for people: what every layer has stands once, with the number of layers.
+/// The same for people: what several layers have stands once, with their number.
 Table parameter_summary(const Model& model) {
   Table table{{{"name", Unit::kNone, "parameter"}, {"times"}, {.name = "shape", .right = true}, {"elements", Unit::kNone}}, {}};
   const Table all = parameter_table(model);
-  constexpr std::string_view kFirst = "layers.0.";
+  constexpr std::string_view kLayers = "layers.";
+  std::map<std::string, size_t> known;
   for (const auto& row : all.rows) {
-    const std::string& name = std::get<std::string>(row[0]);
-    const bool of_layer = name.starts_with("layers.");
-    if (of_layer && !name.starts_with(kFirst)) continue;
-    table.rows.push_back(
-        {of_layer ? "layers.*." + name.substr(kFirst.size()) : name, of_layer ? model.layers : int64_t{1}, row[1], row[2]});
+    std::string name = std::get<std::string>(row[0]);
+    if (name.starts_with(kLayers)) name = "layers.*" + name.substr(name.find('.', kLayers.size()));
+    const auto [at, is_new] = known.try_emplace(name, table.rows.size());
+    if (is_new)
+      table.rows.push_back({name, int64_t{1}, row[1], row[2]});
+    else
+      ++std::get<int64_t>(table.rows[at->second][1]);
   }
   return table;
 }

@@ -101,6 +101,7 @@ Result<Exported> export_case(const Case& c, std::string_view framework, const Ex
   if (placement_of(c).nodes * placement_of(c).per_node != c.layout.world_size())
     account.refuse("layout.dp", fmt::format("{} ranks do not fill nodes of {} devices evenly", c.layout.world_size(),
                                             c.machine.devices_per_node));
+  account.require(!c.model.qk_norm, "model.qk_norm", "norms over heads of q and k are not exported");
   if (framework == "megatron") write_megatron(account, options, exported.files);
   if (framework == "deepspeed") write_deepspeed(account, options, exported.files);
   if (framework == "torchtitan") write_torchtitan(account, options, exported.files);
@@ -119,8 +120,8 @@ std::string hugging_face_config(const Model& m) {
   const auto number = [](float value) { return Json::parse(to_text(value)); };
   Json config;
   if (m.is_llama()) {
-    config = {{"architectures", {"LlamaForCausalLM"}},
-              {"model_type", "llama"},
+    config = {{"architectures", {m.qk_norm ? "Qwen3ForCausalLM" : "LlamaForCausalLM"}},
+              {"model_type", m.qk_norm ? "qwen3" : "llama"},
               {"attention_bias", false},
               {"head_dim", m.head_dim},
               {"hidden_act", "silu"},

@@ -74,7 +74,8 @@ class Names {
       const std::pair<const char*, const char*> names[] = {
           {"embed.tokens", "embed_tokens.weight"}, {"attn.norm.gamma", "input_layernorm.weight"},
           {"attn.wo", "self_attn.o_proj.weight"},  {"mlp.norm.gamma", "post_attention_layernorm.weight"},
-          {"mlp.wdown", "mlp.down_proj.weight"},   {"final.norm.gamma", "norm.weight"}};
+          {"mlp.wdown", "mlp.down_proj.weight"},   {"final.norm.gamma", "norm.weight"},
+          {"attn.q_norm.gamma", "self_attn.q_norm.weight"}, {"attn.k_norm.gamma", "self_attn.k_norm.weight"}};
       for (const auto& [ours, theirs] : names)
         if (part == ours) return add(p, layer + theirs, all_rows(p.shape[0]));
       SHARDLAB_CHECK(part == "head.weight", "llama has no `{}`", p.name);

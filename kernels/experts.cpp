@@ -67,17 +67,40 @@ void weigh(const RouteShape& s, const float* p, const int32_t* chosen, float* we
   for (int64_t j = 0; j < s.top_k; ++j) weights[j] = s.normalise ? (p[chosen[j]] / sum) * s.factor : p[chosen[j]] * s.factor;
 }
 
-/// The k largest, of equal ones the first, in ascending order of their numbers.
-void choose(const float* logits, int64_t experts, int64_t top_k, int32_t* taken, int32_t* chosen) {
-  std::fill(taken, taken + experts, 0);
-  for (int64_t j = 0; j < top_k; ++j) {
+/// Marks in `taken` by 1 the n largest that are not marked, of equal ones the first.
+void take_largest(const float* x, int64_t count, int64_t n, int32_t* taken) {
+  for (int64_t j = 0; j < n; ++j) {
     int64_t best = -1;
-    for (int64_t e = 0; e < experts; ++e)
-      if (!taken[e] && (best < 0 || logits[e] > logits[best])) best = e;
+    for (int64_t i = 0; i < count; ++i)
+      if (!taken[i] && (best < 0 || x[i] > x[best])) best = i;
     taken[best] = 1;
   }
-  for (int64_t e = 0, j = 0; e < experts; ++e)
-    if (taken[e]) chosen[j++] = static_cast<int32_t>(e);
+}
+
+/// What a group of experts is chosen by: its largest score, or, of sigmoids, the sum of the two largest.
+float score_of_group(const RouteShape& s, const float* p, int64_t experts) {
+  float first = p[0], second = 0;
+  for (int64_t e = 1; e < experts; ++e) {
+    second = std::max(second, std::min(first, p[e]));
+    first = std::max(first, p[e]);
+  }
+  return s.sigmoid ? first + second : first;
+}
+
+/// The top_k largest of the best groups, of equal ones the first, in ascending order of their numbers. `groups` and `taken` have room for a number
+/// an expert.
+void choose(const RouteShape& s, const float* logits, const float* p, float* groups, int32_t* taken, int32_t* chosen) {
+  constexpr int32_t kOutside = 2;
+  const int64_t each = s.experts / s.groups;
+  std::fill(taken, taken + s.experts, 0);
+  if (s.groups_chosen < s.groups) {
+    for (int64_t g = 0; g < s.groups; ++g) groups[g] = score_of_group(s, p + g * each, each);
+    take_largest(groups, s.groups, s.groups_chosen, taken);
+    for (int64_t g = s.groups - 1; g >= 0; --g) std::fill_n(taken + g * each, each, taken[g] == 1 ? 0 : kOutside);
+  }
+  take_largest(logits, s.experts, s.top_k, taken);
+  for (int64_t e = 0, j = 0; e < s.experts; ++e)
+    if (taken[e] == 1) chosen[j++] = static_cast<int32_t>(e);
 }
 
 /// The part of the tokens that token t of a sequence belongs to.
@@ -132,6 +155,7 @@ void route_forward(const Kernels& k, const RouteForward& a) {
   void* scratch = a.scratch;
   float* p = take<float>(scratch, s.experts);
   int32_t* taken = take<int32_t>(scratch, s.experts);
+  float* groups = take<float>(scratch, s.experts);
   const int64_t each = s.experts / a.ranks;
   std::fill(a.counts, a.counts + a.leaves * s.experts, 0);
   for (int64_t q = 0; q < s.sequences; ++q)
@@ -139,8 +163,8 @@ void route_forward(const Kernels& k, const RouteForward& a) {
       const int64_t row = q * s.tokens + t;
       const float* logits = a.logits + row * s.experts;
       int32_t* chosen = a.choice + row * s.top_k;
-      choose(logits, s.experts, s.top_k, taken, chosen);
       scores(k, s, logits, p);
+      choose(s, logits, p, groups, taken, chosen);
       weigh(s, p, chosen, a.weights + row * s.top_k);
       const int64_t leaf = leaf_of(q, t, s.tokens, s.sequences, a.leaves);
       for (int64_t j = 0; j < s.top_k; ++j) {

@@ -17,6 +17,7 @@ struct RouteShape {
   int64_t sequences = 1, tokens = 0, experts = 1, top_k = 1;
   bool sigmoid = false, normalise = false;
   float factor = 1, balance = 0, z_loss = 0;
+  int64_t groups = 1, groups_chosen = 1;  ///< experts are chosen within the best of so many groups
   int64_t step_tokens = 1;  ///< tokens of the step, by which the two losses are divided
 };
 

@@ -159,7 +159,8 @@ Result<void> check_products(const Case& c) {
   const double expert = static_cast<double>(m.experts.ffn),
                choices = static_cast<double>(m.experts.top_k * std::max(1, c.layout.ep));
   const double widest = std::max({static_cast<double>(m.qkv_rows()), static_cast<double>(m.up_rows()), attention, vocab,
-                                  static_cast<double>(m.experts.count), choices * std::max(2 * expert, hidden)});
+                                  static_cast<double>(m.experts.count), choices * std::max(2 * expert, hidden),
+                                  2 * static_cast<double>(m.experts.shared) * expert});
   const double op_flops = 2 * tokens * std::max(hidden * widest, 2 * static_cast<double>(t.seq_len) * attention);
   if (m.heads > kMaxHeads || m.kv_heads > kMaxHeads || m.head_dim > kMaxHeads)
     return refusal(fmt::format("model.heads={}, kv_heads={}, head_dim={}: one is absurdly large", m.heads, m.kv_heads, m.head_dim),
@@ -188,7 +189,6 @@ Result<void> check_products(const Case& c) {
 
 /// What this version has no strategy for is refused by name, never ignored.
 Result<void> check_missing(const Case& c) {
-  const Layout& l = c.layout;
   const auto missing = [](std::string what, std::string have) {
     return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
   };

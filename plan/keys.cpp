@@ -237,6 +237,8 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
         .from(0).up_to(kSize),
     CaseKey{"model.tied_embeddings", "", Form::kBool, "", "", FIELD_BOOL(model.tied_embeddings),
             "the head multiplies by the embedding table"},
+    CaseKey{"model.qk_norm", "", Form::kBool, "", "", FIELD_BOOL(model.qk_norm),
+            "a norm over each head of q and of k"},
     CaseKey{"model.norm_epsilon", "", Form::kNumber, "", "", FIELD_FLOAT(model.norm_epsilon),
             "added to the variance in norms"}
         .above(0).up_to(1),
@@ -280,6 +282,21 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"model.z_loss", "", Form::kNumber, "", "", FIELD_FLOAT(model.experts.z_loss),
             "coefficient of the loss for small logits of routers"}
         .from(0).up_to(100),
+    CaseKey{"model.shared_experts", "", Form::kCount, "", "", FIELD_COUNT(model.experts.shared),
+            "experts that every token passes, as one feed-forward"}
+        .from(0).up_to(kSize),
+    CaseKey{"model.dense_layers", "", Form::kCount, "", "", FIELD_COUNT(model.experts.dense_layers),
+            "first layers without experts"}
+        .from(0).up_to(16384),
+    CaseKey{"model.moe_every", "", Form::kCount, "", "", FIELD_COUNT(model.experts.every),
+            "of the other layers every so many-th has experts"}
+        .from(1).up_to(16384),
+    CaseKey{"model.router_groups", "", Form::kCount, "", "", FIELD_COUNT(model.experts.groups),
+            "groups that experts are in"}
+        .from(1).up_to(65536),
+    CaseKey{"model.router_groups_chosen", "", Form::kCount, "", "", FIELD_COUNT(model.experts.groups_chosen),
+            "groups that a token's experts are in"}
+        .from(1).up_to(65536),
 
     CaseKey{"machine.id", "", Form::kText, "", "", FIELD_TEXT(machine.id),
             "what reports call the machine"},

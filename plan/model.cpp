@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace shardlab {
@@ -25,13 +26,19 @@ class ParameterList {
     layer_ = index;
     norm("attn.norm");
     projection("attn.wqkv", "attn.bqkv", model_.qkv_rows(), model_.hidden, false);
+    if (model_.qk_norm)
+      for (const char* name : {"attn.q_norm.gamma", "attn.k_norm.gamma"}) add(name, {model_.head_dim}, Kind::kNormWeight);
     projection("attn.wo", "attn.bo", model_.hidden, model_.heads * model_.head_dim, true);
     norm("mlp.norm");
-    if (model_.is_mixture()) {
+    if (model_.is_mixture(index)) {
       const Experts& e = model_.experts;
       add("moe.router", {e.count, model_.hidden}, Kind::kMatrix);
       add("moe.wup", {e.count, 2 * e.ffn, model_.hidden}, Kind::kMatrix);
       add("moe.wdown", {e.count, model_.hidden, e.ffn}, Kind::kMatrix, true);
+      if (e.shared > 0) {
+        add("moe.shared.wup", {2 * e.shared * e.ffn, model_.hidden}, Kind::kMatrix);
+        add("moe.shared.wdown", {model_.hidden, e.shared * e.ffn}, Kind::kMatrix, true);
+      }
       return end_layer();
     }
     projection("mlp.wup", "mlp.bup", model_.up_rows(), model_.hidden, false);
@@ -86,10 +93,11 @@ int64_t elements_of(const std::vector<ModelParameter>& parameters) {
 double matmul_parameters(const Model& m) {
   const double attention = static_cast<double>(m.hidden) * static_cast<double>(m.qkv_rows() + m.heads * m.head_dim);
   const Experts& e = m.experts;
-  const double rows = m.is_mixture() ? static_cast<double>(e.count) + static_cast<double>(e.top_k) * 3 * static_cast<double>(e.ffn)
-                                     : static_cast<double>(m.up_rows() + m.ffn);
-  const double feed_forward = static_cast<double>(m.hidden) * rows;
-  return static_cast<double>(m.layers) * (attention + feed_forward) + static_cast<double>(m.vocab) * static_cast<double>(m.hidden);
+  const double mixtures = static_cast<double>(m.mixture_layers()), dense = static_cast<double>(m.layers) - mixtures;
+  const double rows = dense * static_cast<double>(m.up_rows() + m.ffn) +
+                      mixtures * (static_cast<double>(e.count) + static_cast<double>(e.top_k + e.shared) * 3 * static_cast<double>(e.ffn));
+  const double hidden = static_cast<double>(m.hidden);
+  return static_cast<double>(m.layers) * attention + hidden * rows + static_cast<double>(m.vocab) * hidden;
 }
 
 /// Every size positive and below 2^31, so that products of two of them cannot overflow.
@@ -127,6 +135,18 @@ Result<void> check_experts(const Model& m) {
   if (e.ffn < 1 || e.ffn >= int64_t{1} << 31)
     return refusal(fmt::format("model.moe_ffn={} is outside [1, 2^31)", e.ffn), "set the inner width of an expert");
   if (!(e.factor > 0)) return refusal(fmt::format("model.router_factor={} is not positive", e.factor), "use 1");
+  if (e.shared < 0 || e.shared > kMostExperts)
+    return refusal(fmt::format("model.shared_experts={}", e.shared), fmt::format("use 0 to {}", kMostExperts));
+  if (e.dense_layers < 0 || e.every < 1 || m.mixture_layers() < 1)
+    return refusal(fmt::format("model.dense_layers={} model.moe_every={} of model.layers={}: no layer has experts", e.dense_layers, e.every,
+                               m.layers),
+                   "leave a layer for them, or set model.experts: 0");
+  if (e.groups < 1 || e.count % e.groups != 0 || e.groups_chosen < 1 || e.groups_chosen > e.groups)
+    return refusal(fmt::format("model.router_groups={} model.router_groups_chosen={} of model.experts={}", e.groups, e.groups_chosen, e.count),
+                   "groups divide the experts, and a token chooses from 1 to all of them");
+  if (e.top_k > e.groups_chosen * (e.count / e.groups))
+    return refusal(fmt::format("model.top_k={}: {} groups of {} experts have fewer", e.top_k, e.groups_chosen, e.count / e.groups),
+                   "raise model.router_groups_chosen, or lower model.top_k");
   if (!(e.balance >= 0) || !(e.z_loss >= 0))
     return refusal(fmt::format("model.balance_loss={} model.z_loss={}", e.balance, e.z_loss),
                    "use 0 for none, or a coefficient above it");
@@ -144,12 +164,26 @@ std::vector<ModelParameter> parameters_of(const Model& model) {
 }
 
 int64_t parameter_count(const Model& model) {
-  // Layers are alike: count the ends once, and one layer.
-  ParameterList ends(model), layer(model);
+  // Layers of a kind are alike: count the ends once, and one layer of each kind.
+  ParameterList ends(model);
   ends.embeddings();
   ends.head();
-  layer.layer(0);
-  return elements_of(ends.take()) + model.layers * elements_of(layer.take());
+  int64_t total = elements_of(ends.take());
+  const int64_t mixtures = model.mixture_layers();
+  for (const auto& [mixture, layers] : {std::pair{true, mixtures}, {false, model.layers - mixtures}}) {
+    if (layers <= 0) continue;
+    int64_t index = 0;
+    while (model.is_mixture(index) != mixture) ++index;
+    ParameterList layer(model);
+    layer.layer(index);
+    total += layers * elements_of(layer.take());
+  }
+  return total;
+}
+
+int64_t Model::mixture_layers() const {
+  if (!is_mixture()) return 0;
+  return std::max<int64_t>(0, layers / experts.every - std::min(layers, experts.dense_layers) / experts.every);
 }
 
 double model_flops_per_token(const Model& model, int64_t seq_len) {
@@ -167,6 +201,8 @@ Result<void> check(const Model& m) {
   if (m.is_llama() && m.head_dim % 2 != 0)
     return refusal(fmt::format("model.head_dim={} is odd: rotary embeddings turn pairs of elements", m.head_dim),
                    "use an even model.head_dim");
+  if (m.qk_norm && !m.is_llama())
+    return refusal("model.qk_norm=true in the gpt family", "use model.family: llama, or model.qk_norm: false");
   if (!(m.norm_epsilon > 0)) return refusal(fmt::format("model.norm_epsilon={} is not positive", m.norm_epsilon), "use 1e-5");
   if (m.is_llama() && !(m.rope_theta > 0))
     return refusal(fmt::format("model.rope_theta={} is not positive", m.rope_theta), "use 10000");

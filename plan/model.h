@@ -14,7 +14,7 @@ namespace shardlab {
 /// gpt: LayerNorm, learned positions, GELU, biases. llama: RMSNorm, RoPE, SwiGLU, no biases, grouped-query attention.
 enum class Family : uint8_t { kGpt, kLlama };
 
-/// A mixture of experts in the place of every layer's feed-forward: a router chooses `top_k` of `count` experts for each token.
+/// A mixture of experts in the place of the feed-forward: a router chooses `top_k` of `count` experts for each token.
 struct Experts {
   int64_t count = 0;      ///< 0: the feed-forward is one for all tokens
   int64_t top_k = 0;      ///< experts of a token
@@ -24,6 +24,14 @@ struct Experts {
   float factor = 1;       ///< times the weights
   float balance = 0;      ///< coefficient of the loss for even use of the experts, by sequence
   float z_loss = 0;       ///< coefficient of the loss for small logits
+  /// Experts that every token passes beside its own: one feed-forward of so many times the width of an expert.
+  int64_t shared = 0;
+  /// Which layers have experts: of those from `dense_layers` on, counted from 0, each whose number plus 1 is a multiple of `every`. The
+  /// others have the feed-forward of a dense model.
+  int64_t dense_layers = 0, every = 1;
+  /// Experts are in so many groups of neighbours, of which a token's experts are in the `groups_chosen` best: those with the largest score,
+  /// or, of sigmoids, the largest sum of two scores (DeepSeek-V2, section 2.2.2; DeepSeek-V3, section 2.1.2).
+  int64_t groups = 1, groups_chosen = 1;
   friend bool operator==(const Experts&, const Experts&) = default;
 };
 
@@ -39,6 +47,7 @@ struct Model {
   int64_t vocab = 0;
   int64_t max_positions = 0;  ///< rows of the learned position table (gpt); the limit of seq_len where stated
   bool tied_embeddings = false;
+  bool qk_norm = false;  ///< RMSNorm over each head of q, and of k, before they are rotated (llama)
   float norm_epsilon = 1e-5f;
   float rope_theta = 10000.0f;
   float init_deviation = 0.02f;
@@ -46,7 +55,12 @@ struct Model {
   friend bool operator==(const Model&, const Model&) = default;
 
   bool is_llama() const { return family == Family::kLlama; }
+  /// Whether some layers are mixtures of experts, and whether layer `layer` is.
   bool is_mixture() const { return experts.count > 0; }
+  bool is_mixture(int64_t layer) const {
+    return is_mixture() && layer >= experts.dense_layers && (layer + 1) % experts.every == 0;
+  }
+  int64_t mixture_layers() const;
   /// Output rows of the fused q, k, v projection, grouped by kv head.
   int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
   /// Output rows of the feed-forward's first projection: alternating gate and up rows for SwiGLU.

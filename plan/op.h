@@ -81,6 +81,19 @@ struct Rope {
   float theta = 10000.0f;
 };
 
+/// RMSNorm over each head of q, and of k, of qkv[b,s,groups*(q_per_kv+2)*d]; values pass as they are. Stats are 1/rms, by kv head those of its
+/// query heads and of its key.
+/// F: qkv, gamma_q[d], gamma_k[d] -> y[b,s,..], stats[b,s,heads+kv_heads]. I: dy, qkv, gamma_q, gamma_k, stats -> dqkv.
+/// W: dy, qkv, stats -> dgamma_q, dgamma_k.
+struct HeadNorm {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  float epsilon = 1e-5f;
+  bool accumulate = false;
+};
+
 /// Causal attention core. F: qkv -> o[b,s,heads*d], lse[b,heads,s]. I: do, o, lse, qkv -> dqkv. `heads` and `kv_heads` count the
 /// heads of this rank.
 struct Attention {
@@ -143,7 +156,8 @@ struct Activation {
 
 /// The experts of each token (a mixture of experts): k of E. Rank i of the n that share the experts has [i E/n, (i+1) E/n).
 /// F: logits[b,s,E] -> weights[b,s,k], choice i32[b,s,k], counts i32[n,l,E/n]. choice: the experts with the k largest logits, the lower
-///   number first where two are equal, in ascending order. weights: their scores (softmax over all experts, or with `sigmoid` of each by
+///   number first where two are equal, in ascending order; of `groups` of neighbours only those in the `groups_chosen` with the largest
+///   score (with `sigmoid` the largest sum of two). weights: their scores (softmax over all experts, or with `sigmoid` of each by
 ///   itself), with `normalise` divided by their sum, times `factor`. counts[i,j,e]: tokens that go to expert e of rank i from part j of the
 ///   tokens: l is 1, or the same number of leaves for each sequence (docs/canonical-order.md).
 /// I: dweights, logits, choice -> dlogits. It adds the gradients of two losses of the step, which no op computes: `balance` times the
@@ -156,6 +170,8 @@ struct Route {
   float factor = 1;
   float balance = 0;
   float z_loss = 0;
+  int groups = 1;
+  int groups_chosen = 1;
   int64_t tokens = 1;
 };
 
@@ -318,7 +334,7 @@ struct Recv {
 
 using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
                           Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel,
-                          Collective, Send, Recv, Regroup, Route, Dispatch, GroupedLinear, Combine>;
+                          Collective, Send, Recv, Regroup, Route, Dispatch, GroupedLinear, Combine, HeadNorm>;
 
 /// One operation of a segment.
 struct Op {

@@ -51,6 +51,14 @@ void op_fields(A& a, Rope& w) {
   a.number("theta", w.theta, Rope{}.theta);
 }
 template <class A>
+void op_fields(A& a, HeadNorm& w) {
+  a.number("heads", w.heads, 0);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+  a.number("epsilon", w.epsilon, HeadNorm{}.epsilon);
+  a.flag("accumulate", w.accumulate);
+}
+template <class A>
 void op_fields(A& a, Attention& w) {
   a.number("heads", w.heads, 0);
   a.number("kv_heads", w.kv_heads, 0);
@@ -170,6 +178,8 @@ void op_fields(A& a, Route& w) {
   a.number("factor", w.factor, 1.0f);
   a.number("balance", w.balance, 0.0f);
   a.number("z_loss", w.z_loss, 0.0f);
+  a.number("groups", w.groups, 1);
+  a.number("groups_chosen", w.groups_chosen, 1);
   a.number("tokens", w.tokens, int64_t{1});
 }
 template <class A>

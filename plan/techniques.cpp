@@ -148,6 +148,9 @@ constexpr Fact kPowerSgd{is_compression<Kind::kPowerSgd>, compression_text};
 constexpr Fact kMirrored{[](const Case& c) { return is_mirrored(c.layout.schedule); }, schedule_text};
 constexpr Fact kDense{[](const Case& c) { return !c.model.is_mixture(); },
                       [](const Case&) { return std::string("a dense model"); }};
+constexpr Fact kMixedLayers{
+    [](const Case& c) { return c.model.is_mixture() && c.model.mixture_layers() < c.model.layers; },
+    [](const Case& c) { return fmt::format("{} of {} layers with experts", c.model.mixture_layers(), c.model.layers); }};
 constexpr Fact kCanonicalSlices{
     [](const Case& c) { return c.canonical && c.layout.zero == 1 && c.train.grad_accumulation > 1; },
     [](const Case& c) { return fmt::format("canonical, zero=1 and grad_accumulation={}", c.train.grad_accumulation); }};
@@ -231,9 +234,13 @@ constexpr Apart kExpertsApart[] = {
     {kCuda, ", which has no kernels of experts", "use backend: cpu, or simulate with a described machine"},
     {kPowerSgd, "weights of experts are stacks of matrices", "use compression.kind: int8"},
 };
+constexpr Apart kHeadNormApart[] = {
+    {kTp, "a gamma's gradient would have to be added up over the heads of tp's ranks", "set tp: 1"},
+    {kNarrow, "its kernels compute in fp32", "use precision: fp32"},
+    {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
+};
 constexpr Apart kExpertParallelApart[] = {
     {kDense, "there are no experts to share", "set ep: 1, or model.experts"},
-    {kZero3, kMissing, "use zero: 0, 1 or 2"},
     {kHybridShard, kMissing, "set hybrid_shard: 0"},
     {kZeroPlusPlus, kMissing, "leave zero_plus_plus out"},
     {kCompression, kMissing, "set compression.kind: none"},
@@ -254,6 +261,7 @@ constexpr std::string_view kEightBits = "what layers keep in 8 bits has not been
 constexpr std::string_view kUntested = "no test has yet told such layers apart there";
 constexpr std::string_view kOneForAll = "use one recompute for all layers";
 constexpr Apart kBudgetApart[] = {
+    {kMixedLayers, "layers are taken to be alike", "list what each layer makes again under recompute, as 3*full 5*none"},
     {kSomeRecompute, "", "leave recompute out: what each layer makes again is chosen within the budget"},
     {kLateSchedule, "",
      "list what each layer makes again under recompute, as 3*full 5*none; or use schedule: 1f1b and even stages"},
@@ -627,6 +635,10 @@ constexpr std::array kTable{
               .on = [](const Case& c) { return c.model.is_mixture(); },
               .text = [](const Case& c) { return fmt::format("model.experts={}", c.model.experts.count); },
               .apart = kExpertsApart},
+    Technique{.id = "head-norm",
+              .on = [](const Case& c) { return c.model.qk_norm; },
+              .text = [](const Case&) { return std::string("model.qk_norm=true"); },
+              .apart = kHeadNormApart},
     Technique{.id = "expert-parallel",
               .on = shares_experts,
               .text = [](const Case& c) { return fmt::format("ep={}", c.layout.ep); },

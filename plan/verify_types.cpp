@@ -109,6 +109,7 @@ class Builder {
   void describe_sequences(int sums, bool accumulates);
   void describe(const Linear& w);
   void describe(const Rope& w);
+  void describe(const HeadNorm& w);
   void describe(const Attention& w);
   void describe(const SplitHeads& w);
   void describe(const AttentionBlock& w);
@@ -250,6 +251,30 @@ void Builder::describe(const Linear& w) {
 void Builder::describe(const Rope&) {
   read("qkv", "bsg", Pass::kFactor);
   write("qkv", "bsg", ~0u, slot_of_read(0));
+}
+
+/// Each head of a token by itself: along g ranks may have other heads, whose sums over tokens are then summands.
+void Builder::describe(const HeadNorm& w) {
+  equation.loose = "g";  // rows of qkv, and a number a head
+  if (w.phase == Phase::kF) {
+    read("qkv", "bsg", Pass::kNonlinear);
+    read("gamma_q", "d", Pass::kNonlinear);
+    read("gamma_k", "d", Pass::kNonlinear);
+    write("y", "bsg");
+    write("stats", "bsg", 1u);
+    return;
+  }
+  read("dy", "bsg", Pass::kFactor);
+  read("qkv", "bsg", Pass::kNonlinear);
+  if (w.phase == Phase::kI) {
+    read("gamma_q", "d", Pass::kNonlinear);
+    read("gamma_k", "d", Pass::kNonlinear);
+  }
+  read("stats", "bsg", Pass::kNonlinear);
+  if (w.phase == Phase::kI) return write("dqkv", "bsg");
+  write("dgamma_q", "d", 0b111u);
+  write("dgamma_k", "d", 0b111u);
+  accumulate(w.accumulate);
 }
 
 void Builder::describe(const Attention& w) {
@@ -635,6 +660,27 @@ std::string Builder::settings_fault() const {
       return fault;
     return extent_fault(write_slot(0), 2, qkv.type.shape[2], "the gradient of q, k and v");
   };
+  const auto of_head_norm = [&](const HeadNorm& w) -> std::string {
+    const bool forward = w.phase == Phase::kF, weight = w.phase == Phase::kW;
+    const Slot &qkv = read_slot(forward ? 0 : 1), &stats = forward ? write_slot(1) : read_slot(weight ? 2 : 4);
+    if (std::string fault = heads_fault(w.heads, w.kv_heads, w.head_dim, qkv); !fault.empty()) return fault;
+    if (std::string fault = extent_fault(forward ? write_slot(0) : read_slot(0), 2, qkv.type.shape[2], "rows of q, k and v");
+        !fault.empty())
+      return fault;
+    if (w.phase == Phase::kI)
+      if (std::string fault = extent_fault(write_slot(0), 2, qkv.type.shape[2], "the gradient of q, k and v"); !fault.empty())
+        return fault;
+    if (std::string fault = extent_fault(stats, 2, static_cast<int64_t>(w.heads) + w.kv_heads, "1/rms of each head of q and k");
+        !fault.empty())
+      return fault;
+    if (stats.type.dtype != DType::f32)
+      return fmt::format("%{} is {}, and statistics are f32", stats.name, name_of(stats.type.dtype));
+    for (const size_t i : {size_t{0}, size_t{1}})
+      if (std::string fault = extent_fault(weight ? write_slot(i) : read_slot((forward ? 1 : 2) + i), 0, w.head_dim, "as wide as a head");
+          !fault.empty())
+        return fault;
+    return w.epsilon > 0 ? "" : fmt::format("epsilon={} is not positive", w.epsilon);
+  };
   const auto of_split = [&](const SplitHeads& w) -> std::string {
     const bool forward = w.phase == Phase::kF;
     const Slot &qkv = forward ? read_slot(0) : write_slot(0), &q = forward ? write_slot(0) : read_slot(0),
@@ -737,6 +783,10 @@ std::string Builder::settings_fault() const {
     if (!(w.factor > 0) || !(w.balance >= 0) || !(w.z_loss >= 0))
       return fmt::format("factor={} balance={} z_loss={}: a factor is positive, and no loss is negative", w.factor, w.balance,
                          w.z_loss);
+    if (w.groups < 1 || l.last() % w.groups != 0 || w.groups_chosen < 1 || w.groups_chosen > w.groups ||
+        choice.type.shape.last() > w.groups_chosen * (l.last() / w.groups))
+      return fmt::format("groups={} groups_chosen={}: {} experts of %{} in whole groups, of which {} are chosen", w.groups, w.groups_chosen,
+                         l.last(), logits.name, choice.type.shape.last());
     if (w.tokens < 1 || w.tokens > kMaxTokens) return fmt::format("tokens={}: a mean is of 1 to {} tokens", w.tokens, kMaxTokens);
     if (std::string fault = extent_fault(choice, 0, l[0], "the sequences"); !fault.empty()) return fault;
     if (!forward) return integers({&choice});
@@ -837,7 +887,7 @@ std::string Builder::settings_fault() const {
       return "";
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
-  return std::visit(Overload{of_kernel, of_linear, of_attention, of_split, of_block, of_merge, of_rope, of_activation, of_norm,
+  return std::visit(Overload{of_kernel, of_linear, of_attention, of_head_norm, of_split, of_block, of_merge, of_rope, of_activation, of_norm,
                              of_residual, of_positions, of_loss, of_dropout, of_regroup, of_route, of_dispatch, of_grouped,
                              of_combine, [](const auto&) { return std::string(); }},
                     op_.work);

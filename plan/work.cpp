@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "plan/base/tree.h"
 #include "plan/named_kernels.h"
 #include "plan/precision.h"
 
@@ -85,6 +86,12 @@ int64_t flops_of(const Linear& w, const Operands& o) {
 int64_t flops_of(const Rope& w, const Operands& o) {
   const int64_t rows = w.heads + 2 * w.kv_heads;
   return rows == 0 ? 0 : elements(o.read(0)) / rows * (w.heads + w.kv_heads) * 3;
+}
+
+/// Per element of q and k, as of an RMSNorm.
+int64_t flops_of(const HeadNorm& w, const Operands& o) {
+  const int64_t rows = w.heads + 2 * w.kv_heads, n = rows == 0 ? 0 : elements(o.read(0)) / rows * (w.heads + w.kv_heads);
+  return n * (w.phase == Phase::kF ? 4 : w.phase == Phase::kI ? 7 : 3);
 }
 
 /// Per query head and causal (query, key) pair. F: two products of d multiply-adds, scale, maximum, subtract, exp, sum.
@@ -232,6 +239,14 @@ int64_t scratch_of(const AttentionBlock& w, const Operands& o, bool canonical) {
 
 int64_t scratch_of(const Embed& w, const Operands& o, bool) {
   return w.phase == Phase::kW ? 2 * aligned(8 * elements(o.read(0))) : 0;
+}
+
+/// W: sums by head, by leaf and by sequence, one over all, and where they lie.
+int64_t scratch_of(const HeadNorm& w, const Operands& o, bool) {
+  if (w.phase != Phase::kW) return 0;
+  const int64_t sequences = o.read(0).shape[0];
+  return floats((w.heads + kContractionLeaves + sequences + 1) * w.head_dim) +
+         aligned(8 * std::max<int64_t>({int64_t{w.heads}, int64_t{kContractionLeaves}, sequences}));
 }
 
 /// Most of a product whose contraction is of `k` elements or fewer.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/experts.h"
+#include "kernels/head_norm.h"
 #include "kernels/kernels.h"
 #include "kernels/regroup.h"
 #include "plan/base/check.h"
@@ -47,6 +48,7 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Norm& w);
   Launch bind_work(const BoundOp& op, const Linear& w);
   Launch bind_work(const BoundOp& op, const Rope& w);
+  Launch bind_work(const BoundOp& op, const HeadNorm& w);
   Launch bind_work(const BoundOp& op, const Attention& w);
   Launch bind_work(const BoundOp& op, const AttentionBlock& w);
   Launch bind_work(const BoundOp& op, const AttentionMerge& w);
@@ -86,6 +88,11 @@ class CpuBackend final : public Backend {
     SHARDLAB_CHECK(bytes <= static_cast<int64_t>(op.workspace.size()), "`{}` needs {} bytes of scratch and its stream has {}",
                    describe(*op.plan, *op.instruction), bytes, op.workspace.size());
     args.scratch = op.workspace.data();
+    return [kernel, args, &k = k_](const StepState&) { kernel(k, args); };
+  }
+  /// A kernel that calls others of the table and needs no scratch.
+  template <class Args>
+  Launch with_table(void (*kernel)(const kernels::Kernels&, const Args&), const Args& args) const {
     return [kernel, args, &k = k_](const StepState&) { kernel(k, args); };
   }
   template <class Args, class Move>
@@ -398,6 +405,39 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Rope& w) {
   return launch(k_.rope, args);
 }
 
+Launch CpuBackend::bind_work(const BoundOp& op, const HeadNorm& w) {
+  const bool forward = w.phase == Phase::kF;
+  const kernels::HeadNormShape shape{tokens_of(op, *op.reads[forward ? 0 : 1].type), w.heads, w.kv_heads, w.head_dim};
+  if (forward)
+    return with_table(kernels::head_norm_forward,
+                        kernels::HeadNormForward{.shape = shape,
+                                                 .qkv = floats(op.reads[0]),
+                                                 .gamma_q = floats(op.reads[1]),
+                                                 .gamma_k = floats(op.reads[2]),
+                                                 .y = mutable_floats(op.writes[0]),
+                                                 .stats = mutable_floats(op.writes[1]),
+                                                 .epsilon = w.epsilon});
+  if (w.phase == Phase::kI)
+    return with_table(kernels::head_norm_input,
+                        kernels::HeadNormInput{.shape = shape,
+                                               .dy = floats(op.reads[0]),
+                                               .qkv = floats(op.reads[1]),
+                                               .gamma_q = floats(op.reads[2]),
+                                               .gamma_k = floats(op.reads[3]),
+                                               .stats = floats(op.reads[4]),
+                                               .dqkv = mutable_floats(op.writes[0])});
+  for (size_t i = 0; i < op.writes.size() && w.accumulate; ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
+  return with_scratch(op, kernels::head_norm_weight,
+                      kernels::HeadNormWeight{.shape = shape,
+                                              .dy = floats(op.reads[0]),
+                                              .qkv = floats(op.reads[1]),
+                                              .stats = floats(op.reads[2]),
+                                              .dgamma_q = mutable_floats(op.writes[0]),
+                                              .dgamma_k = mutable_floats(op.writes[1]),
+                                              .accumulate = w.accumulate},
+                      kernels::head_norm_scratch_bytes(shape));
+}
+
 Launch CpuBackend::bind_work(const BoundOp& op, const Attention& w) {
   const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
   const kernels::AttentionShape shape{out.shape[0], out.shape[1],         w.heads,           w.kv_heads,
@@ -506,6 +546,8 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
                                   .factor = w.factor,
                                   .balance = w.balance,
                                   .z_loss = w.z_loss,
+                                  .groups = w.groups,
+                                  .groups_chosen = w.groups_chosen,
                                   .step_tokens = w.tokens};
   const int64_t bytes = kernels::route_scratch_bytes(l.last());
   if (forward)

@@ -109,7 +109,7 @@ class CopyAdder {
   AxisSet summed_over(int unit, int parameter) { return partial_axes(gradient_type(draft_, unit, parameter), early_); }
 
   SegmentId sum_segment(UnitKind kind, int unit) {
-    static constexpr std::string_view kNames[] = {"parts.embed", "parts.layer", "parts.head"};
+    static constexpr std::string_view kNames[] = {"parts.embed", "parts.layer", "parts.head", "parts.dense"};
     const std::string name(kNames[static_cast<size_t>(kind)]);
     return draft_.cached(name, [&] {
       Segment s;
@@ -144,7 +144,7 @@ class CopyAdder {
   }
 
   SegmentId segment(UnitKind kind, int unit) {
-    static constexpr std::string_view kNames[] = {"add.embed", "add.layer", "add.head"};
+    static constexpr std::string_view kNames[] = {"add.embed", "add.layer", "add.head", "add.dense"};
     const std::string name(kNames[static_cast<size_t>(kind)]);
     return draft_.cached(name, [&] {
       Segment s;

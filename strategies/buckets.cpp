@@ -61,7 +61,7 @@ class Bucketing {
   /// Layers are taken together from the first of the model on.
   bool ends_unit(int unit) const {
     const Unit& u = draft_.units[static_cast<size_t>(unit)];
-    return u.kind != UnitKind::kLayer || u.layer % rule_.layers == 0;
+    return !is_layer(u.kind) || u.layer % rule_.layers == 0;
   }
 
   Kind kind_of_parameter(int unit, int p) const {

@@ -12,7 +12,11 @@ namespace {
 class UnitBuilder {
  public:
   UnitBuilder(Draft& draft, UnitKind kind, std::string_view name)
-      : draft_(draft), config_(draft.config), model_(config_.model), unit_(draft.of(kind)) {
+      : draft_(draft),
+        config_(draft.config),
+        model_(config_.model),
+        unit_(draft.of(kind)),
+        mixture_(model_.is_mixture() && kind == UnitKind::kLayer) {
     unit_.forward.segment.name = std::string(name) + ".F";
     unit_.backward.segment.name = std::string(name) + ".B";
   }
@@ -61,7 +65,15 @@ class UnitBuilder {
   int64_t rows_of_experts() const { return b() * s() * model_.experts.top_k; }
   Route route(Phase phase) const {
     const Experts& e = model_.experts;
-    return {phase, e.sigmoid, e.normalise, e.factor, e.balance, e.z_loss, config_.sequences_per_step() * config_.train.seq_len};
+    return {.phase = phase,
+            .sigmoid = e.sigmoid,
+            .normalise = e.normalise,
+            .factor = e.factor,
+            .balance = e.balance,
+            .z_loss = e.z_loss,
+            .groups = static_cast<int>(e.groups),
+            .groups_chosen = static_cast<int>(e.groups_chosen),
+            .tokens = config_.sequences_per_step() * config_.train.seq_len};
   }
   GroupedLinear grouped(Phase phase) const { return {.phase = phase, .rows = rows_of_experts()}; }
 
@@ -86,16 +98,20 @@ class UnitBuilder {
   void feed_forward_backward(SlotId dy, SlotId dx1);
   void experts_forward(SlotId x1, SlotId y);
   void experts_backward(SlotId dy, SlotId dx1);
+  void shared_forward(SlotId n2, SlotId z);
+  void shared_backward(SlotId dz, SlotId d_n2);
   void attention_backward(SlotId dx1, SlotId dx);
 
   Draft& draft_;
   const Case& config_;
   const Model& model_;
   UnitTemplate& unit_;
+  const bool mixture_;  ///< of a layer: it has experts
   // Indices of the layer's parameters; -1 where the family has none.
   int norm1_ = -1, beta1_ = -1, wqkv_ = -1, bqkv_ = -1, wo_ = -1, bo_ = -1;
   int norm2_ = -1, beta2_ = -1, wup_ = -1, bup_ = -1, wdown_ = -1, bdown_ = -1;
-  int router_ = -1;
+  int router_ = -1, shared_up_ = -1, shared_down_ = -1;
+  int norm_q_ = -1, norm_k_ = -1;
 };
 
 SlotId UnitBuilder::norm_forward(std::string_view name, SlotId x, int gamma, int beta) {
@@ -164,7 +180,12 @@ void UnitBuilder::attention_forward(SlotId x, SlotId x1) {
   const SlotId qkv = saved("qkv", tokens_by(model_.qkv_rows()));
   std::vector<SlotId> reads{n1, value(fwd(), wqkv_)};
   if (bqkv_ >= 0) reads.push_back(value(fwd(), bqkv_));
-  fwd().op(Linear{Phase::kF, bqkv_ >= 0}, reads, {qkv}, "attn.qkv");
+  SlotId projected = qkv;
+  if (model_.qk_norm) projected = saved("qkv.raw", tokens_by(model_.qkv_rows()));
+  fwd().op(Linear{Phase::kF, bqkv_ >= 0}, reads, {projected}, "attn.qkv");
+  if (model_.qk_norm)
+    fwd().op(HeadNorm{Phase::kF, heads, kv, d, model_.norm_epsilon}, {projected, value(fwd(), norm_q_), value(fwd(), norm_k_)},
+             {qkv, saved("attn.qk_norm.stats", tokens_by(model_.heads + model_.kv_heads))}, "attn.qk_norm");
   if (model_.is_llama()) fwd().op(Rope{Phase::kF, heads, kv, d, model_.rope_theta}, {qkv}, {qkv}, "attn.rope");
   const SlotId o = saved("o", tokens_by(model_.heads * model_.head_dim)), lse = saved("lse", data({b(), model_.heads, s()}));
   fwd().op(Attention{Phase::kF, heads, kv, d}, {qkv}, {o, lse}, "attn.core");
@@ -224,6 +245,7 @@ void UnitBuilder::experts_forward(SlotId x1, SlotId y) {
   fwd().op(grouped(Phase::kF), {a, value(fwd(), wdown_), counts}, {out}, "moe.down");
   const SlotId z = local(fwd(), "mlp.z", tokens_by(h()));
   fwd().op(Combine{Phase::kF, experts}, {out, weights, choice}, {z}, "moe.combine");
+  if (e.shared > 0) shared_forward(n2, z);
   branch_dropout_forward(z, 2);
   residual_forward("mlp.residual", x1, z, -1, y);
 }
@@ -252,7 +274,33 @@ void UnitBuilder::experts_backward(SlotId dy, SlotId dx1) {
   bwd().op(Linear{Phase::kI}, {d_logits, value(bwd(), router_)}, {d_routed}, "moe.router");
   bwd().op(Linear{Phase::kW}, {n2, d_logits}, {gradient(bwd(), router_)}, "moe.router");
   bwd().op(Add{}, {d_n2, d_routed}, {d_n2}, "moe.norm.y");
+  if (e.shared > 0) shared_backward(dz, d_n2);
   norm_backward("mlp.norm", d_n2, x1, norm2_, beta2_, dy, dx1);
+}
+
+/// z is what a token's own experts made; the shared ones add theirs.
+void UnitBuilder::shared_forward(SlotId n2, SlotId z) {
+  const int64_t width = model_.experts.shared * model_.experts.ffn;
+  const SlotId u = saved("shared.u", tokens_by(2 * width)), a = saved("shared.a", tokens_by(width));
+  fwd().op(Linear{Phase::kF}, {n2, value(fwd(), shared_up_)}, {u}, "moe.shared.up");
+  fwd().op(Activation{Phase::kF, true}, {u}, {a}, "moe.shared.act");
+  const SlotId out = local(fwd(), "shared.z", tokens_by(h()));
+  fwd().op(Linear{Phase::kF}, {a, value(fwd(), shared_down_)}, {out}, "moe.shared.down");
+  fwd().op(Add{}, {z, out}, {z}, "moe.shared");
+}
+
+void UnitBuilder::shared_backward(SlotId dz, SlotId d_n2) {
+  const int64_t width = model_.experts.shared * model_.experts.ffn;
+  const SlotId n2 = in_backward("mlp.norm.y"), u = in_backward("shared.u"), a = in_backward("shared.a");
+  const SlotId da = local(bwd(), "d.shared.a", tokens_by(width));
+  bwd().op(Linear{Phase::kI}, {dz, value(bwd(), shared_down_)}, {da}, "moe.shared.down");
+  bwd().op(Linear{Phase::kW}, {a, dz}, {gradient(bwd(), shared_down_)}, "moe.shared.down");
+  const SlotId du = local(bwd(), "d.shared.u", tokens_by(2 * width));
+  bwd().op(Activation{Phase::kI, true}, {da, u}, {du}, "moe.shared.act");
+  const SlotId d_shared = local(bwd(), "d.shared.norm.y", tokens_by(h()));
+  bwd().op(Linear{Phase::kI}, {du, value(bwd(), shared_up_)}, {d_shared}, "moe.shared.up");
+  bwd().op(Linear{Phase::kW}, {n2, du}, {gradient(bwd(), shared_up_)}, "moe.shared.up");
+  bwd().op(Add{}, {d_n2, d_shared}, {d_n2}, "moe.shared");
 }
 
 void UnitBuilder::attention_backward(SlotId dx1, SlotId dx) {
@@ -267,11 +315,20 @@ void UnitBuilder::attention_backward(SlotId dx1, SlotId dx) {
   const SlotId dqkv = local(bwd(), "d.qkv", tokens_by(model_.qkv_rows()));
   bwd().op(Attention{Phase::kI, heads, kv, d}, {d_o, o, lse, qkv}, {dqkv}, "attn.core");
   if (model_.is_llama()) bwd().op(Rope{Phase::kI, heads, kv, d, model_.rope_theta}, {dqkv}, {dqkv}, "attn.rope");
+  SlotId projected = dqkv;
+  if (model_.qk_norm) {
+    const SlotId raw = in_backward("qkv.raw"), stats = in_backward("attn.qk_norm.stats");
+    projected = local(bwd(), "d.qkv.raw", tokens_by(model_.qkv_rows()));
+    bwd().op(HeadNorm{Phase::kW, heads, kv, d, model_.norm_epsilon}, {dqkv, raw, stats},
+             {gradient(bwd(), norm_q_), gradient(bwd(), norm_k_)}, "attn.qk_norm");
+    bwd().op(HeadNorm{Phase::kI, heads, kv, d, model_.norm_epsilon},
+             {dqkv, raw, value(bwd(), norm_q_), value(bwd(), norm_k_), stats}, {projected}, "attn.qk_norm");
+  }
   const SlotId dn1 = local(bwd(), "d.attn.norm.y", tokens_by(h()));
-  bwd().op(Linear{Phase::kI}, {dqkv, value(bwd(), wqkv_)}, {dn1}, "attn.qkv");
+  bwd().op(Linear{Phase::kI}, {projected, value(bwd(), wqkv_)}, {dn1}, "attn.qkv");
   std::vector<SlotId> gradients{gradient(bwd(), wqkv_)};
   if (bqkv_ >= 0) gradients.push_back(gradient(bwd(), bqkv_));
-  bwd().op(Linear{Phase::kW, bqkv_ >= 0}, {n1, dqkv}, gradients, "attn.qkv");
+  bwd().op(Linear{Phase::kW, bqkv_ >= 0}, {n1, projected}, gradients, "attn.qkv");
   norm_backward("attn.norm", dn1, x, norm1_, beta1_, dx1, dx);
 }
 
@@ -282,14 +339,22 @@ void UnitBuilder::build_layer() {
   beta1_ = bias("attn.norm.beta", h());
   wqkv_ = parameter("attn.wqkv", {model_.qkv_rows(), h()}, P::kMatrix);
   bqkv_ = bias("attn.bqkv", model_.qkv_rows());
+  if (model_.qk_norm) {
+    norm_q_ = parameter("attn.q_norm.gamma", {model_.head_dim}, P::kNormWeight);
+    norm_k_ = parameter("attn.k_norm.gamma", {model_.head_dim}, P::kNormWeight);
+  }
   wo_ = parameter("attn.wo", {h(), model_.heads * model_.head_dim}, P::kMatrix, true);
   bo_ = bias("attn.bo", h());
   norm2_ = parameter("mlp.norm.gamma", {h()}, P::kNormWeight);
   beta2_ = bias("mlp.norm.beta", h());
-  if (const Experts& e = model_.experts; model_.is_mixture()) {
+  if (const Experts& e = model_.experts; mixture_) {
     router_ = parameter("moe.router", {e.count, h()}, P::kMatrix);
     wup_ = parameter("moe.wup", {e.count, 2 * e.ffn, h()}, P::kMatrix);
     wdown_ = parameter("moe.wdown", {e.count, h(), e.ffn}, P::kMatrix, true);
+    if (e.shared > 0) {
+      shared_up_ = parameter("moe.shared.wup", {2 * e.shared * e.ffn, h()}, P::kMatrix);
+      shared_down_ = parameter("moe.shared.wdown", {h(), e.shared * e.ffn}, P::kMatrix, true);
+    }
   } else {
     wup_ = parameter("mlp.wup", {model_.up_rows(), h()}, P::kMatrix);
     bup_ = bias("mlp.bup", model_.up_rows());
@@ -302,12 +367,12 @@ void UnitBuilder::build_layer() {
   bwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
   const SlotId x1 = saved("x1", tokens_by(h()));
   attention_forward(x, x1);
-  model_.is_mixture() ? experts_forward(x1, y) : feed_forward_forward(x1, y);
+  mixture_ ? experts_forward(x1, y) : feed_forward_forward(x1, y);
 
   const SlotId dy = bwd().add("d.y", tokens_by(h()), Use::kGradientIn, kActivation);
   const SlotId dx = bwd().add("d.x", tokens_by(h()), Use::kGradientOut, kActivation);
   const SlotId dx1 = local(bwd(), "d.x1", tokens_by(h()));
-  model_.is_mixture() ? experts_backward(dy, dx1) : feed_forward_backward(dy, dx1);
+  mixture_ ? experts_backward(dy, dx1) : feed_forward_backward(dy, dx1);
   attention_backward(dx1, dx);
 }
 
@@ -367,7 +432,8 @@ void add_units(Draft& draft) {
     draft.units.push_back(std::move(unit));
   };
   add_unit(UnitKind::kEmbed, -1);
-  for (int layer = 0; layer < model.layers; ++layer) add_unit(UnitKind::kLayer, layer);
+  for (int layer = 0; layer < model.layers; ++layer)
+    add_unit(model.is_mixture() && !model.is_mixture(layer) ? UnitKind::kDense : UnitKind::kLayer, layer);
   add_unit(UnitKind::kHead, -1);
 }
 
@@ -435,6 +501,10 @@ Draft build_step(const Case& config, bool training) {
   UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
   UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();
   UnitBuilder(draft, UnitKind::kHead, "head").build_head();
+  if (config.model.is_mixture() && config.model.mixture_layers() < config.model.layers) {
+    draft.templates.emplace_back();
+    UnitBuilder(draft, UnitKind::kDense, "dense").build_layer();
+  }
   add_units(draft);
   deal_batch(draft);
   deal_sequences(draft);

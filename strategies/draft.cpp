@@ -61,6 +61,11 @@ bool StageDraft::holds(int unit) const { return std::ranges::binary_search(units
 
 bool StageDraft::begins_part(int unit) const { return std::ranges::find(parts, unit, &PartDraft::first_unit) != parts.end(); }
 
+std::vector<UnitKind> Draft::layer_kinds() const {
+  if (std::ranges::find(units, UnitKind::kDense, &Unit::kind) == units.end()) return {UnitKind::kLayer};
+  return {UnitKind::kLayer, UnitKind::kDense};
+}
+
 StageDraft& Draft::embedding_stage() {
   return *std::ranges::find_if(stages, [](const StageDraft& stage) { return stage.holds(0); });
 }

@@ -21,8 +21,10 @@
 
 namespace shardlab::strategies {
 
-enum class UnitKind : uint8_t { kEmbed, kLayer, kHead };
-inline constexpr int kUnitKinds = 3;
+/// kDense: a layer with the feed-forward of a dense model, where other layers, of kind kLayer, are mixtures of experts.
+enum class UnitKind : uint8_t { kEmbed, kLayer, kHead, kDense };
+inline constexpr int kUnitKinds = 3;  ///< that every model has
+inline bool is_layer(UnitKind kind) { return kind == UnitKind::kLayer || kind == UnitKind::kDense; }
 
 /// The kind of buffer that a slot of a unit's segment is bound to.
 enum class Use : uint8_t {
@@ -222,13 +224,16 @@ struct StageDraft {
 struct Draft {
   Case config;
   Plan plan;  ///< mesh, comms, streams, parameters and registered segments grow here; roles come last
-  std::vector<UnitTemplate> templates{kUnitKinds};  ///< by kind; then variants of some (layers of which backward makes more again)
+  /// By kind, kDense only where some layers are; then variants of some (layers of which backward makes more again).
+  std::vector<UnitTemplate> templates{kUnitKinds};
   std::vector<Unit> units;
   std::vector<StageDraft> stages;
   std::map<std::string, SegmentId> segment_cache;  ///< small segments by what they do
   bool training = true;
 
   UnitTemplate& of(UnitKind kind) { return templates[static_cast<size_t>(kind)]; }
+  /// The kinds of layers that the model has.
+  std::vector<UnitKind> layer_kinds() const;
   UnitTemplate& of_unit(int unit) { return templates[units[static_cast<size_t>(unit)].form]; }
   const UnitTemplate& of_unit(int unit) const { return templates[units[static_cast<size_t>(unit)].form]; }
   int micro_batches() const { return static_cast<int>(config.train.grad_accumulation); }

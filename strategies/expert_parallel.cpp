@@ -150,7 +150,7 @@ class ExpertParallel {
       if (auto* w = std::get_if<GroupedLinear>(&op.work)) {
         w->sources = size_;
         std::ranges::replace(op.reads, home, to);
-      } else if (auto* a = std::get_if<Activation>(&op.work)) {
+      } else if (auto* a = std::get_if<Activation>(&op.work); a != nullptr && op.label == "mlp.act") {
         a->counted = true;
         a->rows = draft_.config.train.micro_batch * draft_.config.train.seq_len * draft_.config.model.experts.top_k;
         op.reads.push_back(to);

@@ -83,6 +83,12 @@ class FullyShard {
     });
   }
 
+  /// Whether no other rank has a copy of a bucket's values: experts that all data ranks share are cut already.
+  bool stays_whole(const Bucket& bucket) const {
+    const Bucket::Member& first = bucket.members.front();
+    const Type value = nobodys_shard(draft_, stage_.role.buffers[stage_.at(first.unit, first.parameter).value.index()].type);
+    return !parks_parameters(draft_.config) && draft_.plan.mesh.size(shards_.axes_of(value)) == 1;
+  }
   bool owns_values(size_t bucket) const { return owners_[bucket] == static_cast<int>(bucket); }
 
   void declare_values() {
@@ -91,6 +97,11 @@ class FullyShard {
       slices_.emplace_back();
       fetched_.emplace_back();
       if (!owns_values(b)) continue;
+      if (stays_whole(stage_.buckets[b])) {
+        flat_[b] = shards_.flat_values(stage_.buckets[b], true);
+        slices_[b] = shards_.slice_of(flat_[b], stage_.buckets[b].name + ".value.shard");
+        continue;
+      }
       flat_[b] = shards_.flat_values(stage_.buckets[b], false);
       slices_[b] = shards_.slice_apart(flat_[b], stage_.buckets[b].name + ".value.shard");
       Buffer& slice = stage_.role.buffers[slices_[b].index()];
@@ -108,7 +119,7 @@ class FullyShard {
     Needs needs(stage_.state.size());
     for (size_t b = 0; b < stage_.buckets.size(); ++b)
       for (const Bucket::Member& m : stage_.buckets[b].members)
-        if (reads(m, backward)) needs[stage_.index_of(m.unit)].push_back(owners_[b]);
+        if (reads(m, backward) && !stays_whole(stage_.buckets[b])) needs[stage_.index_of(m.unit)].push_back(owners_[b]);
     for (auto& list : needs) {
       std::ranges::sort(list);
       list.erase(std::unique(list.begin(), list.end()), list.end());

@@ -54,7 +54,7 @@ class Parking {
     for (size_t n = 0; n < computing_.size(); ++n) {
       const Event& e = stage_.events[computing_[n]];
       const Unit& unit = draft_.units[static_cast<size_t>(e.unit)];
-      if (unit.kind != UnitKind::kLayer || !treatments_[static_cast<size_t>(unit.layer)].parked) continue;
+      if (!is_layer(unit.kind) || !treatments_[static_cast<size_t>(unit.layer)].parked) continue;
       if (e.kind == Event::Kind::kForward) forward[{e.unit, e.micro_batch}] = n;
       if (!e.goes_back()) continue;
       if (const size_t f = forward.at({e.unit, e.micro_batch}); leaves(f, n)) park(e.unit, e.micro_batch, f, n);

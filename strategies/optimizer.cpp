@@ -297,7 +297,9 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   if (apart) type = placed(type, draft.plan.mesh.axis("dp"), Placement::local());
   if (draft.config.layout.pp > 1) type.place[pp] = Placement::partial();
   std::vector<BufferId> parts;
-  for (const auto& [name, list, cut] : {std::tuple{"grad_norm2.sliced", &sliced, true}, {"grad_norm2.whole", &whole, false}}) {
+  // A stage without experts has no slices, and meets the others under one name.
+  const char* const name_of_whole = shares && sliced.empty() ? "grad_norm2.sum" : "grad_norm2.whole";
+  for (const auto& [name, list, cut] : {std::tuple{"grad_norm2.sliced", &sliced, true}, {name_of_whole, &whole, false}}) {
     if (list->empty()) continue;
     Type t = type;
     if (cut) t.place[tp] = Placement::partial();

@@ -216,45 +216,54 @@ std::string form_of(LayerTreatment treatment) {
   return name_of(treatment);
 }
 
-/// The template of the layers that are made again: all of them, or every k-th, which then go by a variant of it.
-UnitTemplate& layers_made_again(Draft& draft) {
+/// Puts `word` into the names of a layer's segments: "layer.again.F".
+void rename(UnitTemplate& layer, std::string_view word) {
+  for (DraftSegment* segment : {&layer.forward, &layer.backward}) {
+    std::string& name = segment->segment.name;
+    name.insert(name.rfind('.'), fmt::format(".{}", word));
+  }
+}
+
+/// The template of the layers of a kind that are made again: all of them, or every k-th layer, which then goes by a variant of it.
+UnitTemplate& layers_made_again(Draft& draft, UnitKind kind) {
   const int every = draft.config.layout.recompute_options.every;
-  if (every == 1) return draft.of(UnitKind::kLayer);
+  if (every == 1) return draft.of(kind);
   const size_t variant = draft.templates.size();
-  UnitTemplate again = draft.of(UnitKind::kLayer);
-  again.forward.segment.name = "layer.again.F";
-  again.backward.segment.name = "layer.again.B";
-  draft.templates.push_back(std::move(again));
+  draft.templates.push_back(UnitTemplate(draft.of(kind)));
+  rename(draft.templates.back(), "again");
   for (Unit& unit : draft.units)
-    if (unit.kind == UnitKind::kLayer && unit.layer % every == 0) unit.form = variant;
+    if (unit.kind == kind && unit.layer % every == 0) unit.form = variant;
   return draft.templates.back();
 }
 
 }  // namespace
 
-void full_recompute(Draft& draft) { make_all_again(layers_made_again(draft)); }
+void full_recompute(Draft& draft) {
+  for (const UnitKind kind : draft.layer_kinds()) make_all_again(layers_made_again(draft, kind));
+}
 
 void selective_recompute(Draft& draft) {
   const std::string& named = draft.config.layout.recompute_options.modules;
-  make_some_again(draft.of(UnitKind::kLayer), named.empty() ? kAttentionCore : std::string_view(named));
+  for (const UnitKind kind : draft.layer_kinds())
+    make_some_again(draft.of(kind), named.empty() ? kAttentionCore : std::string_view(named));
 }
 
 void recompute_by_layer(Draft& draft) {
   const std::vector<LayerTreatment> treatments = treatments_of(draft.config);
-  const UnitTemplate plain = draft.of(UnitKind::kLayer);
-  std::map<std::string, size_t> variants;  // by form
-  for (Unit& unit : draft.units) {
-    if (unit.kind != UnitKind::kLayer) continue;
-    const LayerTreatment& treatment = treatments[static_cast<size_t>(unit.layer)];
-    const auto [found, is_new] = variants.try_emplace(form_of(treatment), unit.form);
-    if (is_new && variants.size() > 1) {
-      found->second = draft.templates.size();
-      UnitTemplate& variant = draft.templates.emplace_back(plain);
-      for (DraftSegment* segment : {&variant.forward, &variant.backward})
-        segment->segment.name.insert(std::string_view("layer").size(), fmt::format(".{}", variants.size()));
+  for (const UnitKind kind : draft.layer_kinds()) {
+    const UnitTemplate plain = draft.of(kind);
+    std::map<std::string, size_t> variants;  // by form
+    for (Unit& unit : draft.units) {
+      if (unit.kind != kind) continue;
+      const LayerTreatment& treatment = treatments[static_cast<size_t>(unit.layer)];
+      const auto [found, is_new] = variants.try_emplace(form_of(treatment), unit.form);
+      if (is_new && variants.size() > 1) {
+        found->second = draft.templates.size();
+        rename(draft.templates.emplace_back(plain), std::to_string(variants.size()));
+      }
+      if (is_new) treat(draft.templates[found->second], treatment);
+      unit.form = found->second;
     }
-    if (is_new) treat(draft.templates[found->second], treatment);
-    unit.form = found->second;
   }
 }
 

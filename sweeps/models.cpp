@@ -214,8 +214,7 @@ void read_qwen2(ConfigReader& in, ModelConfig& c) {
 void read_qwen3(ConfigReader& in, ModelConfig& c) {
   read_llama(in, c);
   in.must_be_off("use_sliding_window");
-  c.qk_norm = true;
-  c.unexecuted = "it has norms over the heads of q and k";
+  c.model.qk_norm = c.qk_norm = true;
 }
 
 void read_mixtral(ConfigReader& in, ModelConfig& c) {
@@ -230,10 +229,16 @@ void read_qwen3_moe(ConfigReader& in, ModelConfig& c) {
   c.experts = in.has("num_experts") ? in.size("num_experts") : in.size("num_local_experts");
   c.top_k = in.size("num_experts_per_tok");
   c.moe_ffn = in.size("moe_intermediate_size");
-  if (const int64_t step = in.size_or("decoder_sparse_step", 1); step != 1)
-    in.refuse(fmt::format("`decoder_sparse_step` is {}, which is not implemented", step), "implemented: 1");
-  c.dense_layers = in.leading_layers("mlp_only_layers");
-  c.unexecuted = "its layers are mixtures of experts, and it has norms over the heads of q and k";
+  const int64_t step = in.size_or("decoder_sparse_step", 1);
+  if (step < 1) in.refuse(fmt::format("`decoder_sparse_step` is {}", step), "write 1, or a larger number");
+  c.model.experts = {.count = c.experts,
+                     .top_k = c.top_k,
+                     .ffn = c.moe_ffn,
+                     .normalise = in.flag_or("norm_topk_prob", false),
+                     .balance = in.number_or("router_aux_loss_coef", 0.0f),
+                     .dense_layers = in.leading_layers("mlp_only_layers"),
+                     .every = std::max<int64_t>(1, step)};
+  c.dense_layers = c.model.layers - c.model.mixture_layers();
 }
 
 void read_deepseek(ConfigReader& in, ModelConfig& c) {

@@ -31,7 +31,7 @@ struct ModelConfig {
   /// In `windowed_layers` of the layers a token sees `window` tokens, itself included.
   int64_t window = 0, windowed_layers = 0;
 
-  /// Layers from `dense_layers` on have `experts` of width `moe_ffn`, `top_k` for a token, and `shared_experts` of the same width
+  /// All but `dense_layers` of the layers have `experts` of width `moe_ffn`, `top_k` for a token, and `shared_experts` of the same width
   /// that every token passes; `router_bias`: a learned correction an expert. 0 experts: dense.
   int64_t experts = 0, top_k = 0, moe_ffn = 0, shared_experts = 0, dense_layers = 0;
   bool router_bias = false;

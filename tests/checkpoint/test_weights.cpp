@@ -94,6 +94,7 @@ TEST_CASE("each row of each parameter is in exactly one tensor, and tensors go t
       Model m = tiny_case(family).model;
       m.tied_embeddings = tied;
       if (family == Family::kLlama) REQUIRE(m.kv_heads < m.heads);  // groups of queries
+      m.qk_norm = family == Family::kLlama && tied;
       std::map<std::string, std::vector<ForeignTensor>> of;
       for (ForeignTensor& t : interop::foreign_tensors(m)) of[t.parameter].push_back(std::move(t));
       for (const ModelParameter& p : parameters_of(m)) {
@@ -199,6 +200,16 @@ Matrix norm(const Foreign& f, const Matrix& x, const std::string& name, double e
   return y;
 }
 
+/// Qwen3's q_norm and k_norm: each head by itself.
+void norm_heads(const Foreign& f, Matrix& x, const std::string& name, size_t d, double epsilon) {
+  for (auto& row : x)
+    for (size_t head = 0; head < row.size(); head += d) {
+      const auto from = row.begin() + static_cast<std::ptrdiff_t>(head), to = from + static_cast<std::ptrdiff_t>(d);
+      const Matrix y = norm(f, {std::vector<double>(from, to)}, name, epsilon, true);
+      std::ranges::copy(y[0], from);
+    }
+}
+
 /// Causal attention; q has heads * d columns, k and v kv_heads * d.
 Matrix attention(const Matrix& q, const Matrix& k, const Matrix& v, const Model& m) {
   const auto d = static_cast<size_t>(m.head_dim), heads = static_cast<size_t>(m.heads),
@@ -255,6 +266,8 @@ Matrix logits_llama(const Foreign& f, const Model& m, int64_t sequence, int64_t 
     const std::string p = fmt::format("model.layers.{}.", l);
     const Matrix n = norm(f, x, p + "input_layernorm", m.norm_epsilon, true);
     Matrix q = linear(f, n, p + "self_attn.q_proj.weight"), k = linear(f, n, p + "self_attn.k_proj.weight");
+    for (const auto& [heads, name] : {std::pair{&q, "q_norm"}, {&k, "k_norm"}})
+      if (m.qk_norm) norm_heads(f, *heads, p + "self_attn." + name, static_cast<size_t>(m.head_dim), m.norm_epsilon);
     rotate(q, static_cast<size_t>(m.head_dim), m.rope_theta);
     rotate(k, static_cast<size_t>(m.head_dim), m.rope_theta);
     add(x, linear(f, attention(q, k, linear(f, n, p + "self_attn.v_proj.weight"), m), p + "self_attn.o_proj.weight"));
@@ -296,6 +309,7 @@ TEST_CASE("the exported tensors, read as transformers reads them, give the loss 
   for (const Family family : {Family::kGpt, Family::kLlama})
     for (const bool tied : {false, true}) {
       Case c = weights_case(family, 1, 1, 1, 0, tied);
+      c.model.qk_norm = family == Family::kLlama && tied;  // as the small models of Qwen3
       c.train.learning_rate.peak = 0;
       c.train.grad_accumulation = 2;
       c.train.micro_batch = 1;

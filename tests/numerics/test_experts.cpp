@@ -11,6 +11,7 @@
 #include "plan/verify.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
+#include "sweeps/models.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
 #include "tests/numerics/matrix.h"
@@ -51,6 +52,37 @@ Subject subject_of(const Experts& experts, Optimizer optimizer, float dropout = 
   t.learning_rate.peak = optimizer == Optimizer::kSgd ? 1.0f : 0.01f;
   t.weight_decay = 0.1f;
   return {fmt::format("mixture of {} {}", experts.count, name_of(optimizer)), mixture(experts), t, 8};
+}
+
+/// Layers of two kinds, norms of heads, and what else surrounds routed experts. Of three layers the last, or the second, has them.
+Subject layered(bool sigmoid, Optimizer optimizer, float dropout = 0, float clip_norm = 0) {
+  Experts e = sigmoid ? kSigmoid : kSoftmax;
+  e.count = 8, e.groups = 4, e.groups_chosen = 2;
+  e.shared = sigmoid ? 2 : 1;
+  if (sigmoid)
+    e.dense_layers = 2;
+  else
+    e.every = 2;
+  Subject subject = subject_of(e, optimizer, dropout, clip_norm);
+  subject.name = fmt::format("layered {}", sigmoid ? "sigmoid" : "softmax");
+  subject.model.layers = 3;
+  subject.model.qk_norm = true;
+  return subject;
+}
+
+/// A config.json of Qwen3-MoE: the keys of Qwen3-30B-A3B, and small sizes.
+Model small_qwen3_moe() {
+  const auto model = sweeps::parse_model(
+      R"({"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 1, "decoder_sparse_step": 2,
+          "eos_token_id": 2, "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.15, "intermediate_size": 40,
+          "max_position_embeddings": 24, "max_window_layers": 4, "mlp_only_layers": [0, 1], "model_type": "qwen3_moe",
+          "moe_intermediate_size": 12, "norm_topk_prob": true, "num_attention_heads": 4, "num_experts": 8, "num_experts_per_tok": 2,
+          "num_hidden_layers": 4, "num_key_value_heads": 2, "output_router_logits": false, "rms_norm_eps": 1e-06, "rope_scaling": null,
+          "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": true,
+          "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false, "vocab_size": 64})",
+      "qwen3-moe");
+  SHARDLAB_CHECK(model.ok(), "{}", to_string(model.error()));
+  return *model;
 }
 
 struct Sizes {
@@ -125,6 +157,8 @@ TEST_CASE("expert parallel, canonical: shared among ranks, experts train to the 
                               {.dp = 4, .ep = 2, .accumulation = 2},
                               {.dp = 4, .ep = 2, .zero = 1},
                               {.dp = 2, .ep = 2, .zero = 1},
+                              {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2},
+                              {.dp = 2, .ep = 2, .zero = 3},
                               {.dp = 4, .ep = 2, .zero = 2, .accumulation = 2},
                               {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4}};
   for (const Subject& subject : {subject_of(kSoftmax, Optimizer::kSgd), subject_of(kSigmoid, Optimizer::kAdamW, 0.25f, 0.5f),
@@ -140,6 +174,59 @@ TEST_CASE("expert parallel, canonical: shared among ranks, experts train to the 
     cases.back().layout.bucket_bytes = 8192;
     train_all(subject, cases);
   }
+}
+
+TEST_CASE("layers of two kinds, shared experts, groups and norms of heads, canonical: every layout trains to the bits of the reference") {
+  constexpr Sizes kSizes[] = {{},
+                              {.dp = 2, .accumulation = 2},
+                              {.dp = 4, .zero = 1},
+                              {.dp = 2, .zero = 2, .accumulation = 2},
+                              {.dp = 2, .zero = 3, .accumulation = 2},
+                              {.pp = 3, .accumulation = 4},
+                              {.dp = 2, .ep = 2, .accumulation = 2},
+                              {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2},
+                              {.dp = 4, .ep = 4, .zero = 2, .accumulation = 2},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4}};
+  for (const Subject& subject : {layered(false, Optimizer::kSgd), layered(true, Optimizer::kAdamW, 0.25f, 0.5f)}) {
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes) cases.push_back(case_of(subject, sizes, true));
+    cases.push_back(case_of(subject, {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1}, true));
+    for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective, Recompute::kByLayer}) {
+      cases.push_back(case_of(subject, {.dp = 2, .ep = 2, .accumulation = 2}, true));
+      cases.back().layout.recompute = recompute;
+    }
+    cases.back().layout.recompute_options.layers = "1*full 1*attn.core+mlp.act@cpu 1*full@cpu";
+    cases.push_back(cases[1]);
+    cases.back().layout.recompute = Recompute::kFull;
+    cases.back().layout.recompute_options.every = 2;
+    cases.push_back(cases[2]);
+    cases.back().layout.bucket_bytes = 8192;
+    train_all(subject, cases);
+  }
+}
+
+TEST_CASE("a config.json of Qwen3-MoE is read and trains to the bits of the reference") {
+  Subject subject = subject_of(kSoftmax, Optimizer::kAdamW, 0, 1.0f);
+  subject.model = small_qwen3_moe();
+  REQUIRE(subject.model.mixture_layers() == 1);
+  train_all(subject, {case_of(subject, {}, true), case_of(subject, {.dp = 4, .ep = 2, .zero = 1}, true),
+                      case_of(subject, {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4}, true)});
+}
+
+TEST_CASE("norms of heads of a dense model, canonical: parts of sequences too train to the bits of the reference") {
+  Subject subject = subject_of({}, Optimizer::kSgd);
+  subject.name = "dense with norms of heads";
+  subject.model.qk_norm = true;
+  subject.train.seq_len = 32;
+  subject.model.max_positions = 32;
+  std::vector<Case> cases{case_of(subject, {}, true), case_of(subject, {.dp = 2, .zero = 3, .accumulation = 2}, true)};
+  for (const ContextKind kind : {ContextKind::kRing, ContextKind::kUlysses}) {
+    cases.push_back(case_of(subject, {.dp = 2, .accumulation = 4}, true));
+    cases.back().layout.cp = 2;
+    cases.back().layout.cp_kind = kind;
+    cases.back().name += fmt::format(" {}", name_of(kind));
+  }
+  train_all(subject, cases);
 }
 
 TEST_CASE("experts, fast: no layout is further from fp64 than 1.5 times one rank") {
@@ -183,33 +270,16 @@ std::string verdict(const Plan& plan) {
   return verdict.ok() ? "accepted" : to_string(verdict.error());
 }
 
-}  // namespace
+struct Damage {
+  std::string_view segment, label;
+  Phase phase;
+  std::function<void(Segment&, Op&)> with;
+  std::string_view says;
+};
 
-TEST_CASE("experts: a wrong route, count, weight or gradient is refused, and says what is wrong") {
-  const auto lowered = lower(case_of(subject_of(kSoftmax, Optimizer::kSgd), {.dp = 2, .accumulation = 2}, true));
-  REQUIRE(lowered.ok());
-  REQUIRE(verdict(*lowered) == "accepted");
-  struct Damage {
-    std::string_view segment, label;
-    Phase phase;
-    std::function<void(Segment&, Op&)> with;
-    std::string_view says;
-  };
-  const std::vector<Damage> damages{
-      {"layer.F", "moe.combine", Phase::kF, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.in"); }, "which no expert made"},
-      {"layer.B", "moe.combine", Phase::kI, [](Segment& s, Op& op) { op.reads[1] = slot(s, "rows.in"); },
-       "what the forward op of this label read"},
-      {"layer.B", "moe.down", Phase::kW, [](Segment& s, Op& op) { op.reads[1] = slot(s, "d.rows.in"); }, ""},
-      {"layer.B", "moe.up", Phase::kW, [](Segment& s, Op& op) { op.reads[1] = op.reads[0]; }, ""},
-      {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).normalise = false; }, "normalise"},
-      {"layer.B", "moe.route", Phase::kI, [](Segment&, Op& op) { std::get<Route>(op.work).tokens *= 2; }, "tokens"},
-      {"layer.F", "moe.dispatch", Phase::kF, [](Segment&, Op& op) { std::get<Dispatch>(op.work).experts = 4; }, "experts"},
-      {"layer.B", "moe.norm.y", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, "gradient"},
-      {"layer.B", "moe.down", Phase::kI, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.in"); }, "as a gradient"},
-      {"layer.F", "moe.up", Phase::kF, [](Segment&, Op& op) { std::get<GroupedLinear>(op.work).sources = 3; }, "sources=3"},
-  };
+void refuse_all(const Plan& good, const std::vector<Damage>& damages) {
   for (const Damage& damage : damages) {
-    Plan plan = *lowered;
+    Plan plan = good;
     INFO(damage.segment << " " << damage.label << " " << damage.says);
     REQUIRE(change(plan, damage.segment, damage.label, damage.phase, damage.with));
     const std::string said = verdict(plan);
@@ -217,6 +287,52 @@ TEST_CASE("experts: a wrong route, count, weight or gradient is refused, and say
     CHECK(said != "accepted");
     CHECK(said.find(damage.says) != std::string::npos);
   }
+}
+
+}  // namespace
+
+TEST_CASE("experts: a wrong route, count, weight or gradient is refused, and says what is wrong") {
+  const auto lowered = lower(case_of(subject_of(kSoftmax, Optimizer::kSgd), {.dp = 2, .accumulation = 2}, true));
+  REQUIRE(lowered.ok());
+  REQUIRE(verdict(*lowered) == "accepted");
+  const std::vector<Damage> damages{
+      {"layer.F", "moe.combine", Phase::kF, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.in"); }, "which no expert made"},
+      {"layer.B", "moe.combine", Phase::kI, [](Segment& s, Op& op) { op.reads[1] = slot(s, "rows.in"); },
+       "what the forward op of this label read"},
+      {"layer.B", "moe.down", Phase::kW, [](Segment& s, Op& op) { op.reads[1] = slot(s, "d.rows.in"); }, ""},
+      {"layer.B", "moe.up", Phase::kW, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, ""},
+      {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).normalise = false; }, "normalise"},
+      {"layer.B", "moe.route", Phase::kI, [](Segment&, Op& op) { std::get<Route>(op.work).tokens *= 2; }, "tokens"},
+      {"layer.F", "moe.dispatch", Phase::kF, [](Segment&, Op& op) { std::get<Dispatch>(op.work).experts = 4; }, "experts"},
+      {"layer.B", "moe.norm.y", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, "gradient"},
+      {"layer.B", "moe.down", Phase::kI, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.in"); }, "as a gradient"},
+      {"layer.F", "moe.up", Phase::kF, [](Segment&, Op& op) { std::get<GroupedLinear>(op.work).sources = 3; }, "sources=3"},
+  };
+  refuse_all(*lowered, damages);
+}
+
+TEST_CASE("what surrounds experts: a wrong norm of heads, shared expert or group is refused, and says what is wrong") {
+  const auto lowered = lower(case_of(layered(false, Optimizer::kSgd), {.dp = 2, .accumulation = 2}, true));
+  REQUIRE(lowered.ok());
+  REQUIRE(verdict(*lowered) == "accepted");
+  const auto passed_on = [](Segment&, Op& op) {  // not normed
+    op.work = Copy{};
+    op.reads.resize(1), op.writes.resize(1);
+  };
+  refuse_all(
+      *lowered,
+      {{"dense.B", "attn.qk_norm", Phase::kI, [](Segment&, Op& op) { std::swap(op.reads[2], op.reads[3]); }, "what the forward op"},
+       {"layer.B", "attn.qk_norm", Phase::kW, [](Segment&, Op& op) { std::swap(op.writes[0], op.writes[1]); }, "gradient"},
+       {"layer.B", "attn.qk_norm", Phase::kW, [](Segment& s, Op& op) { op.reads[1] = slot(s, "d.qkv"); }, "what the forward op"},
+       {"layer.B", "attn.qk_norm", Phase::kI, [](Segment& s, Op& op) { op.reads[0] = slot(s, "qkv.raw"); }, "as a gradient"},
+       {"dense.B", "attn.qk_norm", Phase::kI, passed_on, "is not the gradient of what"},
+       {"layer.F", "attn.qk_norm", Phase::kF, passed_on, "no forward op"},
+       {"layer.F", "attn.qk_norm", Phase::kF, [](Segment&, Op& op) { std::get<HeadNorm>(op.work).kv_heads = 4; }, "heads=4"},
+       {"layer.B", "attn.qk_norm", Phase::kI, [](Segment&, Op& op) { std::get<HeadNorm>(op.work).epsilon = 1; }, "epsilon"},
+       {"layer.B", "moe.shared", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, "gradient"},
+       {"layer.B", "moe.shared.down", Phase::kW, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.a"); }, ""},
+       {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).groups_chosen = 1; }, "groups"},
+       {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).groups = 3; }, "groups=3"}});
 }
 
 }  // namespace shardlab::testing

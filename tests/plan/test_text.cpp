@@ -98,7 +98,8 @@ std::vector<Work> every_work() {
                         Attention{}, Activation{},   SplitHeads{}, AttentionBlock{}, AttentionMerge{}, Residual{},
                         Dropout{},   CrossEntropy{}, Add{},        Fill{},           SumScalars{},     SquaredNorm{},
                         Sgd{},       AdamW{},        Copy{},       Kernel{},         Collective{},     Send{},
-                        Recv{},      Regroup{},      Route{},      Dispatch{},       GroupedLinear{},  Combine{}};
+                        Recv{},      Regroup{},      Route{},      Dispatch{},       GroupedLinear{},  Combine{},
+                        HeadNorm{}};
   for (int k = 1; k < 5; ++k) all.push_back(Collective{.kind = static_cast<CollectiveKind>(k)});
   REQUIRE(all.size() == std::variant_size_v<Work> + 4);
   return all;

@@ -114,6 +114,11 @@ std::vector<Golden> goldens() {
   experts.train.grad_accumulation = 2;
   experts.layout.recompute = Recompute::kFull;
   all.push_back({"expert-parallel-canonical", experts});
+  Case layered = tiny_case(Family::kLlama);
+  layered.model.qk_norm = true;
+  layered.model.experts = {.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .shared = 1, .dense_layers = 1, .groups = 2};
+  layered.layout.dp = layered.layout.ep = 2;
+  all.push_back({"experts-layered", layered});
   tp.train.precision = Precision::kFp8;
   all.push_back({"fp8", tp});
   tp.train.fp8_scaling = Fp8Scaling::kDelayed;

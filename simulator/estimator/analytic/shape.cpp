@@ -53,9 +53,12 @@ ModelShape shape_of(const Model& m) {
           .swiglu = llama,
           .rms_norm = llama,
           .biases = !llama,
+          .qk_norm = m.qk_norm,
           .experts = m.experts.count,
           .top_k = m.experts.top_k,
-          .moe_ffn = m.experts.ffn};
+          .moe_ffn = m.experts.ffn,
+          .shared_experts = m.experts.shared,
+          .dense_layers = m.is_mixture() ? m.layers - m.mixture_layers() : 0};
 }
 
 Result<void> check(const ModelShape& s) {

@@ -1,6 +1,7 @@
 #include "tests/numerics/reference/experts.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "tests/numerics/reference/functions.h"
@@ -66,6 +67,22 @@ std::vector<int64_t> largest(int64_t n, int64_t k, const auto& value) {
   return order;
 }
 
+/// Which experts a token may go to: those of the groups with the largest scores, of sigmoids the largest sums of two.
+template <class T>
+std::vector<int64_t> allowed(const Tensor<T>& p, const Experts& e) {
+  const int64_t each = e.count / e.groups;
+  Tensor<T> best;
+  for (int64_t g = 0; g < e.groups; ++g) {
+    Tensor<T> group = slice(p, g * each, each);
+    std::sort(group.begin(), group.end(), std::greater<T>());
+    best.push_back(e.sigmoid && each > 1 ? group[0] + group[1] : group[0]);
+  }
+  std::vector<int64_t> experts;
+  for (const int64_t g : largest(e.groups, e.groups_chosen, [&](int64_t i) { return at(best, i); }))
+    for (int64_t i = 0; i < each; ++i) experts.push_back(g * each + i);
+  return experts;
+}
+
 /// By expert: derivative of the loss for even use by the mean score, over the tokens of the step.
 template <class T>
 Tensor<T> uneven(const Mixed<T>& m, const Experts& e, int64_t s, int64_t tokens) {
@@ -100,7 +117,11 @@ Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Experts& e, in
   m.logits = linear<T>(x, w.router, nullptr, s, h, e.count);
   for (int64_t t = 0; t < s; ++t) {
     const Tensor<T> logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid), token = slice(x, t * h, h);
-    const std::vector<int64_t> chosen = largest(e.count, e.top_k, [&](int64_t i) { return at(logits, i); });
+    const std::vector<int64_t> among = allowed(p, e);
+    std::vector<int64_t> chosen;
+    for (const int64_t i : largest(static_cast<int64_t>(among.size()), e.top_k,
+                                   [&](int64_t j) { return at(logits, among[static_cast<size_t>(j)]); }))
+      chosen.push_back(among[static_cast<size_t>(i)]);
     const T sum = own_sum(p, chosen);
     Tensor<T> z;
     for (const int64_t expert : chosen) {

@@ -108,6 +108,68 @@ Tensor<T> norm_weight(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& 
   return dgamma;
 }
 
+namespace {
+
+/// Where the heads of q, or of k, begin in a token's row.
+std::vector<int64_t> rows_of_heads(const Heads& heads, bool keys) {
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < (keys ? heads.kv_heads : heads.heads); ++i) rows.push_back(keys ? heads.key(i) : heads.query(i));
+  return rows;
+}
+
+template <class T>
+Tensor<T> one_head(const Tensor<T>& qkv, const Heads& heads, int64_t token, int64_t row) {
+  const auto begin = qkv.begin() + token * heads.width() + row;
+  return Tensor<T>(begin, begin + heads.dim);
+}
+
+}  // namespace
+
+template <class T>
+Tensor<T> norm_heads(const Tensor<T>& qkv, const Heads& heads, const Tensor<T>& gamma_q, const Tensor<T>& gamma_k, float epsilon,
+                     int64_t s) {
+  Tensor<T> y = qkv;
+  for (int64_t t = 0; t < s; ++t)
+    for (const bool keys : {false, true})
+      for (const int64_t row : rows_of_heads(heads, keys)) {
+        const Normed<T> n = norm<T>(one_head(qkv, heads, t, row), keys ? gamma_k : gamma_q, nullptr, epsilon, 1, heads.dim);
+        std::copy(n.y.begin(), n.y.end(), y.begin() + t * heads.width() + row);
+      }
+  return y;
+}
+
+template <class T>
+HeadGradients<T> norm_heads_back(const Tensor<T>& dy, const Tensor<T>& qkv, const Heads& heads, const Tensor<T>& gamma_q,
+                                 const Tensor<T>& gamma_k, float epsilon, int64_t s) {
+  HeadGradients<T> g;
+  g.dqkv = dy;
+  for (const bool keys : {false, true}) {
+    const Tensor<T>& gamma = keys ? gamma_k : gamma_q;
+    const std::vector<int64_t> rows = rows_of_heads(heads, keys);
+    std::vector<std::vector<T>> inverse(static_cast<size_t>(s));
+    for (int64_t t = 0; t < s; ++t)
+      for (const int64_t row : rows) {
+        const Tensor<T> x = one_head(qkv, heads, t, row);
+        const Normed<T> n = norm<T>(x, gamma, nullptr, epsilon, 1, heads.dim);
+        const Tensor<T> dx = norm_input(one_head(dy, heads, t, row), x, gamma, n, false, 1, heads.dim);
+        std::copy(dx.begin(), dx.end(), g.dqkv.begin() + t * heads.width() + row);
+        inverse[static_cast<size_t>(t)].push_back(n.inverse[0]);
+      }
+    for (int64_t i = 0; i < heads.dim; ++i)
+      (keys ? g.gamma_k : g.gamma_q).push_back(tree<T>(16, [&](int64_t leaf) {
+        return tree<T>(static_cast<int64_t>(rows.size()), [&](int64_t head) {
+          T sum = 0;
+          for (int64_t t = leaf_begin(s, static_cast<int>(leaf)); t < leaf_begin(s, static_cast<int>(leaf) + 1); ++t) {
+            const int64_t place = t * heads.width() + rows[static_cast<size_t>(head)] + i;
+            sum += at(dy, place) * (at(qkv, place) * inverse[static_cast<size_t>(t)][static_cast<size_t>(head)]);
+          }
+          return sum;
+        });
+      }));
+  }
+  return g;
+}
+
 template <class T>
 void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s, const TokenOrder& order) {
   const int64_t half = heads.dim / 2;
@@ -373,6 +435,9 @@ void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t
   template Normed<T> norm(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, float, int64_t, int64_t);                        \
   template Tensor<T> norm_input(const Tensor<T>&, const Tensor<T>&, const Tensor<T>&, const Normed<T>&, bool, int64_t, int64_t); \
   template Tensor<T> norm_weight(const Tensor<T>&, const Tensor<T>&, const Normed<T>&, int64_t, int64_t);                        \
+  template Tensor<T> norm_heads(const Tensor<T>&, const Heads&, const Tensor<T>&, const Tensor<T>&, float, int64_t);              \
+  template HeadGradients<T> norm_heads_back(const Tensor<T>&, const Tensor<T>&, const Heads&, const Tensor<T>&,                  \
+                                            const Tensor<T>&, float, int64_t);                                                   \
   template void rope(Tensor<T>&, const Heads&, float, int, int64_t, const TokenOrder&);                                          \
   template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t, const TokenOrder&);                                    \
   template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t,              \

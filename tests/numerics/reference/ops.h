@@ -51,6 +51,18 @@ struct Heads {
   int64_t value(int64_t group) const { return key(group) + dim; }
 };
 
+/// Each head of q and of k of qkv[s, width] normed by itself (rms), values as they are.
+template <class T>
+Tensor<T> norm_heads(const Tensor<T>& qkv, const Heads& heads, const Tensor<T>& gamma_q, const Tensor<T>& gamma_k, float epsilon,
+                     int64_t s);
+template <class T>
+struct HeadGradients {
+  Tensor<T> dqkv, gamma_q, gamma_k;
+};
+template <class T>
+HeadGradients<T> norm_heads_back(const Tensor<T>& dy, const Tensor<T>& qkv, const Heads& heads, const Tensor<T>& gamma_q,
+                                 const Tensor<T>& gamma_k, float epsilon, int64_t s);
+
 /// Rotates the queries and keys of qkv[s, width] in place; `sign` -1 rotates back.
 template <class T>
 void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s, const TokenOrder& order = {});

@@ -45,13 +45,14 @@ template <class T>
 struct Trainer<T>::LayerState {
   Tensor<T> x;            // [s, h] input
   Normed<T> n1;           // [s, h]
+  Tensor<T> raw;          // [s, qkv_rows], before the norms of heads; empty where there are none
   Tensor<T> qkv;          // [s, qkv_rows], rotated
   Attended<T> attention;  // [s, heads * dim]
   Tensor<T> x1;           // [s, h] after attention
   Normed<T> n2;           // [s, h]
   Tensor<T> u;            // [s, up_rows]
   Tensor<T> a;            // [s, ffn]
-  Mixed<T> mixed;         // of a mixture of experts, in the place of u and a
+  Mixed<T> mixed;         // of a mixture of experts; u and a are then of the experts that every token passes
   Tensor<T> y;            // [s, h] output
 };
 
@@ -133,15 +134,24 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
   l.x = x;
   l.n1 = normed(x, name("attn.norm"));
   l.qkv = linear(l.n1.y, value(name("attn.wqkv")), bias(name("attn.bqkv")), s, h, model_.qkv_rows());
+  if (model_.qk_norm) {
+    l.raw = l.qkv;
+    l.qkv = norm_heads(l.raw, heads_, value(name("attn.q_norm.gamma")), value(name("attn.k_norm.gamma")), model_.norm_epsilon, s);
+  }
   if (model_.is_llama()) rope(l.qkv, heads_, model_.rope_theta, 1, s, order_);
   l.attention = attention(l.qkv, heads_, s, order_);
   Tensor<T> z = linear<T>(l.attention.o, value(name("attn.wo")), nullptr, s, inner, h);
   drop(z, layer, 1, sequence);
   l.x1 = add_residual(x, z, bias(name("attn.bo")), static_cast<size_t>(h));
   l.n2 = normed(l.x1, name("mlp.norm"));
-  if (model_.is_mixture()) {
+  if (model_.is_mixture(layer)) {
     l.mixed = mix(l.n2.y, experts(layer), model_.experts, s, h);
     z = l.mixed.z;
+    if (const int64_t shared = model_.experts.shared * model_.experts.ffn; shared > 0) {
+      l.u = linear<T>(l.n2.y, value(name("moe.shared.wup")), nullptr, s, h, 2 * shared);
+      l.a = activation(l.u, true);
+      z = add(z, linear<T>(l.a, value(name("moe.shared.wdown")), nullptr, s, shared, h));
+    }
     drop(z, layer, 2, sequence);
     l.y = add_residual<T>(l.x1, z, nullptr, static_cast<size_t>(h));
     return l;
@@ -216,7 +226,10 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
     gradients[index(name("moe.router"))] = std::move(g.router);
     gradients[index(name("moe.wup"))] = std::move(g.up);
     gradients[index(name("moe.wdown"))] = std::move(g.down);
-    return std::move(g.dx);
+    const int64_t shared = model_.experts.shared * model_.experts.ffn;
+    if (shared == 0) return std::move(g.dx);
+    const Tensor<T> du = activation_input(backward_linear(dz, l.a, "moe.shared.wdown", shared, h), l.u, true);
+    return add(g.dx, backward_linear(du, l.n2.y, "moe.shared.wup", h, 2 * shared));
   };
   const auto backward_mlp = [&](const Tensor<T>& dz) {
     const Tensor<T> da = backward_linear(dz, l.a, "mlp.wdown", model_.ffn, h);
@@ -228,7 +241,7 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
   backward_bias(dy, "mlp.bdown", h);
   Tensor<T> dz = dy;
   drop(dz, layer, 2, sequence);
-  const Tensor<T> dn2 = model_.is_mixture() ? backward_experts(dz) : backward_mlp(dz);
+  const Tensor<T> dn2 = model_.is_mixture(layer) ? backward_experts(dz) : backward_mlp(dz);
   const Tensor<T> dx1 = add(dy, backward_norm(dn2, l.x1, l.n2, name("mlp.norm"), gradients));
 
   backward_bias(dx1, "attn.bo", h);
@@ -237,6 +250,13 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
   const Tensor<T> dout = backward_linear(dz, l.attention.o, "attn.wo", inner, h);
   Tensor<T> dqkv = attention_input(dout, l.attention, l.qkv, heads_, s, order_);
   if (model_.is_llama()) rope(dqkv, heads_, model_.rope_theta, -1, s, order_);
+  if (model_.qk_norm) {
+    HeadGradients<T> g = norm_heads_back(dqkv, l.raw, heads_, value(name("attn.q_norm.gamma")), value(name("attn.k_norm.gamma")),
+                                         model_.norm_epsilon, s);
+    dqkv = std::move(g.dqkv);
+    gradients[index(name("attn.q_norm.gamma"))] = std::move(g.gamma_q);
+    gradients[index(name("attn.k_norm.gamma"))] = std::move(g.gamma_k);
+  }
   backward_bias(dqkv, "attn.bqkv", model_.qkv_rows());
   const Tensor<T> dn1 = backward_linear(dqkv, l.n1.y, "attn.wqkv", h, model_.qkv_rows());
   return add(dx1, backward_norm(dn1, l.x, l.n1, name("attn.norm"), gradients));
@@ -301,7 +321,8 @@ T Trainer<T>::objective(std::span<const int32_t> tokens) const {
   T total = loss(tokens);
   for (int64_t i = 0; i < sequences_ && model_.is_mixture(); ++i)
     for (const LayerState& layer : forward(tokens.subspan(static_cast<size_t>(i) * length, length), i).layers)
-      total += router_losses(layer.mixed, model_.experts, train_.seq_len, train_.seq_len * sequences_);
+      if (!layer.mixed.chosen.empty())
+        total += router_losses(layer.mixed, model_.experts, train_.seq_len, train_.seq_len * sequences_);
   return total;
 }
 
