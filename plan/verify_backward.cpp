@@ -1006,7 +1006,8 @@ void Replay::play_backward(const Act& act) {
   if (phase_of(act.op->work) == Phase::kW) check_parameters(act, node);
   const bool block = std::holds_alternative<AttentionBlock>(act.op->work);
   std::vector<std::optional<uint64_t>> sums;  // by result
-  for (size_t w = 0; w < act.writes.size(); ++w) sums.emplace_back(ChainRule::term_of(node, block ? w : 0));
+  for (size_t w = 0; w < act.writes.size(); ++w)
+    sums.emplace_back(ChainRule::term_of(node, way_of(act.op->work, w) == Way::kTerm ? w : 0));
   for (size_t i = 0; i < std::min(act.reads.size(), act.sources.size()); ++i)
     check_operand(act, i, node,
                   sums[std::min(act.sources[i].kind == Source::Kind::kTerm ? act.sources[i].index : 0, sums.size() - 1)]);

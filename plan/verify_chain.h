@@ -89,7 +89,8 @@ class ChainRule {
   /// Layers that a value has been through.
   int32_t depth(const Held& value) const { return node(maker(value)).depth; }
 
-  /// The gradient of read `input` that the backward op of node `n` makes. Only blocks of attention make two, of queries and of keys.
+  /// The gradient of read `input` that the backward op of node `n` makes. Two are made by a block of
+  /// attention, of queries and of keys, and by the sum over a token's experts, of their rows and of their weights.
   static uint64_t term_of(int32_t n, size_t input = 0) { return mix_term(n, input); }
 
   /// Node `n` read the value as a whole, and its backward op gives a term.
