@@ -223,10 +223,11 @@ std::string verdict_text(const Answer& a) {
   if (a.capacity <= 0) return "";
   const int64_t needs = a.worst().device();
   const double percent = 100 * share(needs, a.capacity);
+  const bool unsure = a.verdict() == whatif::Verdict::kTight || (a.verdict() == whatif::Verdict::kUnlikely && a.fits_outside());
   std::string text =
-      fmt::format("{}: a rank needs {} and may use {} ({:.1f} %), {} {}", a.fits() ? "fits" : "does not fit", bytes_text(needs),
-                  bytes_text(a.capacity), percent, bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()),
-                  a.fits() ? "are left" : "are missing");
+      fmt::format("{}{}: a rank needs {} and may use {} ({:.1f} %), {} {}", unsure ? "likely " : "",
+                  a.fits() ? "fits" : "does not fit", bytes_text(needs), bytes_text(a.capacity), percent,
+                  bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()), a.fits() ? "are left" : "are missing");
   const whatif::Interval range = a.device();
   if (!a.fits_outside())
     text += fmt::format("\nwhat is offloaded exceeds a rank's part of the node: {} of {} of host memory, {} of {} of NVMe",
@@ -234,8 +235,6 @@ std::string verdict_text(const Answer& a) {
                         bytes_text(a.worst().nvme_bytes), a.nvme_capacity > 0 ? bytes_text(a.nvme_capacity) : "an unknown size");
   if (!a.exact)
     text += fmt::format("\nnine of ten runs like it would need {} to {}", bytes_text(range.low), bytes_text(range.high));
-  if (a.verdict() == whatif::Verdict::kTight) text += ": it may not fit";
-  if (a.verdict() == whatif::Verdict::kUnlikely) text += ": it may fit";
   return text + "\n";
 }
 

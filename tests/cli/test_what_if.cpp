@@ -15,7 +15,7 @@ namespace shardlab::testing {
 namespace {
 
 const std::string kCase =
-    "model: tiny-llama\nmachine: {preset: hgx-h100-ndr, nodes: 1}\nseq_len: 256\nglobal_batch_tokens: 4Ki\ndp: 2\ntp: 2\n";
+    "model: llama-3.2-1b\nmachine: {preset: hgx-h100-ndr, nodes: 1}\nseq_len: 1Ki\nglobal_batch_tokens: 8Ki\ndp: 2\ntp: 2\n";
 
 double number(const Rows& rows, size_t row, const std::string& column) { return std::stod(cell(rows, row, column)); }
 
@@ -70,7 +70,7 @@ TEST_CASE("what-if answers each change and all of them, of a file, a point of a 
   const Output several = shardlab_program(scratch, "what-if " + sweep);
   CHECK(several.code == 2);
   CHECK(several.err.find("has 2 points") != std::string::npos);
-  CHECK(shardlab_program(scratch, "what-if " + sweep + " --case zero1 --free linear").code == 0);
+  CHECK(shardlab_program(scratch, "what-if " + sweep + " --case zero=1 --free linear").code == 0);
 }
 
 TEST_CASE("what-if refuses words that name nothing, with those that do") {
@@ -92,8 +92,8 @@ TEST_CASE("what-if refuses words that name nothing, with those that do") {
 
 TEST_CASE("trace summary: parts that add up to the step, rank by rank, from records or simulated") {
   const Scratch scratch;
-  const std::string file = scratch.write("case.yaml", kCase + "pp: 2\nmachine.nodes: 1\ntraces: all\n");
-  REQUIRE(shardlab_program(scratch, "run " + file + " --mode simulate --out " + (scratch / "run")).code == 0);
+  const std::string file = scratch.write("case.yaml", kCase + "pp: 2\n");
+  REQUIRE(shardlab_program(scratch, "run " + file + " --mode simulate --traces all --out " + (scratch / "run")).code == 0);
   const Output simulated = shardlab_program(scratch, "trace summary " + file + " --format csv");
   INFO(simulated.err);
   REQUIRE(simulated.code == 0);
@@ -129,7 +129,8 @@ TEST_CASE("trace convert: all ranks in one Chrome file, or one Kineto file each"
   REQUIRE(chrome.code == 0);
   // On one track of a viewer no two slices overlap.
   std::map<std::pair<int, int>, std::vector<std::pair<double, double>>> tracks;
-  for (const auto& e : nlohmann::json::parse(slurp(scratch / "t.json"))["traceEvents"])
+  const nlohmann::json trace = nlohmann::json::parse(slurp(scratch / "t.json"));
+  for (const auto& e : trace["traceEvents"])
     if (e["ph"] == "X") tracks[{e["pid"], e["tid"]}].emplace_back(e["ts"], e["ts"].get<double>() + e["dur"].get<double>());
   std::set<int> ranks;
   for (auto& [track, slices] : tracks) {

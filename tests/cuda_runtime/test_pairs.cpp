@@ -90,7 +90,7 @@ TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU 
 }
 
 TEST_CASE("what check lets through on a GPU the back end binds: a sample of the table, put there") {
-  const uint64_t shares = dealt(3, 9);
+  const uint64_t shares = dealt(3, 18);
   uint64_t number = 0;
   int bound = 0, refused = 0;
   for (const LegalPair& pair : legal_pairs()) {

@@ -147,7 +147,12 @@ TEST_CASE("no setting is lost: each other value changes the files, is left to th
                                                   "layout.parameter_server.staleness",
                                                   "layout.recompute_options.every",
                                                   "model.max_positions"};
-        const bool inert_here = inert.contains(key.path) || (key.path.starts_with("layout.fsdp.") && base.layout.zero < 3) ||
+        // Settings of a layer of experts, which this model does not have: `experts` itself is refused.
+        const std::set<std::string_view> of_experts = {
+            "model.top_k",  "model.moe_ffn",      "model.router",       "model.normalise_weights",
+            "model.z_loss", "model.balance_loss", "model.router_factor"};
+        const bool inert_here = inert.contains(key.path) || (of_experts.contains(key.path) && !base.model.is_mixture()) ||
+                                (key.path.starts_with("layout.fsdp.") && base.layout.zero < 3) ||
                                 (key.path == "layout.fsdp.prefetch") ||  // a note says whose choice it is
                                 (key.path == "layout.vpp" && base.layout.schedule != Schedule::kInterleaved) ||
                                 (key.path == "layout.sequence_parallel" && base.layout.tp == 1) ||

@@ -106,7 +106,7 @@ TEST_CASE("the reference moves, stays finite and is not a fixed point for every 
 TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   // The eight subjects of 8 sequences a step share the product so that each layout meets both optimizers, on different models. The
   // others add the batches that 8 sequences cannot be cut into.
-  const uint64_t shares = dealt(30, 120), others = dealt(1, 5);
+  const uint64_t shares = dealt(30, 240), others = dealt(1, 10);
   constexpr int kShown = 10;
   const auto layouts = testing::layouts();
   Coverage coverage;
@@ -126,7 +126,7 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
     auto rows = testing::rows_of(subject, layouts);
     if (subject.sequences == 16) std::erase_if(rows, [](const Case& c) { return c.train.grad_accumulation * c.layout.dp != 16; });
     const auto expected = expect<float>(subject);
-    rows = deal(std::move(rows), number / 2 + number % 2, subject.sequences == 8 ? shares : dealt(2, 8));
+    rows = deal(std::move(rows), number / 2 + number % 2, subject.sequences == 8 ? shares : dealt(2, 16));
     for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 8 * others))
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, 8 * others))
@@ -192,7 +192,7 @@ TEST_CASE("every schedule of the learning rate trains to the reference's bits, a
 }
 
 TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
-  const uint64_t shares = dealt(96, 384), others = dealt(1, 4);
+  const uint64_t shares = dealt(96, 768), others = dealt(1, 8);
   constexpr double kFloor = 1e-6;  // of the distance moved: about what rounding the parameters alone costs
   constexpr std::array algorithms{AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling,
                                   AlgorithmChoice::kDirect};
@@ -202,19 +202,21 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
   std::vector<Subject> subjects = testing::subjects();
   const size_t even = subjects.size();
   for (Subject& s : testing::uneven_subjects()) subjects.push_back(std::move(s));
+  for (Subject& s : testing::mixture_subjects()) subjects.push_back(std::move(s));
   for (Subject& subject : subjects) {
     // With its usual epsilon AdamW gives a gradient that is 0 but for rounding a full step of random sign.
     subject.train.epsilon = 1e-4f;
-    const bool is_even = number < even;
-    auto rows = testing::rows_of(subject, is_even ? layouts : uneven);
+    const bool is_even = number<even, mixture = subject.model.experts.count> 0;
+    auto rows = testing::rows_of(subject, mixture ? testing::expert_layouts() : is_even ? layouts : uneven);
     const auto expected = expect<double>(subject);
     Case serial = rows.front();
     serial.canonical = false;
+    if (mixture) serial.layout.overlap = false;
     REQUIRE(serial.layout == Layout{.overlap = false});
     const auto one_rank = train(serial);
     REQUIRE(one_rank.ok());
     const double bound = 1.5 * error_of(expected, *one_rank) + kFloor;
-    rows = deal(std::move(rows), number++, is_even ? shares : 6 * others);
+    rows = deal(std::move(rows), number++, mixture ? 1 : is_even ? shares : 6 * others);
     if (is_even)
       for (Case& config : deal(testing::rows_of(subject, testing::deep_layouts()), number, shares / 4))
         rows.push_back(std::move(config));

@@ -146,7 +146,7 @@ TEST_CASE("three runs of one's own correct their machine, and its file predicts 
   CHECK(error(scratch.write("again.csv", measured("./mine.yaml"))) < 4);
   // A memory question reads the file too.
   CHECK(testing::shardlab_program(
-            scratch, "memory --profile megatron --model llama-3.1-8b --devices 16 --tp 2 --machine " + (scratch / "mine.yaml"))
+            scratch, "memory --profile megatron --model llama-3.1-8b --devices 16 --tp 4 --machine " + (scratch / "mine.yaml"))
             .code == 0);
   CHECK(testing::shardlab_program(scratch, "calibrate --from " + own).code == 2);
   const std::string untimed = scratch.write("untimed.csv", header + "megatron,llama-3.1-8b,hgx-h100-ndr,16,1,1,8192,1048576,\n");
