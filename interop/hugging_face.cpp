@@ -71,11 +71,14 @@ class Names {
       add(p, layer + "mlp.gate_proj.weight", every_second(p.shape[0], 0));
       add(p, layer + "mlp.up_proj.weight", every_second(p.shape[0], 1));
     } else {
-      const std::pair<const char*, const char*> names[] = {
-          {"embed.tokens", "embed_tokens.weight"}, {"attn.norm.gamma", "input_layernorm.weight"},
-          {"attn.wo", "self_attn.o_proj.weight"},  {"mlp.norm.gamma", "post_attention_layernorm.weight"},
-          {"mlp.wdown", "mlp.down_proj.weight"},   {"final.norm.gamma", "norm.weight"},
-          {"attn.q_norm.gamma", "self_attn.q_norm.weight"}, {"attn.k_norm.gamma", "self_attn.k_norm.weight"}};
+      const std::pair<const char*, const char*> names[] = {{"embed.tokens", "embed_tokens.weight"},
+                                                           {"attn.norm.gamma", "input_layernorm.weight"},
+                                                           {"attn.wo", "self_attn.o_proj.weight"},
+                                                           {"mlp.norm.gamma", "post_attention_layernorm.weight"},
+                                                           {"mlp.wdown", "mlp.down_proj.weight"},
+                                                           {"final.norm.gamma", "norm.weight"},
+                                                           {"attn.q_norm.gamma", "self_attn.q_norm.weight"},
+                                                           {"attn.k_norm.gamma", "self_attn.k_norm.weight"}};
       for (const auto& [ours, theirs] : names)
         if (part == ours) return add(p, layer + theirs, all_rows(p.shape[0]));
       SHARDLAB_CHECK(part == "head.weight", "llama has no `{}`", p.name);

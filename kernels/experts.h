@@ -18,7 +18,7 @@ struct RouteShape {
   bool sigmoid = false, normalise = false;
   float factor = 1, balance = 0, z_loss = 0;
   int64_t groups = 1, groups_chosen = 1;  ///< experts are chosen within the best of so many groups
-  int64_t step_tokens = 1;  ///< tokens of the step, by which the two losses are divided
+  int64_t step_tokens = 1;                ///< tokens of the step, by which the two losses are divided
 };
 
 /// F. logits -> weights[sequences,tokens,top_k], choice of that shape, counts[ranks,leaves,experts / ranks]. leaves: 1, or a multiple of

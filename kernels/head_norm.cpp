@@ -23,10 +23,10 @@ void for_groups(const HeadNormShape& s, const Body& body) {
 }
 
 struct Rows {
-  float* heads;    ///< [heads, head_dim] of one leaf
-  float* leaves;   ///< [16, head_dim] of one sequence
-  float* all;      ///< [sequences, head_dim]
-  float* total;    ///< [head_dim]
+  float* heads;   ///< [heads, head_dim] of one leaf
+  float* leaves;  ///< [16, head_dim] of one sequence
+  float* all;     ///< [sequences, head_dim]
+  float* total;   ///< [head_dim]
   const float** at;
 };
 

@@ -94,8 +94,9 @@ double matmul_parameters(const Model& m) {
   const double attention = static_cast<double>(m.hidden) * static_cast<double>(m.qkv_rows() + m.heads * m.head_dim);
   const Experts& e = m.experts;
   const double mixtures = static_cast<double>(m.mixture_layers()), dense = static_cast<double>(m.layers) - mixtures;
-  const double rows = dense * static_cast<double>(m.up_rows() + m.ffn) +
-                      mixtures * (static_cast<double>(e.count) + static_cast<double>(e.top_k + e.shared) * 3 * static_cast<double>(e.ffn));
+  const double rows =
+      dense * static_cast<double>(m.up_rows() + m.ffn) +
+      mixtures * (static_cast<double>(e.count) + static_cast<double>(e.top_k + e.shared) * 3 * static_cast<double>(e.ffn));
   const double hidden = static_cast<double>(m.hidden);
   return static_cast<double>(m.layers) * attention + hidden * rows + static_cast<double>(m.vocab) * hidden;
 }
@@ -138,12 +139,13 @@ Result<void> check_experts(const Model& m) {
   if (e.shared < 0 || e.shared > kMostExperts)
     return refusal(fmt::format("model.shared_experts={}", e.shared), fmt::format("use 0 to {}", kMostExperts));
   if (e.dense_layers < 0 || e.every < 1 || m.mixture_layers() < 1)
-    return refusal(fmt::format("model.dense_layers={} model.moe_every={} of model.layers={}: no layer has experts", e.dense_layers, e.every,
-                               m.layers),
+    return refusal(fmt::format("model.dense_layers={} model.moe_every={} of model.layers={}: no layer has experts", e.dense_layers,
+                               e.every, m.layers),
                    "leave a layer for them, or set model.experts: 0");
   if (e.groups < 1 || e.count % e.groups != 0 || e.groups_chosen < 1 || e.groups_chosen > e.groups)
-    return refusal(fmt::format("model.router_groups={} model.router_groups_chosen={} of model.experts={}", e.groups, e.groups_chosen, e.count),
-                   "groups divide the experts, and a token chooses from 1 to all of them");
+    return refusal(
+        fmt::format("model.router_groups={} model.router_groups_chosen={} of model.experts={}", e.groups, e.groups_chosen, e.count),
+        "groups divide the experts, and a token chooses from 1 to all of them");
   if (e.top_k > e.groups_chosen * (e.count / e.groups))
     return refusal(fmt::format("model.top_k={}: {} groups of {} experts have fewer", e.top_k, e.groups_chosen, e.count / e.groups),
                    "raise model.router_groups_chosen, or lower model.top_k");

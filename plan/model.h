@@ -57,9 +57,7 @@ struct Model {
   bool is_llama() const { return family == Family::kLlama; }
   /// Whether some layers are mixtures of experts, and whether layer `layer` is.
   bool is_mixture() const { return experts.count > 0; }
-  bool is_mixture(int64_t layer) const {
-    return is_mixture() && layer >= experts.dense_layers && (layer + 1) % experts.every == 0;
-  }
+  bool is_mixture(int64_t layer) const { return is_mixture() && layer >= experts.dense_layers && (layer + 1) % experts.every == 0; }
   int64_t mixture_layers() const;
   /// Output rows of the fused q, k, v projection, grouped by kv head.
   int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }

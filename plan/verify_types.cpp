@@ -676,7 +676,8 @@ std::string Builder::settings_fault() const {
     if (stats.type.dtype != DType::f32)
       return fmt::format("%{} is {}, and statistics are f32", stats.name, name_of(stats.type.dtype));
     for (const size_t i : {size_t{0}, size_t{1}})
-      if (std::string fault = extent_fault(weight ? write_slot(i) : read_slot((forward ? 1 : 2) + i), 0, w.head_dim, "as wide as a head");
+      if (std::string fault =
+              extent_fault(weight ? write_slot(i) : read_slot((forward ? 1 : 2) + i), 0, w.head_dim, "as wide as a head");
           !fault.empty())
         return fault;
     return w.epsilon > 0 ? "" : fmt::format("epsilon={} is not positive", w.epsilon);
@@ -785,8 +786,8 @@ std::string Builder::settings_fault() const {
                          w.z_loss);
     if (w.groups < 1 || l.last() % w.groups != 0 || w.groups_chosen < 1 || w.groups_chosen > w.groups ||
         choice.type.shape.last() > w.groups_chosen * (l.last() / w.groups))
-      return fmt::format("groups={} groups_chosen={}: {} experts of %{} in whole groups, of which {} are chosen", w.groups, w.groups_chosen,
-                         l.last(), logits.name, choice.type.shape.last());
+      return fmt::format("groups={} groups_chosen={}: {} experts of %{} in whole groups, of which {} are chosen", w.groups,
+                         w.groups_chosen, l.last(), logits.name, choice.type.shape.last());
     if (w.tokens < 1 || w.tokens > kMaxTokens) return fmt::format("tokens={}: a mean is of 1 to {} tokens", w.tokens, kMaxTokens);
     if (std::string fault = extent_fault(choice, 0, l[0], "the sequences"); !fault.empty()) return fault;
     if (!forward) return integers({&choice});
@@ -887,9 +888,10 @@ std::string Builder::settings_fault() const {
       return "";
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
-  return std::visit(Overload{of_kernel, of_linear, of_attention, of_head_norm, of_split, of_block, of_merge, of_rope, of_activation, of_norm,
-                             of_residual, of_positions, of_loss, of_dropout, of_regroup, of_route, of_dispatch, of_grouped,
-                             of_combine, [](const auto&) { return std::string(); }},
+  return std::visit(Overload{of_kernel,   of_linear,    of_attention, of_head_norm,  of_split,
+                             of_block,    of_merge,     of_rope,      of_activation, of_norm,
+                             of_residual, of_positions, of_loss,      of_dropout,    of_regroup,
+                             of_route,    of_dispatch,  of_grouped,   of_combine,    [](const auto&) { return std::string(); }},
                     op_.work);
 }
 

@@ -409,23 +409,21 @@ Launch CpuBackend::bind_work(const BoundOp& op, const HeadNorm& w) {
   const bool forward = w.phase == Phase::kF;
   const kernels::HeadNormShape shape{tokens_of(op, *op.reads[forward ? 0 : 1].type), w.heads, w.kv_heads, w.head_dim};
   if (forward)
-    return with_table(kernels::head_norm_forward,
-                        kernels::HeadNormForward{.shape = shape,
-                                                 .qkv = floats(op.reads[0]),
-                                                 .gamma_q = floats(op.reads[1]),
-                                                 .gamma_k = floats(op.reads[2]),
-                                                 .y = mutable_floats(op.writes[0]),
-                                                 .stats = mutable_floats(op.writes[1]),
-                                                 .epsilon = w.epsilon});
+    return with_table(kernels::head_norm_forward, kernels::HeadNormForward{.shape = shape,
+                                                                           .qkv = floats(op.reads[0]),
+                                                                           .gamma_q = floats(op.reads[1]),
+                                                                           .gamma_k = floats(op.reads[2]),
+                                                                           .y = mutable_floats(op.writes[0]),
+                                                                           .stats = mutable_floats(op.writes[1]),
+                                                                           .epsilon = w.epsilon});
   if (w.phase == Phase::kI)
-    return with_table(kernels::head_norm_input,
-                        kernels::HeadNormInput{.shape = shape,
-                                               .dy = floats(op.reads[0]),
-                                               .qkv = floats(op.reads[1]),
-                                               .gamma_q = floats(op.reads[2]),
-                                               .gamma_k = floats(op.reads[3]),
-                                               .stats = floats(op.reads[4]),
-                                               .dqkv = mutable_floats(op.writes[0])});
+    return with_table(kernels::head_norm_input, kernels::HeadNormInput{.shape = shape,
+                                                                       .dy = floats(op.reads[0]),
+                                                                       .qkv = floats(op.reads[1]),
+                                                                       .gamma_q = floats(op.reads[2]),
+                                                                       .gamma_k = floats(op.reads[3]),
+                                                                       .stats = floats(op.reads[4]),
+                                                                       .dqkv = mutable_floats(op.writes[0])});
   for (size_t i = 0; i < op.writes.size() && w.accumulate; ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
   return with_scratch(op, kernels::head_norm_weight,
                       kernels::HeadNormWeight{.shape = shape,

@@ -59,13 +59,22 @@ class KeyWriter {
 
 /// What says nothing is left out: no path or list, no checkpoints, and no kind of what there is none of.
 bool is_unset(const Case& config, const CaseKey& key, const std::string& value) {
-  static constexpr std::string_view kOfExperts[] = {
-      "model.experts",           "model.top_k",         "model.moe_ffn",      "model.router",
-      "model.normalise_weights", "model.router_factor", "model.balance_loss", "model.z_loss",
-      "model.shared_experts",    "model.dense_layers",  "model.moe_every",    "model.router_groups",
-      "model.router_groups_chosen"};
+  static constexpr std::string_view kOfExperts[] = {"model.experts",
+                                                    "model.top_k",
+                                                    "model.moe_ffn",
+                                                    "model.router",
+                                                    "model.normalise_weights",
+                                                    "model.router_factor",
+                                                    "model.balance_loss",
+                                                    "model.z_loss",
+                                                    "model.shared_experts",
+                                                    "model.dense_layers",
+                                                    "model.moe_every",
+                                                    "model.router_groups",
+                                                    "model.router_groups_chosen"};
   if (config.model.experts == Experts{} && std::ranges::find(kOfExperts, key.path) != std::end(kOfExperts)) return true;
-  return value.empty() || (key.path == "checkpoint.save_every" && value == "0") || (key.path == "model.qk_norm" && value == "false") ||
+  return value.empty() || (key.path == "checkpoint.save_every" && value == "0") ||
+         (key.path == "model.qk_norm" && value == "false") ||
          (key.path == "layout.cp_kind" && value == name_of(ContextKind::kNone));
 }
 

@@ -44,7 +44,8 @@ Case probe_of(const Case& config) {
 Result<UnitSeconds> unit_seconds(const Case& config, const std::function<Result<Plan>(const Case&)>& lower,
                                  const PlacedCostModel& costs) {
   if (const Model& m = config.model; m.is_mixture() && m.mixture_layers() < m.layers)
-    return refusal(fmt::format("stages are dealt evenly by time where layers are alike, and {} of {} have experts", m.mixture_layers(), m.layers),
+    return refusal(fmt::format("stages are dealt evenly by time where layers are alike, and {} of {} have experts",
+                               m.mixture_layers(), m.layers),
                    "name a schedule, and stage_layers where they are to be uneven");
   const auto plan = lower(probe_of(config));
   if (!plan.ok()) return plan.error();

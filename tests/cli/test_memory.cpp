@@ -161,8 +161,7 @@ TEST_CASE("memory of models that are only predicted") {
   check_answer(v3);
   CHECK(v3["parameters"] == 671'026'419'200);
   CHECK(v3["stages"].size() == 16);
-  const Output own =
-      shardlab_program(scratch, "memory --model glm-4.5-air --machine hgx-h100-ndr --devices 8 --profile shardlab");
+  const Output own = shardlab_program(scratch, "memory --model glm-4.5-air --machine hgx-h100-ndr --devices 8 --profile shardlab");
   CHECK(own.code == 2);
   CHECK(own.err.find("is not executed: its layers are mixtures of experts") != std::string::npos);
   CHECK(own.err.find("--profile") != std::string::npos);
@@ -194,7 +193,8 @@ TEST_CASE("model list and show tell what is executed and what is only predicted"
   int64_t all = 0;
   for (const auto& row : nlohmann::json::parse(show.out)) all += row["count"].get<int64_t>() * row["elements"].get<int64_t>();
   CHECK(all == 671'026'419'200);
-  CHECK(shardlab_program(scratch, "model show qwen2.5-7b").out.find("predicted, not executed: its projections") != std::string::npos);
+  CHECK(shardlab_program(scratch, "model show qwen2.5-7b").out.find("predicted, not executed: its projections") !=
+        std::string::npos);
   const std::string huge = scratch.write("huge.json", R"({"model_type": "mixtral", "hidden_size": 2147483647,
       "num_hidden_layers": 2147483647, "num_attention_heads": 1, "head_dim": 2147483646, "intermediate_size": 2147483647,
       "vocab_size": 2147483647, "num_local_experts": 2147483647, "num_experts_per_tok": 2})");

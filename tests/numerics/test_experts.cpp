@@ -176,7 +176,8 @@ TEST_CASE("expert parallel, canonical: shared among ranks, experts train to the 
   }
 }
 
-TEST_CASE("layers of two kinds, shared experts, groups and norms of heads, canonical: every layout trains to the bits of the reference") {
+TEST_CASE(
+    "layers of two kinds, shared experts, groups and norms of heads, canonical: every layout trains to the bits of the reference") {
   constexpr Sizes kSizes[] = {{},
                               {.dp = 2, .accumulation = 2},
                               {.dp = 4, .zero = 1},

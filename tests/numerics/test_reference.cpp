@@ -112,7 +112,8 @@ TEST_CASE("gradients of mixtures of experts equal central differences of the obj
   model.experts = {.count = 5, .top_k = 3, .ffn = 3, .sigmoid = true, .factor = 2.5f, .balance = 0.7f, .z_loss = 0.3f};
   check_gradients(model, 0);
   // The second layer alone has experts, in groups, beside one that every token passes; heads of q and k are normed.
-  model.experts = {.count = 6, .top_k = 2, .ffn = 3, .sigmoid = true, .shared = 2, .dense_layers = 1, .groups = 3, .groups_chosen = 2};
+  model.experts = {
+      .count = 6, .top_k = 2, .ffn = 3, .sigmoid = true, .shared = 2, .dense_layers = 1, .groups = 3, .groups_chosen = 2};
   model.qk_norm = true;
   check_gradients(model, 0);
 }

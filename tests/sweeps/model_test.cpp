@@ -249,7 +249,8 @@ TEST_CASE("families that are predicted are read whole, and refused as cases with
   CHECK(message(R"(, "decoder_sparse_step": 2)") == "accepted, with experts: 1 3");
   CHECK(message(R"(, "decoder_sparse_step": 2, "mlp_only_layers": [0, 1])") == "accepted, with experts: 3");
   CHECK(message(R"(, "decoder_sparse_step": 0)") == "`decoder_sparse_step` is 0");
-  CHECK(message(R"(, "decoder_sparse_step": 5)") == "model.dense_layers=0 model.moe_every=5 of model.layers=4: no layer has experts");
+  CHECK(message(R"(, "decoder_sparse_step": 5)") ==
+        "model.dense_layers=0 model.moe_every=5 of model.layers=4: no layer has experts");
   CHECK(message(R"(, "num_experts_per_tok": 9)") == "model.top_k=9 of model.experts=8");
   CHECK(message(R"(, "num_experts": 99999999999)") == "model.experts=99999999999");
   CHECK(message(R"(, "num_experts": -1)") == "model.experts=-1");

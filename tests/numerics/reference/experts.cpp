@@ -119,8 +119,8 @@ Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Experts& e, in
     const Tensor<T> logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid), token = slice(x, t * h, h);
     const std::vector<int64_t> among = allowed(p, e);
     std::vector<int64_t> chosen;
-    for (const int64_t i : largest(static_cast<int64_t>(among.size()), e.top_k,
-                                   [&](int64_t j) { return at(logits, among[static_cast<size_t>(j)]); }))
+    for (const int64_t i :
+         largest(static_cast<int64_t>(among.size()), e.top_k, [&](int64_t j) { return at(logits, among[static_cast<size_t>(j)]); }))
       chosen.push_back(among[static_cast<size_t>(i)]);
     const T sum = own_sum(p, chosen);
     Tensor<T> z;

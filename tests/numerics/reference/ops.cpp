@@ -427,27 +427,27 @@ void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t
   }
 }
 
-#define SHARDLAB_REFERENCE_OPS(T)                                                                                                \
-  template Tensor<T> linear(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, int64_t, int64_t, int64_t);                    \
-  template Tensor<T> linear_input(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                                \
-  template Tensor<T> linear_weight(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                               \
-  template Tensor<T> bias_gradient(const Tensor<T>&, int64_t, int64_t);                                                          \
-  template Normed<T> norm(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, float, int64_t, int64_t);                        \
-  template Tensor<T> norm_input(const Tensor<T>&, const Tensor<T>&, const Tensor<T>&, const Normed<T>&, bool, int64_t, int64_t); \
-  template Tensor<T> norm_weight(const Tensor<T>&, const Tensor<T>&, const Normed<T>&, int64_t, int64_t);                        \
+#define SHARDLAB_REFERENCE_OPS(T)                                                                                                 \
+  template Tensor<T> linear(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, int64_t, int64_t, int64_t);                     \
+  template Tensor<T> linear_input(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                                 \
+  template Tensor<T> linear_weight(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                                \
+  template Tensor<T> bias_gradient(const Tensor<T>&, int64_t, int64_t);                                                           \
+  template Normed<T> norm(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, float, int64_t, int64_t);                         \
+  template Tensor<T> norm_input(const Tensor<T>&, const Tensor<T>&, const Tensor<T>&, const Normed<T>&, bool, int64_t, int64_t);  \
+  template Tensor<T> norm_weight(const Tensor<T>&, const Tensor<T>&, const Normed<T>&, int64_t, int64_t);                         \
   template Tensor<T> norm_heads(const Tensor<T>&, const Heads&, const Tensor<T>&, const Tensor<T>&, float, int64_t);              \
-  template HeadGradients<T> norm_heads_back(const Tensor<T>&, const Tensor<T>&, const Heads&, const Tensor<T>&,                  \
-                                            const Tensor<T>&, float, int64_t);                                                   \
-  template void rope(Tensor<T>&, const Heads&, float, int, int64_t, const TokenOrder&);                                          \
-  template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t, const TokenOrder&);                                    \
-  template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t,              \
-                                     const TokenOrder&);                                                                         \
-  template Tensor<T> embedding_weight(const int32_t*, const Tensor<T>&, int64_t, int64_t, int64_t);                              \
-  template Tensor<T> activation(const Tensor<T>&, bool);                                                                         \
-  template Tensor<T> activation_input(const Tensor<T>&, const Tensor<T>&, bool);                                                 \
-  template void dropout(Tensor<T>&, float, const RandomKey&, uint64_t);                                                          \
-  template Entropy<T> cross_entropy(const Tensor<T>&, const int32_t*, int64_t, int64_t, int64_t);                                \
-  template void sgd(Tensor<T>&, const Tensor<T>&, float, float);                                                                 \
+  template HeadGradients<T> norm_heads_back(const Tensor<T>&, const Tensor<T>&, const Heads&, const Tensor<T>&, const Tensor<T>&, \
+                                            float, int64_t);                                                                      \
+  template void rope(Tensor<T>&, const Heads&, float, int, int64_t, const TokenOrder&);                                           \
+  template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t, const TokenOrder&);                                     \
+  template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t,               \
+                                     const TokenOrder&);                                                                          \
+  template Tensor<T> embedding_weight(const int32_t*, const Tensor<T>&, int64_t, int64_t, int64_t);                               \
+  template Tensor<T> activation(const Tensor<T>&, bool);                                                                          \
+  template Tensor<T> activation_input(const Tensor<T>&, const Tensor<T>&, bool);                                                  \
+  template void dropout(Tensor<T>&, float, const RandomKey&, uint64_t);                                                           \
+  template Entropy<T> cross_entropy(const Tensor<T>&, const int32_t*, int64_t, int64_t, int64_t);                                 \
+  template void sgd(Tensor<T>&, const Tensor<T>&, float, float);                                                                  \
   template void adamw(Tensor<T>&, Tensor<T>&, Tensor<T>&, const Tensor<T>&, int64_t, const AdamWRecipe&);
 SHARDLAB_REFERENCE_OPS(float)
 SHARDLAB_REFERENCE_OPS(double)
