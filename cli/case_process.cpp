@@ -9,6 +9,7 @@
 
 #include "cli/children.h"
 #include "cli/common.h"
+#include "cli/execution.h"
 #include "cli/interrupt.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
@@ -41,9 +42,7 @@ Result<void> validation_fits(const Case& config, const PlacedRun& training) {
 }
 
 /// Its ranks are in several processes.
-bool is_shared_out(const Case& config) {
-  return config.transport == TransportKind::kProcesses || config.transport == TransportKind::kTcp;
-}
+bool is_shared_out(const Case& config) { return is_between_processes(config.transport); }
 
 }  // namespace
 
@@ -103,7 +102,9 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
         {outcome.case_id, to_yaml(outcome.config), to_yaml(outcome.config.machine), place.server, place.token, timeout_s, traces},
         *server);
   Children children;
-  for (; place.process < (seated ? 1 : *processes); ++place.process) {
+  const bool launches = outcome.config.transport == TransportKind::kMpi && !seated;
+  if (launches) place.launcher = launched_by(share_.launcher, *processes, {});
+  for (; place.process < (seated || launches ? 1 : *processes); ++place.process) {
     children.add(start_child(program_, files, traces, place));
     place.group = children.processes.front();
   }
@@ -113,7 +114,13 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
   std::vector<int> statuses = children.statuses;
   if (seated) {
     if (children.any_failed() || !children.all_ended()) server->fail("process 0 has ended");  // where nobody has said more
-    const std::vector<SeatEnd> ends = seats_->collect();
+    std::vector<SeatEnd> ends;
+    try {
+      ends = seats_->collect();
+    } catch (const WorldError&) {
+      if (children.all_ended() && !children.any_failed()) throw;
+      // A process of the job is lost, and the case has said why by itself. Those that follow are told so.
+    }
     for (size_t i = 1; i < ends.size(); ++i) {
       statuses.push_back(ends[i].status);
       write_file_atomically(files.log(static_cast<int>(i)), ends[i].log);
@@ -203,6 +210,11 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   }
   if (mode == Mode::kSimulate) return outcome;
   if (const auto processes = processes_of(config, share_); !processes.ok()) return refused(std::move(outcome), processes.error());
+  if (config.transport == TransportKind::kMpi && seats_ != nullptr && std::exchange(mpi_used_, true)) {
+    const Error twice{ExitCode::kUsage, "a second case over mpi in one job of a launcher, which can start MPI once",
+                      "shardlab launch -n N run ..., which calls the launcher for each case (--launcher)", ""};
+    return refused(std::move(outcome), twice);
+  }
   if (config.checkpoint.resume.empty())
     if (const auto timed = check_timed_steps(config, 0); !timed.ok()) return ended_by(std::move(outcome), timed.error());
   if (const auto fit = validation_fits(config, *placed); !fit.ok()) {

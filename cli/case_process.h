@@ -22,11 +22,14 @@ inline constexpr int kAskForPicture = SIGUSR1;
 /// The environment variable with what a process must know to join its group (`Control`). Not on the command line, which others see.
 inline constexpr const char* kGroupToken = "SHARDLAB_GROUP_TOKEN";
 
-/// How the ranks of a case with `transport: processes` or `tcp` are shared out.
+/// How the ranks of a case whose transport is between processes are shared out.
 struct ProcessShare {
-  int processes = 0;          ///< as many for every case; 0: as `ranks_per_process` asks
-  int ranks_per_process = 0;  ///< 0: 1, where `processes` does not tell
+  int processes = 0;                ///< as many for every case; 0: as `ranks_per_process` asks
+  int ranks_per_process = 0;        ///< 0: 1, where `processes` does not tell
+  std::string launcher = "mpirun";  ///< what starts the processes of a case with `transport: mpi`; `-n N` follows
 };
+/// The number of a process of a case that its launcher gives (`measure-case --process`).
+inline constexpr int kOwnNumber = -1;
 /// Processes of a case; 1 where its ranks are threads. Refuses ranks that cannot be shared out evenly.
 Result<int> processes_of(const Case& config, const ProcessShare& share);
 
@@ -38,7 +41,8 @@ class ProcessCaseRunner final : public CaseRunner {
   /// `traces` says which cases leave their traces. `seats`: the other processes of a job, which take their parts of the cases whose
   /// ranks are shared out; none: all processes of a case are started here.
   ProcessCaseRunner(std::string directory, std::string program, const std::atomic<bool>& interrupted, std::string replay = {},
-                    Resolution resolution = Resolution::kTimeline, Traces traces = Traces::kMeasured, ProcessShare share = {}, Seats* seats = nullptr)
+                    Resolution resolution = Resolution::kTimeline, Traces traces = Traces::kMeasured, ProcessShare share = {},
+                    Seats* seats = nullptr)
       : directory_(std::move(directory)),
         program_(std::move(program)),
         replay_(std::move(replay)),
@@ -63,6 +67,7 @@ class ProcessCaseRunner final : public CaseRunner {
   ProcessShare share_;
   Seats* seats_;
   bool machine_written_ = false;  ///< measured cases run one at a time
+  bool mpi_used_ = false;         ///< the job's launcher has started MPI for a case
   const std::atomic<bool>& interrupted_;
 };
 

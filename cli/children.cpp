@@ -8,11 +8,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include "cli/case_process.h"
@@ -23,13 +27,36 @@
 
 namespace shardlab::cli {
 
+namespace {
+
+/// In a child: a program by its path, or by its name where there is no path.
+[[noreturn]] void become(const std::vector<char*>& arguments) {
+  execvp(arguments.front(), arguments.data());
+  fmt::print(stderr, "{} cannot be started: {}\n", arguments.front(), std::strerror(errno));
+  std::fflush(stderr);
+  _exit(static_cast<int>(ExitCode::kEnvironment));
+}
+
+}  // namespace
+
+std::vector<std::string> launched_by(const std::string& launcher, int processes, const std::vector<std::string>& words) {
+  std::istringstream from(launcher);
+  std::vector<std::string> all{std::istream_iterator<std::string>(from), {}};
+  all.insert(all.end(), {"-n", std::to_string(processes)});
+  all.insert(all.end(), words.begin(), words.end());
+  return all;
+}
+
 pid_t start_child(const std::string& program, const CaseFiles& files, bool traces, const ChildPlace& place) {
   const std::string log_path = files.log(place.process);
-  std::vector<std::string> words{program, "measure-case", files.directory};
+  const bool launches = !place.launcher.empty();
+  std::vector<std::string> words = place.launcher;
+  words.insert(words.end(), {program, "measure-case", files.directory});
   if (!traces) words.emplace_back("--no-traces");
   if (!place.server.empty())
-    for (const std::string& word : {std::string("--group"), place.server, std::string("--process"), std::to_string(place.process),
-                                    std::string("--processes"), std::to_string(place.processes)})
+    for (const std::string& word :
+         {std::string("--group"), place.server, std::string("--process"), std::to_string(launches ? kOwnNumber : place.process),
+          std::string("--processes"), std::to_string(place.processes)})
       words.push_back(word);
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
@@ -56,8 +83,7 @@ pid_t start_child(const std::string& program, const CaseFiles& files, bool trace
     dup2(log, STDERR_FILENO);
   }
   if (!place.token.empty()) setenv(kGroupToken, place.token.c_str(), 1);
-  execv(program.c_str(), arguments.data());
-  _exit(static_cast<int>(ExitCode::kEnvironment));
+  become(arguments);
 }
 
 pid_t start_process(const std::vector<std::string>& words, const std::string& token, pid_t group) {
@@ -75,8 +101,7 @@ pid_t start_process(const std::vector<std::string>& words, const std::string& to
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(static_cast<int>(ExitCode::kEnvironment));
   setenv(kGroupToken, token.c_str(), 1);
-  execv(arguments.front(), arguments.data());
-  _exit(static_cast<int>(ExitCode::kEnvironment));
+  become(arguments);
 }
 
 std::string new_token() {

@@ -21,6 +21,8 @@ struct ChildPlace {
   int process = 0, processes = 1;
   std::string server, token;
   pid_t group = 0;  ///< the process group to join; 0: one of its own
+  /// Of MPI: starts all processes, each of which finds its number. None: this is one of them.
+  std::vector<std::string> launcher = {};
 };
 
 /// Starts `program measure-case directory`, its output in a log of the case. Throws WorldError where no process can be made.
@@ -29,6 +31,8 @@ pid_t start_child(const std::string& program, const CaseFiles& files, bool trace
 /// Starts `words` (a program and its arguments) with this process's own output, in the process group `group`, 0: one of its own, and
 /// with `token` in the environment. It ends with the thread that starts it. Throws WorldError where no process can be made.
 pid_t start_process(const std::vector<std::string>& words, const std::string& token, pid_t group);
+/// `launcher -n N words`: how a launcher of MPI starts a program. `launcher` is split at blanks.
+std::vector<std::string> launched_by(const std::string& launcher, int processes, const std::vector<std::string>& words);
 /// What nobody else knows, for a group that is started here.
 std::string new_token();
 

@@ -32,6 +32,7 @@ struct CommFlags {
   PlacementFlags placement;
   std::string transport = "threads", collectives = "all", dtype = "f32", reduce = "sum", algorithm = "auto", format, output,
               machine;
+  std::string launcher = "mpirun";
   std::string min_bytes = "1Ki", max_bytes = "16Mi";
   int ranks = 0, processes = 0, per_node = 0, warmup = 2, iterations = 10;
   double factor = 4, timeout_s = 60;
@@ -77,8 +78,9 @@ Result<int64_t> bytes_in(const char* flag, const std::string& text) {
 
 Result<CommOptions> options_of(const CommFlags& flags) {
   CommOptions o;
-  const auto transport =
-      word_in("--transport", flags.transport, std::array{TransportKind::kThreads, TransportKind::kProcesses, TransportKind::kTcp});
+  const auto transport = word_in("--transport", flags.transport,
+                                 std::array{TransportKind::kThreads, TransportKind::kProcesses, TransportKind::kTcp,
+                                            TransportKind::kGloo, TransportKind::kMpi});
   if (!transport.ok()) return transport.error();
   o.transport = *transport;
   std::string allowed = "all";
@@ -241,7 +243,8 @@ Result<ExitCode> measure_in_group(const CommOptions& options, const CommFlags& f
 }
 
 /// Starts the processes, each with its place in the group, and waits for them.
-Result<ExitCode> measure_in_processes(const CommOptions& options, int processes, const Invocation& invocation) {
+Result<ExitCode> measure_in_processes(const CommOptions& options, int processes, const std::string& launcher,
+                                      const Invocation& invocation) {
   Endpoint endpoint;
   {
     const auto listener = listen_at(endpoint);  // a port that is free
@@ -249,10 +252,13 @@ Result<ExitCode> measure_in_processes(const CommOptions& options, int processes,
   }
   const std::string token = new_token();
   Children children;
-  for (int p = 0; p < processes; ++p) {
+  std::vector<std::string> own = invocation.words;
+  own.front() = invocation.program;
+  const bool launches = options.transport == TransportKind::kMpi;
+  if (launches) children.add(start_process(launched_by(launcher, processes, own), token, 0));
+  for (int p = 0; !launches && p < processes; ++p) {
     const Placement place{.rank = p, .world_size = processes, .master = endpoint, .token = token, .by = ""};
-    std::vector<std::string> words = invocation.words;
-    words.front() = invocation.program;
+    std::vector<std::string> words = own;
     const std::vector<std::string> more = words_of(place);
     words.insert(words.end(), more.begin(), more.end());
     children.add(start_process(words, token, children.processes.empty() ? 0 : children.processes.front()));
@@ -299,11 +305,12 @@ Result<ExitCode> comm(const CommFlags& flags, const Invocation& invocation) {
   if (!options.ok()) return options.error();
   const auto placement = find_placement(flags.placement, process_environment());
   if (!placement.ok()) return placement.error();
-  const bool placed = flags.placement.any() && *placement && (*placement)->world_size > 1;
+  const bool mpi = options->transport == TransportKind::kMpi;
+  const bool placed = *placement && (mpi || (flags.placement.any() && (*placement)->world_size > 1));
   const bool apart = options->transport != TransportKind::kThreads;
   int processes = placed ? (*placement)->world_size : flags.processes;
   if (!apart && (placed || processes > 1))
-    return refusal("--transport threads in several processes", "use --transport processes or tcp");
+    return refusal("--transport threads in several processes", "use --transport processes, tcp or gloo");
   options->ranks = flags.ranks > 0 ? flags.ranks : std::max(processes, 2);
   if (processes == 0) processes = apart ? options->ranks : 1;
   if (options->ranks % processes != 0)
@@ -314,7 +321,7 @@ Result<ExitCode> comm(const CommFlags& flags, const Invocation& invocation) {
     return refusal(fmt::format("{} ranks, {} on each node", options->ranks, options->per_node),
                    "set --per-node to a divisor of the ranks");
   if (placed) return measure_in_group(*options, flags, **placement, invocation);
-  if (apart) return measure_in_processes(*options, processes, invocation);
+  if (apart) return measure_in_processes(*options, processes, flags.launcher, invocation);
   const auto rows = measure_comm(*options, nullptr);
   if (!rows.ok()) return rows.error();
   return say(*rows, *options, flags, {describe_environment("").host}, invocation);
@@ -326,10 +333,12 @@ void add_comm(CLI::App& app, Action& action, const Invocation& invocation) {
   auto* verb = app.add_subcommand(
       "comm", "measures collectives on a transport, as nccl-tests does; --import takes nccl-tests' output into a machine file");
   auto flags = std::make_shared<CommFlags>();
-  verb->add_option("--transport", flags->transport, "threads, processes or tcp; threads by default");
+  verb->add_option("--transport", flags->transport, "threads, processes, tcp, gloo or mpi; threads by default");
   verb->add_option("--ranks", flags->ranks, "ranks; as many as processes by default, 2 where they are threads")
       ->check(number_in(2, 4096));
   verb->add_option("-n,--processes", flags->processes, "processes to start; one a rank by default")->check(number_in(1, 4096));
+  verb->add_option("--launcher", flags->launcher,
+                   "with --transport mpi: the command that starts the processes, `-n N` follows; mpirun by default");
   verb->add_option("--collectives", flags->collectives,
                    "all, or some of all_reduce, reduce_scatter, all_gather, broadcast, all_to_all");
   verb->add_option("--algorithm", flags->algorithm, "auto, ring, halving-doubling, direct, tree or hierarchical");

@@ -6,6 +6,7 @@
 
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/execution.h"
 #include "cli/namespaces.h"
 #include "cli/placement.h"
 #include "cli/verbs.h"
@@ -18,6 +19,8 @@
 #include "reports/format.h"
 #include "runtime/cuda/api.h"
 #include "runtime/cuda/nccl_api.h"
+#include "runtime/gloo_transport.h"
+#include "runtime/mpi_library.h"
 
 namespace shardlab::cli {
 namespace {
@@ -104,6 +107,16 @@ Check place_in_job(const PlacementFlags& flags) {
   return {"place in a job", to_string(**placement), ""};
 }
 
+/// The libraries that messages between processes may go over.
+std::vector<Check> wire_checks() {
+  std::vector<Check> checks;
+  const auto gloo = GlooLibrary::open(gloo_file());
+  checks.push_back({"Gloo", gloo.ok() ? "ok" : gloo.error().message, gloo.ok() ? "" : gloo.error().hint});
+  const auto mpi = open_mpi(mpi_files());
+  checks.push_back({"MPI", mpi.ok() ? (*mpi)->version() : mpi.error().message, mpi.ok() ? "" : mpi.error().hint});
+  return checks;
+}
+
 Result<ExitCode> doctor(const std::string& format_name, const PlacementFlags& placement) {
   const auto format = parse_format(format_name);
   if (!format.ok()) return format.error();
@@ -119,6 +132,7 @@ Result<ExitCode> doctor(const std::string& format_name, const PlacementFlags& pl
       place_in_job(placement),
       {"energy counters", readable ? "readable" : "not readable", energy.why_not()},
   };
+  for (Check& c : wire_checks()) checks.push_back(std::move(c));
   for (Check& c : cuda_checks()) checks.push_back(std::move(c));
   Table table{{{"what"}, {.name = "state", .wraps = true}, {.name = "remedy", .wraps = true}}, {}};
   for (const Check& c : checks) table.rows.push_back({c.what, c.state, c.remedy});

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -17,6 +19,8 @@
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/nccl_transport.h"
 #include "runtime/cuda/one_gpu_transport.h"
+#include "runtime/gloo_transport.h"
+#include "runtime/mpi_transport.h"
 #include "runtime/process_transport.h"
 #include "runtime/tcp_transport.h"
 #include "runtime/thread_transport.h"
@@ -72,6 +76,22 @@ class HostExecution final : public Execution {
   MemoryReading before_;
 };
 
+/// MPI and Gloo of this process, started by its first transport.
+Result<std::unique_ptr<Transport>> mpi_transport(const kernels::Kernels& kernels, const PlacedPlan& placed, Control& control,
+                                                 double timeout_s) {
+  auto mpi = open_mpi(mpi_files());
+  if (!mpi.ok()) return mpi.error();
+  auto& world = control.kept<MpiWorld>([&] { return new MpiWorld(std::move(*mpi), control, timeout_s); });
+  return std::unique_ptr<Transport>(std::make_unique<MpiTransport>(kernels, placed, control, world));
+}
+Result<std::unique_ptr<Transport>> gloo_transport(const kernels::Kernels& kernels, const PlacedPlan& placed, Control& control,
+                                                  double timeout_s) {
+  const auto library = GlooLibrary::open(gloo_file());
+  if (!library.ok()) return library.error();
+  auto& world = control.kept<GlooWorld>([&] { return new GlooWorld(*library, control, timeout_s); });
+  return std::unique_ptr<Transport>(std::make_unique<GlooTransport>(kernels, placed, control, world));
+}
+
 Result<void> HostExecution::make_transport(const PlacedPlan& placed) {
   if (options_.control == nullptr) {
     transport_ = std::make_unique<ThreadTransport>(kernels_);
@@ -82,10 +102,16 @@ Result<void> HostExecution::make_transport(const PlacedPlan& placed) {
     transport_ = std::make_unique<TcpTransport>(kernels_, placed, *options_.control, options_.timeout_s);
     return {};
   }
-  auto transport = ProcessTransport::create(kernels_, placed, *options_.control, options_.backend != BackendKind::kDry);
-  if (!transport.ok()) return transport.error();
-  transport_ = std::move(*transport);
-  return {};
+  const auto take = [this](auto made) -> Result<void> {
+    if (!made.ok()) return made.error();
+    transport_ = std::move(*made);
+    return {};
+  };
+  if (options_.transport == TransportKind::kMpi)
+    return take(mpi_transport(kernels_, placed, *options_.control, options_.timeout_s));
+  if (options_.transport == TransportKind::kGloo)
+    return take(gloo_transport(kernels_, placed, *options_.control, options_.timeout_s));
+  return take(ProcessTransport::create(kernels_, placed, *options_.control, options_.backend != BackendKind::kDry));
 }
 
 /// Of several processes: the events of all, which have the ranks in order.
@@ -299,6 +325,21 @@ std::string GpuExecution::description() const {
 }
 
 }  // namespace
+
+std::string gloo_file() {
+  if (const char* named = std::getenv("SHARDLAB_GLOO"); named != nullptr) return named;
+  std::error_code none;
+  return (std::filesystem::read_symlink("/proc/self/exe", none).parent_path() / kGlooFile).string();
+}
+
+std::vector<std::string> mpi_files() {
+  if (const char* named = std::getenv("SHARDLAB_MPI"); named != nullptr) return {named};
+  std::vector<std::string> files = open_mpi_files(), others = mpich_files();
+  // MPICH's launcher speaks PMI; Open MPI's, and Slurm for it, PMIx.
+  if (std::getenv("PMI_RANK") != nullptr && std::getenv("PMIX_RANK") == nullptr) std::swap(files, others);
+  files.insert(files.end(), others.begin(), others.end());
+  return files;
+}
 
 Result<void> check_backend(BackendKind backend) {
   if (backend != BackendKind::kCuda) return {};

@@ -28,6 +28,17 @@ struct ExecutionOptions {
   double timeout_s = 300;                     ///< the longest that processes wait for one another
 };
 
+/// Are the ranks in several processes?
+constexpr bool is_between_processes(TransportKind transport) {
+  return transport == TransportKind::kProcesses || transport == TransportKind::kTcp || transport == TransportKind::kGloo ||
+         transport == TransportKind::kMpi;
+}
+
+/// The file that knows Gloo: beside the program, or what SHARDLAB_GLOO names.
+std::string gloo_file();
+/// The files of MPI to be tried: of the library whose launcher has started this process first, or what SHARDLAB_MPI names alone.
+std::vector<std::string> mpi_files();
+
 /// What holds memory: this process, or the devices.
 struct MemoryReading {
   int64_t now = 0, peak = 0;

@@ -14,6 +14,7 @@
 #include "cli/common.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
+#include "cli/placement.h"
 #include "cli/verbs.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
@@ -67,8 +68,17 @@ Result<ExitCode> measure_in_group(const Case& config, const std::string& directo
                                   const GroupFlags& group) {
   const auto server = parse_endpoint(group.server);
   if (!server.ok()) return server.error();
+  int process = group.process;
+  if (process == kOwnNumber) {
+    const auto place = find_placement({}, process_environment());
+    if (!place.ok()) return place.error();
+    if (!*place || (*place)->world_size != group.processes)
+      return refusal(fmt::format("the launcher has started {} processes of {}", *place ? (*place)->world_size : 0, group.processes),
+                     "name a launcher of MPI that starts as many as -n says: --launcher");
+    process = (*place)->rank;
+  }
   const char* token = std::getenv(kGroupToken);
-  Control control(*server, token == nullptr ? "" : token, group.process, group.processes, config.measure.timeout_s);
+  Control control(*server, token == nullptr ? "" : token, process, group.processes, config.measure.timeout_s);
   try {
     auto measured = measure(config, directory, traces, watch, &control);
     if (!measured.ok()) control.fail(measured.error().message, measured.error().hint);

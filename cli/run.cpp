@@ -556,12 +556,14 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
 
 namespace {
 
-/// As the first process of a job, or as one of the others (`launch` says which).
+/// As the first process of a job, or as one of the others. `launch` says which, or with transport mpi its launcher.
 Result<ExitCode> run_in_job(RunFlags flags, const Invocation& invocation) {
-  if (!flags.placement.any()) return run(flags, invocation, nullptr);
+  // What mpirun starts with this transport is one job without further words.
+  const bool mpi = flags.transport == name_of(TransportKind::kMpi);
+  if (!mpi && !flags.placement.any()) return run(flags, invocation, nullptr);
   const auto placement = find_placement(flags.placement, process_environment());
   if (!placement.ok()) return placement.error();
-  if ((*placement)->world_size == 1) return run(flags, invocation, nullptr);
+  if (!*placement || (!mpi && (*placement)->world_size == 1)) return run(flags, invocation, nullptr);
   if ((*placement)->rank > 0) return follow(**placement, invocation.program, kJoin_s);
   Seats seats(**placement, kJoin_s);
   flags.share.processes = seats.processes();
@@ -588,10 +590,12 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--backend", flags->backend,
                    "cpu, cuda or dry, instead of the file's; cuda with transport one-gpu, or --transport");
-  verb->add_option("--transport", flags->transport, "threads, processes, tcp, one-gpu or nccl, instead of the file's");
+  verb->add_option("--transport", flags->transport, "threads, processes, tcp, gloo, mpi, one-gpu or nccl, instead of the file's");
   verb->add_option("--processes", flags->share.processes,
-                   "with transport processes or tcp: processes that a case's ranks are shared out to; one a rank by default")
+                   "with transport processes, tcp or gloo: processes that a case's ranks are shared out to; one a rank by default")
       ->check(number_in(1, 4096));
+  verb->add_option("--launcher", flags->share.launcher,
+                   "with transport mpi: the command that starts a case's processes, `-n N` follows; mpirun by default");
   verb->add_option("--ranks-per-process", flags->share.ranks_per_process, "the same, by ranks of each process")
       ->check(number_in(1, 4096));
   add_placement_flags(*verb, flags->placement, "");

@@ -56,7 +56,7 @@ std::string_view name_of(Fp8Scaling v) {
 }
 std::string_view name_of(BackendKind v) { return v == BackendKind::kCpu ? "cpu" : v == BackendKind::kCuda ? "cuda" : "dry"; }
 std::string_view name_of(TransportKind v) {
-  constexpr std::string_view names[] = {"threads", "processes", "tcp", "one-gpu", "nccl"};
+  constexpr std::string_view names[] = {"threads", "processes", "tcp", "one-gpu", "nccl", "gloo", "mpi"};
   return names[static_cast<int>(v)];
 }
 std::string_view name_of(AttentionBy v) { return v == AttentionBy::kAuto ? "auto" : v == AttentionBy::kOwn ? "own" : "cudnn"; }

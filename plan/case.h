@@ -23,7 +23,7 @@ enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect, 
 enum class Precision : uint8_t { kFp32, kBf16, kFp16, kFp8, kFp4 };
 enum class Fp8Scaling : uint8_t { kCurrent, kDelayed, kBlock };
 enum class BackendKind : uint8_t { kCpu, kCuda, kDry };
-enum class TransportKind : uint8_t { kThreads, kProcesses, kTcp, kOneGpu, kNccl };
+enum class TransportKind : uint8_t { kThreads, kProcesses, kTcp, kOneGpu, kNccl, kGloo, kMpi };
 enum class AttentionBy : uint8_t { kAuto, kOwn, kCudnn };
 /// How the ranks of a context-parallel group attend to tokens that they do not hold.
 enum class ContextKind : uint8_t { kNone, kRing, kZigzag, kStriped, kAllGather, kUlysses, kUsp };
@@ -36,7 +36,7 @@ std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doub
 std::string_view name_of(Precision v);        ///< "fp32", "bf16", "fp16", "fp8", "fp4"
 std::string_view name_of(Fp8Scaling v);       ///< "current", "delayed", "block"
 std::string_view name_of(BackendKind v);      ///< "cpu", "cuda", "dry"
-std::string_view name_of(TransportKind v);    ///< "threads", "processes", "tcp", "one-gpu", "nccl"
+std::string_view name_of(TransportKind v);    ///< "threads", "processes", "tcp", "one-gpu", "nccl", "gloo", "mpi"
 std::string_view name_of(AttentionBy v);      ///< "auto", "own", "cudnn"
 std::string_view name_of(ContextKind v);      ///< "none", "ring", "zigzag", "striped", "all-gather", "ulysses", "usp"
 std::string_view name_of(OffloadTo v);        ///< "none", "cpu", "nvme"

@@ -588,7 +588,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
 
     CaseKey{"execution.backend", "backend", Form::kWord, "cpu cuda dry", "", FIELD_NAMED(backend, BackendKind::kCpu, BackendKind::kCuda, BackendKind::kDry),
             "what runs the ops"},
-    CaseKey{"execution.transport", "transport", Form::kWord, "threads processes tcp mpi gloo nccl one-gpu", "threads, processes or tcp, or, with backend: cuda, one-gpu or nccl", FIELD_NAMED(transport, TransportKind::kThreads, TransportKind::kProcesses, TransportKind::kTcp, TransportKind::kOneGpu, TransportKind::kNccl),
+    CaseKey{"execution.transport", "transport", Form::kWord, "threads processes tcp gloo mpi nccl one-gpu", "threads, processes, tcp, gloo or mpi, or, with backend: cuda, one-gpu or nccl", FIELD_NAMED(transport, TransportKind::kThreads, TransportKind::kProcesses, TransportKind::kTcp, TransportKind::kGloo, TransportKind::kMpi, TransportKind::kOneGpu, TransportKind::kNccl),
             "what moves the bytes between ranks"},
     CaseKey{"execution.threads_per_rank", "threads_per_rank", Form::kInteger, "", "", FIELD_INT(threads_per_rank),
             "threads of one rank's kernels"}

@@ -68,7 +68,7 @@ Result<void> check_execution(const Case& c) {
   if ((c.backend == BackendKind::kCuda) != on_device)
     return refusal(fmt::format("backend={} with transport={}", name_of(c.backend), name_of(c.transport)),
                    c.backend == BackendKind::kCuda ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
-                                                   : "use transport: threads, processes or tcp, or backend: cuda");
+                                                   : "use transport: threads, processes, tcp, gloo or mpi, or backend: cuda");
   return {};
 }
 

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -25,7 +27,27 @@ struct Frame {
   uint32_t kind = 0;
   uint64_t bytes = 0;
 };
+constexpr int kSilence_s = 15;              ///< without a sign of life of another machine, which then counts as gone
 constexpr uint64_t kMostOfStranger = 4096;  ///< bytes of a message of a process that has not said who it is
+
+/// A connection whose other machine is silent breaks: a link that is down sends no word of it. A process that is stopped does not count,
+/// since its machine answers.
+void notice_silence(const FileDescriptor& socket) {
+  constexpr int kProbes = 3, kOn = 1, kEach_s = kSilence_s / (kProbes + 2);
+  const int idle_s = kSilence_s - kProbes * kEach_s;
+  const unsigned unanswered_ms = kSilence_s * 1000;
+  setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &kOn, sizeof kOn);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &kEach_s, sizeof kEach_s);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof kProbes);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
+}
+
+/// What an error of a connection says of the network.
+std::string silence_hint(int error) {
+  const bool silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
+  return silent ? fmt::format("its machine has been silent for {} s: see the network between the hosts", kSilence_s) : "";
+}
 
 std::string framed(uint32_t kind, std::string_view payload) {
   std::string text;
@@ -111,6 +133,7 @@ void ControlServer::serve() {
     for (size_t i = 2; i < waits.size(); ++i) {
       Peer& peer = *peers_[i - 2];
       bool there = true;
+      errno = 0;
       if ((waits[i].revents & (POLLIN | POLLHUP | POLLERR)) != 0) there = read(peer);
       if (there && !peer.out.empty()) {
         const ssize_t n = ::send(peer.socket.get(), peer.out.data(), peer.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -118,13 +141,15 @@ void ControlServer::serve() {
         there = n >= 0 || errno == EAGAIN || errno == EINTR;
       }
       if (there) continue;
+      const std::string hint = silence_hint(errno);
       peer.socket = FileDescriptor();
-      if (peer.process >= 0 && !peer.left) announce({.kind = GroupFailure::Kind::kGone, .process = peer.process});
+      if (peer.process >= 0 && !peer.left) announce({.kind = GroupFailure::Kind::kGone, .process = peer.process, .hint = hint});
     }
     std::erase_if(peers_, [](const auto& peer) { return !peer->socket; });
     if (waits[1].revents != 0)
       if (FileDescriptor socket = accept_from(listener_, 0)) {
         make_nonblocking(socket);
+        notice_silence(socket);
         peers_.push_back(std::make_unique<Peer>());
         peers_.back()->socket = std::move(socket);
       }
@@ -230,6 +255,7 @@ Control::Control(const Endpoint& server, const std::string& token, int process, 
   auto socket = connect_to(server, timeout_s);
   if (!socket.ok()) throw WorldError(socket.error().message, socket.error().hint);
   socket_ = std::move(*socket);
+  notice_silence(socket_);
   address_ = own_address(socket_);
   std::string hello;
   put(hello, process_);
@@ -238,6 +264,7 @@ Control::Control(const Endpoint& server, const std::string& token, int process, 
 }
 
 Control::~Control() {
+  kept_.clear();
   {
     const std::lock_guard lock(mutex_);
     leaving_ = true;

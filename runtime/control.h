@@ -18,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <typeindex>
 #include <vector>
 
 #include "plan/base/result.h"
@@ -102,6 +103,15 @@ class Control {
   /// Ends the group: every process hears of it. The first failure counts. Safe from any thread.
   void fail(const std::string& message, const std::string& hint = {});
 
+  /// What lives as long as this process's part of the group, made when first asked for: a library that can be started once in a process.
+  /// Called by the thread that gathers. It is destroyed while the group can still gather.
+  template <class T, class Make>
+  T& kept(const Make& make) {
+    std::shared_ptr<void>& place = kept_[std::type_index(typeid(T))];
+    if (place == nullptr) place = std::shared_ptr<T>(make());
+    return *static_cast<T*>(place.get());
+  }
+
   /// Is told once of the group's failure, from another thread. Of a failure that nobody has said it returns what it knows: who was
   /// at what. `leave` waits until a call has ended.
   using Listener = std::function<std::string(const GroupFailure&)>;
@@ -126,6 +136,7 @@ class Control {
   std::optional<std::vector<std::string>> answer_;
   std::optional<GroupFailure> failure_;
   bool leaving_ = false;
+  std::map<std::type_index, std::shared_ptr<void>> kept_;
   std::thread thread_;
 };
 

@@ -6,14 +6,21 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <thread>
 
+#include "cli/execution.h"
 #include "plan/base/check.h"
+#include "runtime/gloo_transport.h"
+#include "runtime/mpi_transport.h"
 #include "runtime/process_transport.h"
 #include "runtime/tcp_transport.h"
+#include "tests/paths.h"
 
 namespace shardlab::testing {
 namespace {
+
+std::string gloo_beside_program() { return (std::filesystem::path(testing::program_path()).parent_path() / kGlooFile).string(); }
 
 /// In the child: runs the body, writes what it returned, ends without this process's destructors.
 [[noreturn]] void be_process(int process, int processes, const Endpoint& server, const std::string& token, double timeout_s,
@@ -89,10 +96,26 @@ GroupEnd run_group(int processes, const std::function<std::string(Control&)>& bo
   return end;
 }
 
+bool gloo_is_built() { return std::filesystem::exists(gloo_beside_program()); }
+
 std::unique_ptr<Transport> wire_named(const std::string& name, const kernels::Kernels& kernels, const PlacedPlan& placed,
                                       Control* control, double timeout_s) {
   if (name == "threads") return std::make_unique<ThreadTransport>(kernels);
   if (name == "tcp") return std::make_unique<TcpTransport>(kernels, placed, *control, timeout_s);
+  if (name == "gloo") {
+    const auto library = GlooLibrary::open(gloo_beside_program());
+    if (!library.ok()) throw WorldError(library.error().message, library.error().hint);
+    auto& world = control->kept<GlooWorld>([&] { return new GlooWorld(*library, *control, timeout_s); });
+    return std::make_unique<GlooTransport>(kernels, placed, *control, world);
+  }
+  if (name == "mpi") {
+    auto& world = control->kept<MpiWorld>([&] {
+      auto mpi = open_mpi(cli::mpi_files());
+      if (!mpi.ok()) throw WorldError(mpi.error().message, mpi.error().hint);
+      return new MpiWorld(std::move(*mpi), *control, timeout_s);
+    });
+    return std::make_unique<MpiTransport>(kernels, placed, *control, world);
+  }
   auto made = ProcessTransport::create(kernels, placed, *control, true);
   if (!made.ok()) throw WorldError(made.error().message, made.error().hint);
   return std::move(*made);

@@ -28,7 +28,10 @@ struct GroupEnd {
 GroupEnd run_group(int processes, const std::function<std::string(Control&)>& body, double timeout_s = 60, double most_s = 120,
                    const std::function<void(const std::vector<pid_t>&)>& meanwhile = nullptr);
 
-/// "threads", "processes" or "tcp" under one session's ranks.
+/// Whether this build knows Gloo.
+bool gloo_is_built();
+
+/// "threads", "processes", "tcp", "gloo" or, in a process that a launcher of MPI has started, "mpi" under one session's ranks.
 std::unique_ptr<Transport> wire_named(const std::string& name, const kernels::Kernels& kernels, const PlacedPlan& placed,
                                       Control* control, double timeout_s);
 
