@@ -16,7 +16,7 @@ class ParameterList {
   explicit ParameterList(const Model& model) : model_(model) {}
 
   void embeddings() {
-    add("embed.tokens", {model_.vocab, model_.hidden}, Kind::kEmbedding);
+    add("embed.tokens", {model_.vocab_rows(), model_.hidden}, Kind::kEmbedding);
     if (!model_.is_llama()) add("embed.positions", {model_.max_positions, model_.hidden}, Kind::kPositions);
   }
 
@@ -41,7 +41,7 @@ class ParameterList {
 
   void head() {
     norm("final.norm");
-    if (!model_.tied_embeddings) add("head.weight", {model_.vocab, model_.hidden}, Kind::kMatrix);
+    if (!model_.tied_embeddings) add("head.weight", {model_.vocab_rows(), model_.hidden}, Kind::kMatrix);
   }
 
   std::vector<ModelParameter> take() { return std::move(list_); }
@@ -89,14 +89,15 @@ double matmul_parameters(const Model& m) {
   const double rows = m.is_mixture() ? static_cast<double>(e.count) + static_cast<double>(e.top_k) * 3 * static_cast<double>(e.ffn)
                                      : static_cast<double>(m.up_rows() + m.ffn);
   const double feed_forward = static_cast<double>(m.hidden) * rows;
-  return static_cast<double>(m.layers) * (attention + feed_forward) + static_cast<double>(m.vocab) * static_cast<double>(m.hidden);
+  return static_cast<double>(m.layers) * (attention + feed_forward) +
+         static_cast<double>(m.vocab_rows()) * static_cast<double>(m.hidden);
 }
 
 /// Every size positive and below 2^31, so that products of two of them cannot overflow.
 Result<void> check_sizes(const Model& m) {
-  const std::pair<const char*, int64_t> sizes[] = {{"layers", m.layers},     {"hidden", m.hidden}, {"heads", m.heads},
-                                                   {"kv_heads", m.kv_heads}, {"ffn", m.ffn},       {"head_dim", m.head_dim},
-                                                   {"vocab", m.vocab}};
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"layers", m.layers}, {"hidden", m.hidden},     {"heads", m.heads}, {"kv_heads", m.kv_heads},
+      {"ffn", m.ffn},       {"head_dim", m.head_dim}, {"vocab", m.vocab}, {"vocab_multiple", m.vocab_multiple}};
   for (const auto& [key, value] : sizes) {
     if (value < 1)
       return refusal(fmt::format("model.{}={} is not positive", key, value), fmt::format("set model.{} to 1 or more", key));
