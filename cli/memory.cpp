@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "cli/common.h"
@@ -21,19 +22,58 @@ namespace {
 
 struct MemoryFlags {
   CaseFlags words;
-  std::string profile, format, what_if, tokens;
+  std::string profile, format, what_if, tokens, mtbf, checkpoint, restart, interval;
   double price_usd = 0;
   bool plan = false, interactive = false;
 };
 
+std::array<std::pair<const char*, std::string>, 4> interruption_flags(const MemoryFlags& flags) {
+  return {{{"--device-mtbf", flags.mtbf},
+           {"--checkpoint-time", flags.checkpoint},
+           {"--restart-time", flags.restart},
+           {"--checkpoint-every", flags.interval}}};
+}
+
+/// What interrupts the run. Failures and what they cost are stated together: nobody knows them for somebody else's machine.
+Result<analytic::Interruptions> interruptions_of(const MemoryFlags& flags) {
+  analytic::Interruptions i;
+  const std::array<double*, 4> into{&i.device_mtbf_s, &i.checkpoint_s, &i.restart_s, &i.interval_s};
+  const auto stated = interruption_flags(flags);
+  if (std::ranges::all_of(stated, [](const auto& f) { return f.second.empty(); })) return i;
+  for (size_t k = 0; k < stated.size(); ++k) {
+    const auto& [flag, text] = stated[k];
+    if (text.empty() && k == 3) continue;  // the best interval
+    if (text.empty())
+      return Error{ExitCode::kUsage,
+                   fmt::format("{} is missing: what failures cost needs it", flag),
+                   "for example --device-mtbf 50000h --checkpoint-time 40s --restart-time 10m",
+                   {}};
+    const auto seconds = parse_duration(text);
+    if (!seconds) return Error{ExitCode::kUsage, fmt::format("{} {} is no time", flag, text), "for example 40s, 10m or 50000h", {}};
+    *into[k] = *seconds;
+  }
+  return i;
+}
+
 /// Everything that is asked beside the layout.
 Result<MemoryAnswerOptions> options_of(const MemoryFlags& flags) {
   MemoryAnswerOptions options{.always_plan = flags.plan, .price_usd = flags.price_usd};
-  if (flags.tokens.empty()) return options;
+  if (flags.tokens.empty()) {
+    for (const auto& [flag, text] : interruption_flags(flags))
+      if (!text.empty())
+        return Error{ExitCode::kUsage,
+                     fmt::format("{} speaks of a whole training run, and none is asked for", flag),
+                     "add --tokens, as 1.4T",
+                     {}};
+    return options;
+  }
   const auto tokens = parse_number(flags.tokens);
   if (!tokens || *tokens <= 0)
     return Error{ExitCode::kUsage, fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T", {}};
   options.tokens = *tokens;
+  const auto interruptions = interruptions_of(flags);
+  if (!interruptions.ok()) return interruptions.error();
+  options.interruptions = *interruptions;
   return options;
 }
 
@@ -259,6 +299,12 @@ void add_memory(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("--price,--device-hour-usd", flags->price_usd,
                    "USD of one device for an hour; the machine file's list price where it has one")
       ->check(number_in(0, 1e6));
+  verb->add_option("--device-mtbf", flags->mtbf,
+                   "with --tokens: mean time between failures of one device, as 50000h; days and price then have what failures and "
+                   "checkpoints cost");
+  verb->add_option("--checkpoint-time", flags->checkpoint, "time for which a checkpoint holds up training, as 40s");
+  verb->add_option("--restart-time", flags->restart, "time from a failure to the next step, as 10m");
+  verb->add_option("--checkpoint-every", flags->interval, "training between checkpoints, as 30m; the best interval by default");
   verb->add_flag("--plan", flags->plan, "build the plan however large, for the op at the peak and the gaps of the arena");
   verb->add_flag("--interactive", flags->interactive, "a screen of fields that answers on each key");
   verb->footer("Several values of a layout flag (--zero 0,1,2,3, --tp 1..8) print one row for each combination.");

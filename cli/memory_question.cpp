@@ -414,8 +414,16 @@ std::optional<MemoryRun> run_of(const ToldMemory& told, const Price& listed, con
   analytic::Estimate estimate;
   estimate.step_s = told.answer.step_s;
   const analytic::RunPrice price{.device_hour_usd = options.price_usd > 0 ? options.price_usd : listed.usd_per_hour};
-  return MemoryRun{options.tokens, analytic::bill(*told.question.prepared, told.question.point, estimate, options.tokens, price),
-                   price_note(options.price_usd, listed)};
+  MemoryRun run{options.tokens,
+                analytic::bill(*told.question.prepared, told.question.point, estimate, options.tokens, price),
+                {},
+                price_note(options.price_usd, listed)};
+  if (options.interruptions.device_mtbf_s <= 0) return run;
+  run.goodput = analytic::goodput(options.interruptions, told.question.point.world_size());
+  for (double analytic::RunBill::*figure : {&analytic::RunBill::days, &analytic::RunBill::device_hours, &analytic::RunBill::usd,
+                                            &analytic::RunBill::kwh, &analytic::RunBill::kg_co2})
+    run.bill.*figure /= run.goodput->share;
+  return run;
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "simulator/estimator/analytic/analytic.h"
+#include "simulator/estimator/analytic/goodput.h"
 #include "simulator/estimator/memory/answer.h"
 #include "simulator/estimator/memory/changes.h"
 
@@ -41,14 +42,16 @@ inline constexpr int64_t kPlannedLayerRuns = 256;
 struct MemoryAnswerOptions {
   bool always_plan = false;
   int64_t planned_layer_runs = kPlannedLayerRuns;
-  double tokens = 0;     ///< of a whole training run; 0: not asked
-  double price_usd = 0;  ///< of one device for an hour; 0: as the machine's file lists it
+  double tokens = 0;                      ///< of a whole training run; 0: not asked
+  double price_usd = 0;                   ///< of one device for an hour; 0: as the machine's file lists it
+  analytic::Interruptions interruptions;  ///< none where the time between failures is 0
 };
 
 /// A whole training run in the layout.
 struct MemoryRun {
   double tokens = 0;
-  analytic::RunBill bill;
+  analytic::RunBill bill;  ///< with what failures cost, where they were stated
+  std::optional<analytic::Goodput> goodput;
   std::string price_note;  ///< empty where no price is known, and the bill then has no money
 };
 

@@ -248,6 +248,12 @@ std::string outside_text(const char* where, std::span<const whatif::Item> items)
   return list.empty() ? "" : fmt::format("  {}: {}\n", where, list);
 }
 
+/// "40 s", "35.2 min", "4.16 h".
+std::string duration_text(double seconds) {
+  if (seconds < 120) return fmt::format("{:.3g} s", seconds);
+  return seconds < 7200 ? fmt::format("{:.3g} min", seconds / 60) : fmt::format("{:.3g} h", seconds / 3600);
+}
+
 }  // namespace
 
 std::string run_text(const ToldMemory& told) {
@@ -255,8 +261,18 @@ std::string run_text(const ToldMemory& told) {
   const analytic::RunBill& bill = told.run->bill;
   std::string text = fmt::format("a run of {} tokens takes {} days", count_words(told.run->tokens),
                                  bill.days < 9.95 ? fmt::format("{:.1f}", bill.days) : fmt::format("{:.0f}", bill.days));
-  if (told.run->price_note.empty()) return text + "; the price of a device is not known: --price USD";
-  return text + fmt::format(" and {}, at {}", money_text(bill.usd), told.run->price_note);
+  if (told.run->price_note.empty())
+    text += "; the price of a device is not known: --price USD";
+  else
+    text += fmt::format(" and {}, at {}; ${:.3g} a million tokens", money_text(bill.usd), told.run->price_note,
+                        1e6 * bill.usd / told.run->tokens);
+  if (!told.run->goodput) return text;
+  const analytic::Goodput& g = *told.run->goodput;
+  return text + fmt::format(
+                    "\nof that time {} is training that is kept, {} waits for checkpoints every {}, {} is lost to failures, {:.3g} "
+                    "a day",
+                    percent_text(g.share), percent_text(g.checkpoints), duration_text(g.interval_s), percent_text(g.lost),
+                    g.failures_a_day);
 }
 
 namespace {
@@ -342,6 +358,12 @@ nlohmann::ordered_json memory_json(const ToldMemory& told) {
     json["run"] = {{"tokens", told.run->tokens}, {"days", told.run->bill.days}, {"device_hours", told.run->bill.device_hours}};
     json["run"]["usd"] = priced ? Json(told.run->bill.usd) : Json(nullptr);
     json["run"]["price"] = priced ? Json(told.run->price_note) : Json(nullptr);
+    json["run"]["usd_per_million_tokens"] = priced ? Json(1e6 * told.run->bill.usd / told.run->tokens) : Json(nullptr);
+    json["run"]["kwh_per_million_tokens"] = 1e6 * told.run->bill.kwh / told.run->tokens;
+    if (const auto& g = told.run->goodput)
+      json["run"]["goodput"] = {
+          {"share", g->share},           {"checkpoints", g->checkpoints}, {"lost", g->lost},
+          {"interval_s", g->interval_s}, {"job_mtbf_s", g->job_mtbf_s},   {"failures_a_day", g->failures_a_day}};
     json["run"]["kwh"] = told.run->bill.kwh, json["run"]["kg_co2"] = told.run->bill.kg_co2;
   }
   json["changes"] = Json::array();

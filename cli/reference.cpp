@@ -48,7 +48,8 @@ std::string first_line(std::string text) {
 }
 
 /// The words that an option's value may be, from the tables that know them.
-std::vector<std::string> values_of(const std::string& name) {
+std::vector<std::string> values_of(const std::string& path, const std::string& name) {
+  if (path == "trace convert" && name == "--to") return {"chrome", "kineto"};
   static const std::map<std::string, std::vector<std::string>, std::less<>> words = [] {
     std::map<std::string, std::vector<std::string>, std::less<>> all;
     for (const CaseKey& key : case_keys()) {
@@ -61,6 +62,8 @@ std::vector<std::string> values_of(const std::string& name) {
     all["--machine"] = sweeps::list_machines();
     all["--machine"].push_back("local");
     all["--format"] = {"table", "json", "csv", "markdown"};
+    all["--of"] = {"measured", "predicted"};
+    all["--columns"] = {"nanotron"};
     all["--mode"] = {"simulate", "measure", "both"};
     all["--resolution"] = {"timeline", "segments", "analytic"};
     for (const interop::Framework& f : interop::frameworks()) {
@@ -94,7 +97,7 @@ void add_verb(const CLI::App& verb, const std::string& path, std::vector<VerbWor
     o.help = first_line(option->get_description());
     o.takes_value = option->get_items_expected_max() > 0;
     for (const std::string& name : o.names)
-      if (o.values.empty()) o.values = values_of(name);
+      if (o.values.empty()) o.values = values_of(path, name);
     words.options.push_back(std::move(o));
   }
   const size_t at = verbs.size();

@@ -25,6 +25,7 @@
 #include "reports/explain.h"
 #include "reports/format.h"
 #include "reports/html.h"
+#include "reports/nanotron.h"
 #include "reports/selection.h"
 #include "reports/store.h"
 #include "reports/summary.h"
@@ -34,7 +35,7 @@ namespace shardlab::cli {
 namespace {
 
 struct ReportFlags {
-  std::string directory, html, csv, markdown, title, format;
+  std::string directory, html, csv, columns, markdown, title, format;
 };
 
 /// Cases of a page; of more, the fastest.
@@ -164,6 +165,15 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
 
 /// Every case and every column: of more cases than a page shows, row by row.
 Result<void> write_csv(const ReportFlags& flags, const Report& report) {
+  if (!flags.columns.empty()) {
+    const auto store = open_store(flags.directory);
+    if (!store.ok()) return store.error();
+    std::string text = print_csv(nanotron_table({}));
+    const size_t header = text.size();
+    store->for_each([&](const CaseOutcome& outcome) { text += print_csv(nanotron_table({&outcome, 1})).substr(header); });
+    write_output(flags.csv, text);
+    return {};
+  }
   const bool complete = std::ranges::all_of(report.left_out, [](int64_t n) { return n == 0; });
   if (complete) {
     write_output(flags.csv, csv_of(report.cases));
@@ -178,6 +188,12 @@ Result<void> write_csv(const ReportFlags& flags, const Report& report) {
 Result<ExitCode> report(const ReportFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
+  if (!flags.columns.empty() && (flags.columns != "nanotron" || flags.csv.empty()))
+    return Error{ExitCode::kUsage,
+                 flags.csv.empty() ? std::string("--columns names the columns of a CSV file, and none is asked for")
+                                   : fmt::format("--columns {} is no set of columns", flags.columns),
+                 "use --csv FILE --columns nanotron, or leave out --columns for every column of shardlab's own",
+                 {}};
   const auto built = build_report(flags, !flags.html.empty());
   if (!built.ok()) return built.error();
   const bool to_files = !flags.html.empty() || !flags.csv.empty() || !flags.markdown.empty();
@@ -269,6 +285,7 @@ void add_report(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("directory", flags->directory, "the run directory")->required();
   verb->add_option("--html", flags->html, "write one self-contained page to this file");
   verb->add_option("--csv", flags->csv, "write every column to this file");
+  verb->add_option("--columns", flags->columns, "of the CSV file: nanotron, the columns of its benchmark table under their names");
   verb->add_option("--markdown", flags->markdown, "write a summary to this file");
   verb->add_option("--title", flags->title, "title of the page; the directory's name by default");
   add_format(*verb, flags->format);

@@ -906,8 +906,9 @@ class Titan {
 
 /// Sections of a case file, and what stands in each: words, or further sections.
 struct Section {
+  std::string name;
   std::vector<std::pair<std::string, std::string>> values;
-  std::vector<std::pair<std::string, Section>> sections;
+  std::vector<Section> sections;
 };
 
 Section& section_of(Section& root, std::string_view path) {
@@ -915,9 +916,9 @@ Section& section_of(Section& root, std::string_view path) {
   while (!path.empty()) {
     const size_t dot = std::min(path.find('.'), path.size());
     const std::string name(path.substr(0, dot));
-    auto found = std::ranges::find(at->sections, name, &std::pair<std::string, Section>::first);
-    if (found == at->sections.end()) found = at->sections.insert(at->sections.end(), {name, {}});
-    at = &found->second;
+    auto found = std::ranges::find(at->sections, name, &Section::name);
+    if (found == at->sections.end()) found = at->sections.insert(at->sections.end(), {.name = name, .values = {}, .sections = {}});
+    at = &*found;
     path.remove_prefix(std::min(dot + 1, path.size()));
   }
   return *at;
@@ -926,8 +927,8 @@ Section& section_of(Section& root, std::string_view path) {
 void write(const Section& section, int indent, std::string& out) {
   const std::string blanks(static_cast<size_t>(indent), ' ');
   for (const auto& [key, value] : section.values) out += fmt::format("{}{}: {}\n", blanks, key, value);
-  for (const auto& [key, inner] : section.sections) {
-    out += fmt::format("{}{}:\n", blanks, key);
+  for (const Section& inner : section.sections) {
+    out += fmt::format("{}{}:\n", blanks, inner.name);
     write(inner, indent + 2, out);
   }
 }

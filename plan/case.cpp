@@ -188,7 +188,6 @@ Result<void> check_products(const Case& c) {
 
 /// What this version has no strategy for is refused by name, never ignored.
 Result<void> check_missing(const Case& c) {
-  const Layout& l = c.layout;
   const auto missing = [](std::string what, std::string have) {
     return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
   };

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <random>
 
+#include "simulator/estimator/analytic/goodput.h"
 #include "simulator/estimator/analytic/inside.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
@@ -700,6 +701,41 @@ TEST_CASE("without DDP gradients are one buffer, and chunks of a looped stage re
   Point looped = flat;
   looped.schedule = Schedule::kInterleaved, looped.vpp = 12;
   CHECK(estimator(looped).part(TimePart::kDataParallel) < estimator(flat).part(TimePart::kDataParallel));
+}
+
+TEST_CASE("goodput: the published interval, the best one, and failures simulated one by one") {
+  // Young 1974: for checkpoints that are short beside the time between failures, sqrt(2 C M).
+  const Interruptions rare{.device_mtbf_s = 1e9, .checkpoint_s = 10, .restart_s = 0};
+  CHECK(goodput(rare, 100).job_mtbf_s == Approx(1e7));
+  CHECK(goodput(rare, 100).interval_s == Approx(std::sqrt(2 * 10 * 1e7)).epsilon(1e-3));
+  CHECK(goodput(rare, 100).share == Approx(1 - std::sqrt(2 * 10 / 1e7)).epsilon(1e-4));
+  CHECK(goodput(rare, 100).failures_a_day == Approx(86400 / 1e7));
+
+  // No other interval is better, and the three shares are the whole.
+  const Interruptions often{.device_mtbf_s = 4e6, .checkpoint_s = 60, .restart_s = 300};
+  const Goodput best = goodput(often, 1000);
+  CHECK(best.share + best.checkpoints + best.lost == Approx(1));
+  for (const double times : {0.5, 0.9, 1.1, 2.0}) {
+    Interruptions other = often;
+    other.interval_s = best.interval_s * times;
+    CHECK(goodput(other, 1000).share < best.share);
+    CHECK(goodput(other, 1000).interval_s == other.interval_s);
+  }
+  CHECK(goodput({.device_mtbf_s = 1e6, .checkpoint_s = 0, .restart_s = 1000}, 100).share == Approx(std::exp(-0.1)));
+
+  // A run of 100,000 intervals, failure by failure: an attempt at interval and checkpoint, or at a restart, begins anew where it fails.
+  std::mt19937_64 random(1);
+  std::exponential_distribution<double> failure(1 / best.job_mtbf_s);
+  double spent = 0;
+  const auto attempt = [&](double seconds) {
+    const double after = failure(random);
+    spent += std::min(after, seconds);
+    return after >= seconds;
+  };
+  for (int i = 0; i < 100000; ++i)
+    while (!attempt(best.interval_s + often.checkpoint_s))
+      while (!attempt(often.restart_s)) {}
+  CHECK(100000 * best.interval_s / spent == Approx(best.share).epsilon(0.01));
 }
 
 }  // namespace

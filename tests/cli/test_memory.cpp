@@ -233,5 +233,39 @@ TEST_CASE("memory refuses what it cannot tell, with the reason") {
   }
 }
 
+TEST_CASE("a run's days and price have what failures cost, where failures are stated") {
+  const Scratch scratch;
+  const std::string base =
+      "memory --model llama-3.1-8b --machine hgx-h100-ndr --devices 1024 --profile torchtitan --global-batch-tokens 8Mi --seq-len "
+      "8Ki "
+      "--tokens 1T --price 2 --format json ";
+  const auto run_of = [&](const std::string& more) {
+    const Output o = shardlab_program(scratch, base + more);
+    INFO(o.err);
+    REQUIRE((o.code == 0 || o.code == 3));
+    return nlohmann::json::parse(o.out).at("run");
+  };
+  const std::string failures = "--device-mtbf 50000h --checkpoint-time 40s --restart-time 10m";
+  const auto without = run_of(""), with = run_of(failures), often = run_of(failures + " --checkpoint-every 1m");
+  CHECK_FALSE(without.contains("goodput"));
+  const double share = with["goodput"]["share"];
+  CHECK(share > 0.9);
+  CHECK(share < 1);
+  for (const char* figure : {"days", "usd", "kwh", "usd_per_million_tokens", "kwh_per_million_tokens"})
+    CHECK(with[figure].get<double>() * share == Approx(without[figure].get<double>()));
+  CHECK(with["goodput"]["job_mtbf_s"].get<double>() == Approx(50000.0 * 3600 / 1024));
+  CHECK(often["goodput"]["interval_s"] == 60);
+  CHECK(often["goodput"]["share"].get<double>() < share);
+
+  for (const char* words : {"--device-mtbf 50000h", "--checkpoint-time 40s --restart-time 1m", "--device-mtbf often"}) {
+    const Output o = shardlab_program(scratch, base + words);
+    INFO(words << o.err);
+    CHECK(o.code == 2);
+  }
+  const Output untold = shardlab_program(scratch, "memory --model gpt2 --machine h100 --device-mtbf 50000h");
+  CHECK(untold.code == 2);
+  CHECK(untold.err.find("add --tokens") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace shardlab::testing

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "reports/columns.h"
+#include "reports/nanotron.h"
 #include "tests/namespaces.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"
@@ -141,4 +142,32 @@ TEST_CASE("layouts in words") {
   CHECK(case_title(c) == "one (dp2 pp2 zero1 1f1b recompute-full)");
   c.name = "dp2-pp2-zero1-1f1b-recompute-full";
   CHECK(case_title(c) == c.name);
+}
+
+TEST_CASE("nanotron's columns have its names and order, and the figures of the case") {
+  const std::vector<CaseOutcome> cases = sweep_outcomes();
+  const auto csv = parse_csv(print_csv(nanotron_table(cases)));
+  REQUIRE(csv.size() == cases.size() + 1);
+  const std::vector<std::string> first{"job_id",  "name",    "nodes",     "seq_len",        "mbs",          "batch_accum", "gbs",
+                                       "mTFLOPs", "hTFLOPs", "tok/s/gpu", "Mem Alloc (GB)", "Mem Res (GB)", "dp",          "pp",
+                                       "tp",      "cp",      "ep"};
+  REQUIRE(csv[0].size() == 35);
+  CHECK(std::equal(first.begin(), first.end(), csv[0].begin()));
+  CHECK(csv[0].back() == "Local Params");
+  const auto at = [&](size_t row, std::string_view name) {
+    return csv[row + 1][static_cast<size_t>(std::ranges::find(csv[0], name) - csv[0].begin())];
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& c = cases[i].config;
+    CHECK(at(i, "dp") == std::to_string(c.layout.dp));
+    CHECK(at(i, "batch_accum") == std::to_string(c.train.grad_accumulation));
+    CHECK(std::stoll(at(i, "gbs")) * c.train.seq_len == c.train.global_batch_tokens);
+    CHECK(at(i, "tie_word_embeddings") == (c.model.tied_embeddings ? "True" : "False"));
+    if (cases[i].status != Status::kOk) {
+      CHECK(at(i, "tok/s/gpu").empty());
+      continue;
+    }
+    const double step = cases[i].measured ? cases[i].measured->step_s : cases[i].predicted->step_s;
+    CHECK(std::stod(at(i, "tok/s/gpu")) * c.layout.world_size() * step == Approx(static_cast<double>(c.train.global_batch_tokens)));
+  }
 }
