@@ -105,6 +105,9 @@ void Account::require(bool holds, std::string_view path, std::string why) {
 }
 
 Result<void> Account::finish() {
+  if (const Model& m = case_.model; m.vocab_rows() != m.vocab)
+    refuse("model.vocab_multiple",
+           fmt::format("the softmax of frameworks sees padded rows too: set model.vocab: {} and vocab_multiple: 1", m.vocab_rows()));
   const Case neutral;
   for (const CaseKey& key : case_keys()) {
     if (key.get == nullptr || is_inert(key.path, case_) || is_said(key.path)) continue;

@@ -15,7 +15,7 @@ namespace shardlab::kernels {
 ///   max:       logits -> max[rows]
 ///   sum:       logits, targets, max -> sums[rows,2]: sum of exp(x - max), the target's logit or +0 where it is not held
 ///   grad:      targets, max, sums -> nll, logits overwritten by dlogits
-/// Targets are logical ids in [0, vocab_total). dlogits is divided by `loss_tokens` and multiplied by `loss_scale`, nll[sequences] is a plain sum over tokens.
+/// Targets are logical ids in [0, vocab_total), below `words`. dlogits is divided by `loss_tokens` and multiplied by `loss_scale`, nll[sequences] is a plain sum over tokens.
 /// Bytes: fused 16 rows vocab (the logits are read and written twice).
 struct CrossEntropy {
   float* logits = nullptr;
@@ -26,6 +26,7 @@ struct CrossEntropy {
   Tokens tokens;
   int64_t vocab = 0;
   Part vocab_part;
+  int64_t words = 0;  ///< of the whole vocabulary; columns beyond take no part, and their dlogits are +0. 0: all are words
   int64_t loss_tokens = 1;
   float loss_scale = 1;  ///< dlogits are multiplied by this; with a power of two exactly so
 };

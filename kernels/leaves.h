@@ -51,6 +51,12 @@ struct Tokens {
   SHARDLAB_LEAVES int64_t rows() const { return sequences * tokens; }
 };
 
+/// Columns of a part of a vocabulary that are words, of `words` in all (0: every column). They come first: those after them are padding.
+SHARDLAB_LEAVES int64_t words_held(Part part, int64_t columns, int64_t words) {
+  const int64_t held = words == 0 ? columns : words - part.begin;
+  return held < 0 ? 0 : held > columns ? columns : held;
+}
+
 #undef SHARDLAB_LEAVES
 
 }  // namespace shardlab::kernels

@@ -153,7 +153,7 @@ Result<void> check_products(const Case& c) {
     return refusal(
         fmt::format("layers {} * grad_accumulation {} = {:.0f} runs of a layer in one step", m.layers, t.grad_accumulation, runs),
         fmt::format("at most {:.0f} are planned: raise micro_batch or dp, or lower global_batch_tokens", kMostLayerRuns));
-  const double hidden = static_cast<double>(m.hidden), vocab = static_cast<double>(m.vocab);
+  const double hidden = static_cast<double>(m.hidden), vocab = static_cast<double>(m.vocab_rows());
   const double attention = static_cast<double>(m.heads) * static_cast<double>(m.head_dim);
   // Of a mixture, the rows that tokens make for all the experts that they go to, of all ranks that share experts.
   const double expert = static_cast<double>(m.experts.ffn),

@@ -1,6 +1,7 @@
 // One fully resolved experiment: a point of a sweep after every axis, default and derived value is set.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -115,8 +116,10 @@ struct Layout {
   std::string stage_layers;             ///< layers of each part of the model, in order: "3,4,4,1"; empty: as even as can be
   bool sequence_parallel = false;
   ContextKind cp_kind = ContextKind::kNone;  ///< kNone iff cp == 1
+  int cp_ulysses = 0;                        ///< of kUsp: ranks of cp that exchange heads; cp/cp_ulysses ranks form a ring. 0: none
   Recompute recompute = Recompute::kNone;
   RecomputeOptions recompute_options;
+  int loss_chunks = 1;  ///< pieces of a micro-batch whose logits are made one after another
   Offload offload;
   Fsdp fsdp;             ///< of zero 3
   int hybrid_shard = 0;  ///< ranks of dp that share one set of shards; the others are replicas. 0: all of dp
@@ -132,6 +135,9 @@ struct Layout {
   int world_size() const { return dp * tp * pp * cp; }
   /// Ranks that hold the same parameters and other tokens: what gradients are summed over.
   int data_ranks() const { return dp * cp; }
+  /// Context-parallel ranks that exchange heads for tokens, and those that pass keys and values around.
+  int head_ranks() const { return cp_kind == ContextKind::kUlysses ? cp : cp_kind == ContextKind::kUsp ? cp_ulysses : 1; }
+  int ring_ranks() const { return cp / std::max(1, head_ranks()); }
   /// Data-parallel ranks that share one set of shards, and how many such sets there are.
   int shard_ranks() const { return hybrid_shard > 0 ? hybrid_shard : dp; }
   int replicas() const { return dp / shard_ranks(); }

@@ -232,6 +232,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"model.vocab", "", Form::kCount, "", "", FIELD_COUNT(model.vocab),
             "tokens of the vocabulary"}
         .from(1).up_to(kSize),
+    CaseKey{"model.vocab_multiple", "", Form::kCount, "", "", FIELD_COUNT(model.vocab_multiple),
+            "rows of the tables of tokens are padded to a multiple of this; no softmax sees the rows beyond vocab"}
+        .from(1).up_to(kSize),
     CaseKey{"model.max_positions", "", Form::kCount, "", "", FIELD_COUNT(model.max_positions),
             "positions of the learned embedding; 0: none"}
         .from(0).up_to(kSize),
@@ -404,6 +407,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"layout.recompute_options.budget_bytes", "recompute_options.budget_bytes", Form::kCount, "", "", FIELD_COUNT(layout.recompute_options.budget_bytes),
             "device bytes within which recompute is chosen layer by layer; 0: not chosen"}
         .from(0).up_to(9e18).estimated(),
+    CaseKey{"layout.loss_chunks", "loss_chunks", Form::kInteger, "", "", FIELD_INT(layout.loss_chunks),
+            "pieces of a micro-batch that go through head and loss one after another, so that their logits are never whole"}
+        .from(1).up_to(1 << 20).flag().estimated(),
     CaseKey{"layout.offload", "offload", Form::kMap, "none", "none, or a map of activations, optimizer and parameters to cpu or nvme", set_offload, get_offload,
             "what lives outside device memory"}
         .axis().estimated(),
@@ -487,6 +493,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "kind of context parallelism"}
         .axis().estimated(),
 
+    CaseKey{"layout.cp_ulysses", "cp_ulysses", Form::kInteger, "", "", FIELD_INT(layout.cp_ulysses),
+            "of cp_kind: usp, the ranks of cp that exchange heads; the rings pass through the others"}
+        .from(0).up_to(1 << 20).flag(),
     CaseKey{"train.seq_len", "seq_len", Form::kCount, "", "", FIELD_COUNT(train.seq_len),
             "tokens of a sequence"}
         .from(1).up_to(1 << 30)

@@ -17,7 +17,7 @@ class ParameterList {
   explicit ParameterList(const Model& model) : model_(model) {}
 
   void embeddings() {
-    add("embed.tokens", {model_.vocab, model_.hidden}, Kind::kEmbedding);
+    add("embed.tokens", {model_.vocab_rows(), model_.hidden}, Kind::kEmbedding);
     if (!model_.is_llama()) add("embed.positions", {model_.max_positions, model_.hidden}, Kind::kPositions);
   }
 
@@ -48,7 +48,7 @@ class ParameterList {
 
   void head() {
     norm("final.norm");
-    if (!model_.tied_embeddings) add("head.weight", {model_.vocab, model_.hidden}, Kind::kMatrix);
+    if (!model_.tied_embeddings) add("head.weight", {model_.vocab_rows(), model_.hidden}, Kind::kMatrix);
   }
 
   std::vector<ModelParameter> take() { return std::move(list_); }
@@ -98,14 +98,14 @@ double matmul_parameters(const Model& m) {
       dense * static_cast<double>(m.up_rows() + m.ffn) +
       mixtures * (static_cast<double>(e.count) + static_cast<double>(e.top_k + e.shared) * 3 * static_cast<double>(e.ffn));
   const double hidden = static_cast<double>(m.hidden);
-  return static_cast<double>(m.layers) * attention + hidden * rows + static_cast<double>(m.vocab) * hidden;
+  return static_cast<double>(m.layers) * attention + hidden * rows + static_cast<double>(m.vocab_rows()) * hidden;
 }
 
 /// Every size positive and below 2^31, so that products of two of them cannot overflow.
 Result<void> check_sizes(const Model& m) {
-  const std::pair<const char*, int64_t> sizes[] = {{"layers", m.layers},     {"hidden", m.hidden}, {"heads", m.heads},
-                                                   {"kv_heads", m.kv_heads}, {"ffn", m.ffn},       {"head_dim", m.head_dim},
-                                                   {"vocab", m.vocab}};
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"layers", m.layers}, {"hidden", m.hidden},     {"heads", m.heads}, {"kv_heads", m.kv_heads},
+      {"ffn", m.ffn},       {"head_dim", m.head_dim}, {"vocab", m.vocab}, {"vocab_multiple", m.vocab_multiple}};
   for (const auto& [key, value] : sizes) {
     if (value < 1)
       return refusal(fmt::format("model.{}={} is not positive", key, value), fmt::format("set model.{} to 1 or more", key));

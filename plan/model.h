@@ -45,7 +45,8 @@ struct Model {
   int64_t head_dim = 0;
   int64_t ffn = 0;  ///< width of the feed-forward layer (of each of gate and up for llama)
   int64_t vocab = 0;
-  int64_t max_positions = 0;  ///< rows of the learned position table (gpt); the limit of seq_len where stated
+  int64_t vocab_multiple = 1;  ///< rows of the tables of tokens are padded to a multiple of this
+  int64_t max_positions = 0;   ///< rows of the learned position table (gpt); the limit of seq_len where stated
   bool tied_embeddings = false;
   bool qk_norm = false;  ///< RMSNorm over each head of q, and of k, before they are rotated (llama)
   float norm_epsilon = 1e-5f;
@@ -61,6 +62,8 @@ struct Model {
   int64_t mixture_layers() const;
   /// Output rows of the fused q, k, v projection, grouped by kv head.
   int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+  /// Rows of the tables of tokens. Those beyond `vocab` are no words: their logits take no part in the loss, and they have no gradient.
+  int64_t vocab_rows() const { return (vocab + vocab_multiple - 1) / vocab_multiple * vocab_multiple; }
   /// Output rows of the feed-forward's first projection: alternating gate and up rows for SwiGLU.
   int64_t up_rows() const { return is_llama() ? 2 * ffn : ffn; }
 };

@@ -64,10 +64,13 @@ struct Norm {
 
 /// y = x w^T (+ bias). Weights are [out, in] row-major. F: x[..,in], w, (bias[out]) -> y[..,out].
 /// I: dy, w -> dx. W: x, dy -> dw, (dbias). Factors of 8 bits are followed by their scales (plan/README.md, "Factors of 8 bits").
+/// `chunks` above 1: the tokens are one of so many equal parts of those that the rank has of a sequence, and their sums have that part's
+/// leaves (docs/canonical-order.md). F reads the part as a view of all.
 struct Linear {
   Phase phase = Phase::kF;
   bool bias = false;
   bool accumulate = false;
+  int chunks = 1;
 };
 
 /// Rotary positions on the q and k rows of qkv[b,s,groups*(q_per_kv+2)*d] (in place). I rotates back.
@@ -238,9 +241,13 @@ inline constexpr std::string_view kLossScale = "loss_scale";
 /// Vocabulary-parallel: kMax: logits -> max[b,s].   kSum: logits, targets, max -> sums[b,s,2] (sum of exp(x - max), target's
 /// logit or 0).   kGrad: logits, targets, max, sums, (scale) -> nll, dlogits (in place).
 /// scale f32[1]: dlogits are multiplied by it before they are rounded, and are per `kLossScale` in their type.
+/// `chunks` as of the Linear that made the logits; nll is then of these tokens alone. `words` above 0: columns of the whole vocabulary
+/// from there on are padding, which takes no part in maximum and sums; its dlogits are +0.
 struct CrossEntropy {
   enum class Part : uint8_t { kFused, kLossOnly, kMax, kSum, kGrad } part = Part::kFused;
   int64_t tokens = 1;  ///< dlogits are divided by this
+  int chunks = 1;
+  int64_t words = 0;
 };
 
 /// a, b -> c = a + b, elementwise; c may be in place of a. Joins gradient contributions.
@@ -335,6 +342,13 @@ struct Recv {
 using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
                           Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel,
                           Collective, Send, Recv, Regroup, Route, Dispatch, GroupedLinear, Combine, HeadNorm>;
+
+/// Equal parts of a rank's tokens of a sequence, of which the op has one.
+inline int chunks_of(const Work& work) {
+  if (const auto* linear = std::get_if<Linear>(&work)) return linear->chunks;
+  if (const auto* loss = std::get_if<CrossEntropy>(&work)) return loss->chunks;
+  return 1;
+}
 
 /// One operation of a segment.
 struct Op {

@@ -42,6 +42,7 @@ template <class A>
 void op_fields(A& a, Linear& w) {
   a.flag("bias", w.bias);
   a.flag("accumulate", w.accumulate);
+  a.number("chunks", w.chunks, 1);
 }
 template <class A>
 void op_fields(A& a, Rope& w) {
@@ -109,6 +110,8 @@ template <class A>
 void op_fields(A& a, CrossEntropy& w) {
   a.choice("part", w.part, kCrossEntropyParts, CrossEntropy::Part::kFused);
   a.number("tokens", w.tokens, int64_t{1});
+  a.number("chunks", w.chunks, 1);
+  a.number("words", w.words, int64_t{0});
 }
 template <class A>
 void op_fields(A&, Add&) {}

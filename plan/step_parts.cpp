@@ -25,7 +25,7 @@ double StepParts::*part_of(const Plan& plan, const Instruction& i) {
     if (along("dp")) return i.micro_batch >= 0 && along("ep") ? &StepParts::expert_s : &StepParts::data_s;
     if (along("ep")) return &StepParts::expert_s;
     if (along("tp")) return &StepParts::tensor_s;
-    if (along("cp")) return &StepParts::context_s;
+    if (along("cp") || along("ulysses")) return &StepParts::context_s;
     return along("pp") ? &StepParts::pipeline_s : &StepParts::communication_s;
   }
   if (i.micro_batch < 0) return &StepParts::update_s;

@@ -177,7 +177,7 @@ Result<void> check_selection(const Case& c) {
     return refusal(fmt::format("{} with compression.k={}", what, k.k),
                    "set the share of elements that is sent, above 0 and up to 1");
   const Model& m = c.model;
-  const int64_t largest = m.hidden * std::max({m.vocab, m.up_rows(), m.qkv_rows()});
+  const int64_t largest = m.hidden * std::max({m.vocab_rows(), m.up_rows(), m.qkv_rows()});
   if (largest + c.layout.bucket_bytes / 4 >= (int64_t{1} << 31))
     return refusal(fmt::format("{} with bucket_bytes={} and a parameter of {} elements: an index of 32 bits numbers 2^31", what,
                                c.layout.bucket_bytes, largest),
@@ -253,10 +253,9 @@ Result<void> check_tensor_parallel(const Case& c) {
   SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
   if (m.kv_heads % l.tp != 0) SHARDLAB_TRY(check_shared_heads(c));
   SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
-  if (m.vocab % l.tp != 0)
-    return refusal(
-        fmt::format("vocab {} is not divisible by tp={}", m.vocab, l.tp),
-        fmt::format("pad the vocabulary: set model.vocab to {}", (m.vocab + 128 * l.tp - 1) / (128 * l.tp) * (128 * l.tp)));
+  if (m.vocab_rows() % l.tp != 0)
+    return refusal(fmt::format("vocab {} of {} rows is not divisible by tp={}", m.vocab, m.vocab_rows(), l.tp),
+                   fmt::format("pad the tables of tokens: set model.vocab_multiple: {}", 128 % l.tp == 0 ? 128 : 128 * l.tp));
   return {};
 }
 
@@ -272,8 +271,17 @@ Result<void> check_sequence_parallel(const Case& c) {
 
 Result<void> check_context_parallel(const Case& c) {
   const Layout& l = c.layout;
+  if (l.cp_kind != ContextKind::kUsp && l.cp_ulysses != 0)
+    return refusal(
+        fmt::format("cp_ulysses={} with cp_kind={}: it says which ranks of usp exchange heads", l.cp_ulysses, name_of(l.cp_kind)),
+        "set cp_kind: usp, or leave cp_ulysses out");
+  if (l.cp_kind == ContextKind::kUsp && (l.cp_ulysses < 2 || l.cp_ulysses >= l.cp || l.cp % l.cp_ulysses != 0))
+    return refusal(fmt::format("cp_kind=usp with cp={} and cp_ulysses={}: rings of cp/cp_ulysses ranks, each of cp_ulysses that "
+                               "exchange heads, both at least 2",
+                               l.cp, l.cp_ulysses),
+                   "set cp_ulysses to a divisor of cp above 1 and below cp, or cp_kind: ulysses or zigzag");
   // A rank's part is of two chunks, one of early tokens and one of late.
-  const bool halves = l.cp_kind == ContextKind::kZigzag || l.cp_kind == ContextKind::kAllGather;
+  const bool halves = l.cp_kind == ContextKind::kZigzag || l.cp_kind == ContextKind::kAllGather || l.cp_kind == ContextKind::kUsp;
   if (const int64_t parts = (halves ? 2 : 1) * int64_t{l.cp}; c.train.seq_len % parts != 0)
     return refusal(fmt::format("cp_kind={} with cp={} and seq_len={}, which is not divisible by {}", name_of(l.cp_kind), l.cp,
                                c.train.seq_len, parts),
@@ -281,7 +289,6 @@ Result<void> check_context_parallel(const Case& c) {
   return {};
 }
 
-/// Every rank attends with whole heads.
 /// Groups of `ep` neighbours among the data ranks share the experts.
 Result<void> check_expert_parallel(const Case& c) {
   const int ep = c.layout.ep;
@@ -294,26 +301,48 @@ Result<void> check_expert_parallel(const Case& c) {
   return {};
 }
 
+/// A piece is some sequences of a micro-batch, or a part of one: memory without a gap.
+Result<void> check_loss_chunks(const Case& c) {
+  const int64_t chunks = c.layout.loss_chunks, sequences = c.train.micro_batch, tokens = c.train.seq_len / c.layout.cp;
+  const int64_t of_sequence = std::max<int64_t>(1, chunks / sequences);
+  if (sequences % chunks != 0 && (chunks % sequences != 0 || tokens % of_sequence != 0))
+    return refusal(
+        fmt::format("loss_chunks={} with micro_batch={} and {} tokens of a sequence on a rank", chunks, sequences, tokens),
+        "a piece is some sequences or a part of one: choose a divisor of micro_batch, or a multiple of it whose quotient "
+        "divides the tokens");
+  const int64_t leaves = kContractionLeaves / std::min<int64_t>(kContractionLeaves, c.layout.cp);
+  if (c.canonical && leaves % of_sequence != 0)
+    return refusal(
+        fmt::format("canonical with loss_chunks={}: a sequence is cut in {}", chunks, of_sequence),
+        fmt::format("a piece must be an aligned block of a rank's {} leaves of a sequence: set loss_chunks: {} or less, a "
+                    "power of two",
+                    leaves, leaves * sequences));
+  return {};
+}
+
+/// Every rank attends with whole heads.
 Result<void> check_head_exchange(const Case& c) {
   const Layout& l = c.layout;
+  const int64_t ranks = l.head_ranks();
+  const std::string said = l.cp_kind == ContextKind::kUsp ? fmt::format("cp_kind=usp with cp_ulysses={}", ranks)
+                                                          : fmt::format("cp_kind=ulysses with cp={}", ranks);
+  const std::string key = l.cp_kind == ContextKind::kUsp ? "cp_ulysses" : "cp";
   // Of a tensor-parallel rank.
   const int64_t heads = c.model.heads / l.tp, kv_heads = std::max<int64_t>(1, c.model.kv_heads / l.tp);
-  if (heads % l.cp != 0)
+  if (heads % ranks != 0)
+    return refusal(fmt::format("{}, tp={} and {} heads: each rank takes whole heads", said, l.tp, c.model.heads),
+                   fmt::format("lower {} or tp until {} * tp divides the heads, or use another cp_kind", key, key));
+  const int64_t copies = kv_heads >= ranks ? 1 : ranks / kv_heads;
+  if (kv_heads % ranks != 0 && ranks % kv_heads != 0)
     return refusal(
-        fmt::format("cp_kind=ulysses with cp={}, tp={} and {} heads: each rank takes whole heads", l.cp, l.tp, c.model.heads),
-        "lower cp or tp until cp * tp divides the heads, or use another cp_kind");
-  const int64_t copies = kv_heads >= l.cp ? 1 : l.cp / kv_heads;
-  if (kv_heads % l.cp != 0 && l.cp % kv_heads != 0)
-    return refusal(
-        fmt::format("cp_kind=ulysses with cp={}, tp={} and {} kv heads: a rank takes whole kv heads, or several share one", l.cp,
-                    l.tp, c.model.kv_heads),
-        "choose a cp that divides the kv heads of a tensor-parallel rank, or is a multiple of them");
+        fmt::format("{}, tp={} and {} kv heads: a rank takes whole kv heads, or several share one", said, l.tp, c.model.kv_heads),
+        fmt::format("choose a {} that divides the kv heads of a tensor-parallel rank, or is a multiple of them", key));
   if (copies > kContractionLeaves)
-    return refusal(fmt::format("cp_kind=ulysses with cp={} and {} kv heads: {} copies of each", l.cp, c.model.kv_heads, copies),
-                   fmt::format("at most {} are made: lower cp", kContractionLeaves));
-  if (c.canonical && copies > 1 && !std::has_single_bit(static_cast<uint64_t>(heads / l.cp)))
-    return refusal(fmt::format("canonical with cp_kind=ulysses, and {} query heads a rank for one of {} copies of a kv head",
-                               heads / l.cp, copies),
+    return refusal(fmt::format("{} and {} kv heads: {} copies of each", said, c.model.kv_heads, copies),
+                   fmt::format("at most {} are made: lower {}", kContractionLeaves, key));
+  if (c.canonical && copies > 1 && !std::has_single_bit(static_cast<uint64_t>(heads / ranks)))
+    return refusal(fmt::format("canonical with cp_kind={}, and {} query heads a rank for one of {} copies of a kv head",
+                               name_of(l.cp_kind), heads / ranks, copies),
                    "what a rank sums over query heads must be an aligned block of the tree: a power of two of them");
   return {};
 }

@@ -31,6 +31,7 @@ Result<void> check_sequence_parallel(const Case& c);
 Result<void> check_context_parallel(const Case& c);
 Result<void> check_expert_parallel(const Case& c);
 Result<void> check_head_exchange(const Case& c);
+Result<void> check_loss_chunks(const Case& c);
 Result<void> check_hybrid_shard(const Case& c);
 Result<void> check_fsdp(const Case& c);
 Result<void> check_halving_doubling(const Case& c);

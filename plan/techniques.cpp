@@ -41,7 +41,7 @@ bool cuts_tokens(const Case& c) { return c.layout.sequence_parallel && c.layout.
 bool cuts_sequences(const Case& c) { return c.layout.cp > 1; }
 bool sends_in_rings(const Case& c) {
   return cuts_sequences(c) && (c.layout.cp_kind == ContextKind::kRing || c.layout.cp_kind == ContextKind::kZigzag ||
-                               c.layout.cp_kind == ContextKind::kStriped);
+                               c.layout.cp_kind == ContextKind::kStriped || c.layout.cp_kind == ContextKind::kUsp);
 }
 bool has_budget(const Case& c) { return c.layout.recompute_options.budget_bytes != 0 && c.layout.recompute != Recompute::kByLayer; }
 bool is_by_layer(const Case& c) { return c.layout.recompute == Recompute::kByLayer; }
@@ -156,8 +156,8 @@ constexpr Fact kCanonicalSlices{
     [](const Case& c) { return fmt::format("canonical, zero=1 and grad_accumulation={}", c.train.grad_accumulation); }};
 
 constexpr Fact kCutTokens{cuts_tokens, [](const Case&) { return std::string("sequence_parallel"); }};
+constexpr Fact kSecondary{[](const Case& c) { return c.layout.zero_plus_plus.secondary != 0; }, secondary_text};
 constexpr Fact kNoCpKind{[](const Case& c) { return c.layout.cp_kind == ContextKind::kNone; }, context_text};
-constexpr Fact kUsp{[](const Case& c) { return c.layout.cp_kind == ContextKind::kUsp; }, context_text};
 constexpr Fact kZeroPlusPlus{[](const Case& c) { return !(c.layout.zero_plus_plus == ZeroPlusPlus{}); },
                              [](const Case&) { return std::string("zero_plus_plus"); }};
 /// Compression that leaves every rank the whole gradient.
@@ -220,12 +220,15 @@ constexpr std::string_view kMissing = " is not implemented in this version";
 constexpr Apart kContextApart[] = {
     {kNoCpKind, "nobody would attend to the tokens of other ranks",
      "set cp_kind: zigzag, ring, striped, all-gather or ulysses, or cp: 1"},
-    {kUsp, kMissing, "set cp: 1, or cp_kind: zigzag or ulysses"},
     {kCompression, kMissing, "set cp: 1, or compression.kind: none"},
     {kServers, kMissing, "set cp: 1, or parameter_server.servers: 0"},
     {kDilocoAtAll, kMissing, "set cp: 1, or diloco.steps: 0"},
     {kZeroPlusPlus, kMissing, "set cp: 1, or leave zero_plus_plus out"},
     {kFp8, kMissing, "set cp: 1, or precision: bf16"},
+};
+constexpr Apart kChunksApart[] = {
+    {kSecondary, ": it copies what forward gathers, and head and loss in pieces gather their weight in backward alone",
+     "leave zero_plus_plus.secondary out, or set loss_chunks: 1"},
 };
 constexpr Apart kExpertsApart[] = {
     {kTp, "no expert is cut along tp", "set tp: 1, and share the experts among data ranks: ep"},
@@ -449,7 +452,13 @@ constexpr Choice kContextChoices[] = {{"cp_kind: all-gather", cut_sequences<Cont
                                       {"cp_kind: ring", cut_sequences<ContextKind::kRing>},
                                       {"cp_kind: zigzag", cut_sequences<ContextKind::kZigzag>},
                                       {"cp_kind: striped", cut_sequences<ContextKind::kStriped>},
-                                      {"cp_kind: ulysses", cut_sequences<ContextKind::kUlysses>}};
+                                      {"cp_kind: ulysses", cut_sequences<ContextKind::kUlysses>},
+                                      {"cp_kind: usp", [](Case& c) {
+                                         cut_sequences<ContextKind::kUsp>(c);
+                                         c.layout.cp = 4;
+                                         c.layout.cp_ulysses = 2;
+                                       }}};
+constexpr Choice kChunkChoices[] = {{"loss_chunks: 4", [](Case& c) { c.layout.loss_chunks = 4; }}};
 constexpr Choice kPpChoices[] = {{"pp: 2, afab", stages<Schedule::kAfab>},
                                  {"pp: 2, 1f1b", stages<Schedule::k1F1B>},
                                  {"pp: 2, interleaved", stages<Schedule::kInterleaved>},
@@ -646,9 +655,13 @@ constexpr std::array kTable{
               .or_else = "or ep: 1",
               .check = check_expert_parallel},
     Technique{.id = "ring-attention", .on = sends_in_rings, .text = context_text, .apart = kRingApart},
-    Technique{.id = "head-exchange",
-              .on = [](const Case& c) { return cuts_sequences(c) && c.layout.cp_kind == ContextKind::kUlysses; },
-              .check = check_head_exchange},
+    Technique{.id = "head-exchange", .on = [](const Case& c) { return c.layout.head_ranks() > 1; }, .check = check_head_exchange},
+    Technique{.id = "chunked-loss",
+              .on = [](const Case& c) { return c.layout.loss_chunks > 1; },
+              .text = [](const Case& c) { return fmt::format("loss_chunks={}", c.layout.loss_chunks); },
+              .apart = kChunksApart,
+              .check = check_loss_chunks,
+              .choices = kChunkChoices},
     // What is made again, and what waits elsewhere.
     Technique{.id = "recompute", .on = always, .check = check_recompute},
     Technique{.id = "recompute-budget", .on = has_budget, .text = budget_text, .apart = kBudgetApart, .check = check_budget},

@@ -17,7 +17,8 @@
 // An attention over parts of a sequence meets each block of keys once before anything else reads its result. Its backward ops read
 // the output and log-sum-exp of all blocks together, and give each a summand of dq and its own dk and dv.
 //
-// Gradients that the plan takes of a value that was read in parts are not derived either.
+// A value that products read in parts has a gradient in parts: each where the part is, and together the whole. Read in parts by other
+// ops its gradient is not derived.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -399,6 +400,7 @@ class Replay {
   void send(const Act& act, const Send& send);
   void receive(const Act& act, const Recv& receive);
   void check_batch(const Act& act);
+  void check_part(const Act& act);
   void check_loss_parts(const Act& act, int32_t node);
   void check_route(const Act& act);
   int32_t route_of_rows(const Held& rows) const;
@@ -565,8 +567,9 @@ Held Replay::read(int32_t slot) {
       continue;
     }
     Held here = e.held;
-    here.shift += std::max(at.begin, e.begin) - e.begin;
-    several = mix(several ^ mix(here.what) ^ mix(static_cast<uint64_t>(here.shift) * 8 + static_cast<uint64_t>(here.kind)));
+    const int64_t begin = std::max(at.begin, e.begin);
+    here.shift += begin - e.begin;
+    several = ChainRule::mix_part(several, here, here.kind == Held::Kind::kGradient ? begin - at.begin : here.shift);
     if (held.kind == Held::Kind::kUnknown || held.kind == Held::Kind::kZero)
       held = here;
     else if (here.kind != Held::Kind::kZero)
@@ -618,7 +621,9 @@ void Replay::consume(const Act& act, int32_t node) {
     if (way == Way::kNone) continue;
     const bool alone = held_[i].kind == Held::Kind::kValue;
     for_values(act.reads[i], [&](const Held& value, bool whole) {
-      if (!whole || !alone)
+      if (alone && !whole && std::holds_alternative<Linear>(act.op->work) && way == Way::kTerm)
+        rule_.consume_part(held_[i], script_->slots[static_cast<size_t>(act.reads[i])].window.length, node, i);
+      else if (!whole || !alone)
         rule_.hide(value);
       else if (way == Way::kTerm)
         rule_.consume(value, node, i);
@@ -648,6 +653,8 @@ void Replay::play(const Act& act) {
     }
     case Kind::kOther: break;
   }
+  if (std::holds_alternative<SumScalars>(act.op->work))
+    for (const int32_t slot : act.reads) for_values(slot, [&](const Held& loss, bool) { rule_.report(loss); });
   for (const int32_t slot : act.writes)
     if (script_->slots[static_cast<size_t>(slot)].slice) write(slot, {});
 }
@@ -904,6 +911,7 @@ void Replay::play_forward(const Act& act) {
   if (std::holds_alternative<AttentionBlock>(act.op->work)) meet_block(act, node);
   if (std::holds_alternative<AttentionMerge>(act.op->work)) meet_all(act, node);
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
+  if (loss) check_part(act);
   if (loss) check_loss_parts(act, node);
   check_route(act);
   for (size_t i = 0; i < act.writes.size(); ++i)
@@ -931,6 +939,21 @@ void Replay::check_batch(const Act& act) {
   if (load != nullptr && load->targets != loss)
     fault(Rule::kValues, act, "reads %{}, which are {}", name(act.reads[at]),
           load->targets ? "targets and no tokens" : "tokens and no targets");
+}
+
+/// Where tokens go through head and loss in parts, logits and targets are of the same part.
+void Replay::check_part(const Act& act) {
+  if (held_[0].kind != Held::Kind::kValue || held_.size() < 2 || held_[1].kind != Held::Kind::kValue) return;
+  const Node& head = rule_.node(rule_.maker(held_[0]));
+  const int chunks = chunks_of(act.op->work);
+  if (chunks_of(head.op->work) != chunks)
+    fault(Rule::kValues, act, "chunks={}, and {} is there: chunks={}", chunks, rule_.name_of(held_[0]), chunks_of(head.op->work));
+  if (!std::holds_alternative<Linear>(head.op->work)) return;
+  const Held& of = rule_.read(rule_.maker(held_[0]), 0);
+  const int64_t width = head.segment->slots[head.op->reads[0].index()].type.shape.last();
+  if (of.kind == Held::Kind::kValue && of.shift != held_[1].shift * width)
+    fault(Rule::kValues, act, "judges %{} by %{}: the logits are of the tokens from {} on, the targets from {} on",
+          name(act.reads[0]), name(act.reads[1]), of.shift / width, held_[1].shift);
 }
 
 /// The parts of a loss over a vocabulary in slices are of one loss: the same logits and targets, and what the part before made.
@@ -1071,8 +1094,8 @@ void Replay::check_operand(const Act& act, size_t i, int32_t node, std::optional
 
 void Replay::check_gradient(const Act& act, size_t i, int32_t node, size_t result) {
   const Held& held = held_[i];
-  if (held.kind == Held::Kind::kGradient || held.kind == Held::Kind::kZero)
-    return rule_.expect(node, result, held.kind == Held::Kind::kZero ? 0 : held.what, name(act.reads[i]), site(act));
+  if (held.kind == Held::Kind::kGradient || held.kind == Held::Kind::kZero || held.kind == Held::Kind::kSeveral)
+    return rule_.expect(node, result, held, name(act.reads[i]), site(act));
   if (held.kind == Held::Kind::kParameter || (held.kind == Held::Kind::kValue && !rule_.is_trusted(held)))
     fault(Rule::kGradients, act, "reads %{} as a gradient, and it is a forward value", name(act.reads[i]));
 }

@@ -53,6 +53,7 @@ struct Site {
 /// One run of a forward op.
 struct Node {
   int role = -1;
+  const Segment* segment = nullptr;
   const Op* op = nullptr;
   const Call* call = nullptr;
   int32_t settings = -1;  ///< number of its attributes' text
@@ -97,7 +98,17 @@ class ChainRule {
   void consume(const Held& value, int32_t n, size_t input) { values_[value.what].terms += term_of(n, input); }
   /// Node `n` read the value as a whole and passes the gradient of its result on as it is.
   void pass(const Held& value, int32_t n);
-  /// The value was read in parts, or by a kernel whose backward the core does not know: its gradient is not derived.
+  /// Node `n` read `length` elements of the value, from its element `shift` on, and its backward op gives the term of these.
+  void consume_part(const Held& value, int64_t length, int32_t n, size_t input) {
+    parts_[value.what].push_back({value.shift, length, term_of(n, input)});
+  }
+  /// The content of a window whose parts are unlike, as far as it is known: `part` follows, `begin` elements in.
+  static uint64_t mix_part(uint64_t several, const Held& part, int64_t begin);
+
+  /// A loss is told to whoever asks for the step's.
+  void report(const Held& loss) { ++values_[loss.what].reports; }
+
+  /// The value was read in parts that are not followed, or by a kernel whose backward the core does not know: its gradient is not derived.
   void hide(const Held& value) { values_[value.what].hidden = true; }
   /// The results of a kernel may be a gradient because the kernel declares so.
   void trust(const Held& value) { values_[value.what].trusted = true; }
@@ -112,8 +123,9 @@ class ChainRule {
 
   /// The op at `site` reads a sum of terms as the gradient of the result of node `n`; judged by `settle`, when all
   /// readers are known.
-  void expect(int32_t n, size_t result, uint64_t terms, std::string_view slot, const Site& site) {
-    checks_.push_back({made(n, result).what, terms, slot, site});
+  void expect(int32_t n, size_t result, const Held& gradient, std::string_view slot, const Site& site) {
+    const bool in_parts = gradient.kind == Held::Kind::kSeveral;
+    checks_.push_back({made(n, result).what, gradient.kind == Held::Kind::kZero ? 0 : gradient.what, in_parts, slot, site});
   }
   /// Notes the blocks that node `n` and those before it have met; or null for a node that is no attention over parts.
   Blocks& blocks(int32_t n) { return blocks_[n]; }
@@ -135,6 +147,7 @@ class ChainRule {
     int32_t first_pass = -1;  ///< into passes_
     uint64_t terms = 0;
     int64_t before = -1;  ///< the value in whose place this one is
+    int32_t reports = 0;  ///< of a loss: how often it is in the step's
     bool hidden = false;
     bool trusted = false;
   };
@@ -151,11 +164,20 @@ class ChainRule {
   struct Check {
     uint64_t value;
     uint64_t terms;
+    bool in_parts;  ///< `terms` are those of several parts of the gradient
     std::string_view slot;
     Site site;
   };
+  /// A part of a value that some node read, and the term of its gradient.
+  struct Part {
+    int64_t begin = 0, length = 0;
+    uint64_t term = 0;
+    friend auto operator<=>(const Part&, const Part&) = default;
+  };
   static uint64_t mix_term(int32_t n, size_t input);
   void settle_rings();
+  void settle_losses();
+  bool is_gradient(const Check& check) const;
 
   Report& report_;
   std::vector<Node> nodes_;
@@ -163,7 +185,8 @@ class ChainRule {
   std::vector<Value> values_;
   std::vector<PassOn> passes_;
   std::vector<Check> checks_;
-  std::map<uint64_t, Ring> rings_;  ///< by value
+  std::map<uint64_t, Ring> rings_;               ///< by value
+  std::map<uint64_t, std::vector<Part>> parts_;  ///< by value, in the order in which they were read
   std::unordered_map<uint64_t, int32_t> by_key_;
   std::unordered_map<int32_t, Blocks> blocks_;
   std::unordered_map<uint64_t, int32_t> block_terms_;

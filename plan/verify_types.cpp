@@ -865,6 +865,7 @@ std::string Builder::settings_fault() const {
     return fmt::format("%{} has {} rows for {} tokens", table.name, table.type.shape[0], x.type.shape[1]);
   };
   const auto of_loss = [&](const CrossEntropy& w) -> std::string {
+    if (w.chunks < 1) return fmt::format("chunks={}: at least one", w.chunks);
     if (w.tokens < 1 || w.tokens > kMaxTokens) return fmt::format("tokens={}: a mean is of 1 to {} targets", w.tokens, kMaxTokens);
     if (w.part == CrossEntropy::Part::kSum) return extent_fault(write_slot(0), 2, 2, "a sum and the target's logit");
     if (w.part == CrossEntropy::Part::kGrad) return extent_fault(read_slot(3), 2, 2, "a sum and the target's logit");
@@ -873,7 +874,15 @@ std::string Builder::settings_fault() const {
   const auto of_dropout = [&](const Dropout& w) -> std::string {
     return w.p >= 0 && w.p < 1 ? "" : fmt::format("p={}: a share of elements below 1", w.p);
   };
-  const auto of_linear = [&](const Linear&) -> std::string {
+  const auto of_linear = [&](const Linear& w) -> std::string {
+    if (w.chunks != 1) {
+      const Slot& part = w.phase == Phase::kI ? write_slot(0) : read_slot(0);
+      const Slot* whole = part.view ? &segment_.slots[static_cast<size_t>(part.view->base)] : nullptr;
+      if (w.chunks < 1 || whole == nullptr || part.type.shape.rank != 3 || whole->type.shape.rank != 3 ||
+          whole->type.shape[1] != w.chunks * part.type.shape[1])
+        return fmt::format("chunks={}: %{} is no view of one of so many equal parts of each sequence of tokens", w.chunks,
+                           part.name);
+    }
     if (!has_scales(read_slot(0).type.dtype) && !has_scales(read_slot(1).type.dtype)) return "";
     for (const size_t i : {size_t{0}, size_t{1}})
       if (std::string fault = scales_fault(read_slot(i), read_slot(i + 2)); !fault.empty()) return fault;
@@ -996,6 +1005,11 @@ void TypeChecker::check(const Op& op) {
     const Type& table = type(w->phase == Phase::kF ? op.reads[1] : op.writes[0]);
     const int64_t tokens = logical_shape(type(op.reads[0]), plan_.mesh)[1], rows = logical_shape(table, plan_.mesh)[0];
     if (tokens > rows) fault(op, Rule::kTypes, "a table of {} positions for sequences of {} tokens", rows, tokens);
+  }
+  if (const auto* w = std::get_if<CrossEntropy>(&op.work)) {
+    const int64_t columns = logical_shape(type(op.reads[0]), plan_.mesh).last();
+    if (w->words < 0 || w->words > columns)
+      fault(op, Rule::kTypes, "words={}, and the vocabulary has {} columns", w->words, columns);
   }
   if (std::holds_alternative<Sgd>(op.work)) return check_optimizer(op, 1);
   if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
@@ -1240,7 +1254,9 @@ void TypeChecker::check_scale(const Op& op, const Equation& equation, const Writ
   Scale derived;
   const auto* ce = std::get_if<CrossEntropy>(&op.work);
   if (ce != nullptr && w.dims == "bsV") {
-    const int64_t of_micro_batch = logical_shape(type(equation.reads[1].slot), plan_.mesh).elements();
+    const Slot& targets_here = segment_.slots[equation.reads[1].slot.index()];  // of all tokens, or a view of those of some
+    const Slot& all = targets_here.view ? segment_.slots[static_cast<size_t>(targets_here.view->base)] : targets_here;
+    const int64_t of_micro_batch = logical_shape(all.type, plan_.mesh).elements();
     if (of_micro_batch > kMaxTokens / plan_.micro_batches)
       return fault(op, Rule::kTypes, "a step has more than {} targets", kMaxTokens);
     const int64_t targets = of_micro_batch * plan_.micro_batches;

@@ -89,11 +89,13 @@ void Replay::play(const Act& act) {
     if (!joined) fault(Rule::kTypes, "multiplies a loss by factors whose product has more than 63 bits");
     owed = joined.value_or(Rational(0));
   }
+  const bool adds_slices = std::holds_alternative<Add>(act.op->work) && act.kind == Act::Kind::kPlain;  // losses of parts, perhaps
+  if (adds_slices) owed = owed_by_reads(act);
   perform(act);
   for (const int32_t slot : act.writes) {
     const Region at = region(slot);
     if (!at.storage->alive) continue;
-    if (sum != nullptr || norm || (states_loss && slot == act.op->writes[0].value))
+    if (sum != nullptr || norm || adds_slices || (states_loss && slot == act.op->writes[0].value))
       for_pieces(at, [&](Piece& p) { p.owed = owed; });
   }
 }
@@ -151,7 +153,7 @@ void Replay::play_sum(const Act& act) {
     read(act.reads[i], at);
     if (!at.storage->alive) continue;
     if (act.uses_parameters) note_use(act.reads[i], at, act.ordinals[i]);
-    int32_t parameter = -1, last = -1;  // of the pieces before
+    int32_t parameter = -1, last = -1, told = -1;  // of the pieces before
     for_pieces(at, [&](const Piece& p) {
       if (by_kernel && p.sum >= 0) {
         sum.mixed = sum.mixed || (parameter >= 0 && p.parameter >= 0 && parameter != p.parameter);
@@ -169,7 +171,8 @@ void Replay::play_sum(const Act& act) {
       if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);
       if (p.sum >= 0) sum.add(sums_[static_cast<size_t>(p.sum)]);
       if (p.slice < 0) return;
-      if (every_read) sum.add(source_of(act, p.slice, 0));
+      if (every_read && p.slice != told) sum.add(source_of(act, p.slice, 0));  // once, however many ops wrote its losses
+      told = p.slice;
       contributes = !every_read;
       micro_batch = p.slice;
     });

@@ -63,9 +63,9 @@ std::string loss_key(const Case& c) {
   const Model& m = c.model;
   const Train& t = c.train;
   const LearningRate& r = t.learning_rate;
-  std::string key = fmt::format("{}|{} {} {} {} {} {} {} {} {} {} {} {} {}", loss_label(c), name_of(m.family), m.layers, m.hidden,
-                                m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.max_positions, m.tied_embeddings, m.norm_epsilon,
-                                m.rope_theta, m.init_deviation);
+  std::string key = fmt::format("{}|{} {} {} {} {} {} {} {} {} {} {} {} {} {}", loss_label(c), name_of(m.family), m.layers,
+                                m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.vocab_multiple, m.max_positions,
+                                m.tied_embeddings, m.norm_epsilon, m.rope_theta, m.init_deviation);
   key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon, t.dropout,
                      static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens);
   return key;

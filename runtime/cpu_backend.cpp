@@ -706,6 +706,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const CrossEntropy& w) {
                              .tokens = tokens_of(op, logits),
                              .vocab = logits.shape.last(),
                              .vocab_part = part_of(op, logits, logits.shape.rank - 1),
+                             .words = w.words,
                              .loss_tokens = w.tokens};
   if (w.part != Part::kMax) args.targets = op.reads[1].as<const int32_t>();
   const auto scaled = [&](void (*kernel)(const kernels::CrossEntropy&), size_t operands) -> Launch {

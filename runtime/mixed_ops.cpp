@@ -450,6 +450,7 @@ ScratchLaunch bind_work(const BoundOp& op, const CrossEntropy& w, const BindTool
   kernels::CrossEntropy loss{.tokens = held_tokens(op, logits),
                              .vocab = logits.shape.last(),
                              .vocab_part = held_part(op, logits, logits.shape.rank - 1),
+                             .words = w.words,
                              .loss_tokens = w.tokens};
   if (w.part != Part::kMax) loss.targets = op.reads[1].as<const int32_t>();
   if (w.part == Part::kSum || w.part == Part::kGrad) loss.max = statistics(op.reads[2]);

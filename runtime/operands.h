@@ -16,10 +16,15 @@ inline kernels::Part part_of(const BoundOp& op, const Type& type, int dim) {
   return {logical_origin(type, op.mesh(), op.at)[dim], logical_shape(type, op.mesh())[dim]};
 }
 
-/// Rows of an activation: [b,s,width], or [rows,width] as one sequence.
+/// Rows of an activation: [b,s,width], or [rows,width] as one sequence. Which of equal parts of a rank's tokens an op has makes no
+/// difference to the extents of their leaves: the first stands for all.
 inline kernels::Tokens tokens_of(const BoundOp& op, const Type& type) {
   const Shape& shape = type.shape;
-  if (shape.rank >= 3) return {shape[0], shape[1], part_of(op, type, 1)};
+  if (shape.rank >= 3) {
+    const kernels::Part part = part_of(op, type, 1);
+    const int64_t chunks = chunks_of(op.op().work);
+    return {shape[0], shape[1], {part.begin * chunks, part.total * chunks}};
+  }
   return {1, shape.elements() / shape.last(), {}};
 }
 

@@ -277,7 +277,7 @@ AxisSet early_axes(const Draft& draft) {
   const Case& c = draft.config;
   if (!draft.training || !c.canonical || c.layout.zero >= 2 || draft.micro_batches() == 1) return {};
   if (c.layout.ep > 1) return sequence_axes(draft.plan.mesh);
-  return c.layout.cp > 1 ? AxisSet::of(draft.plan.mesh.axis("cp")) : AxisSet{};
+  return c.layout.cp > 1 ? context_axes(draft.plan.mesh) : AxisSet{};
 }
 
 AxisSet partial_axes(const Type& type, AxisSet among) {

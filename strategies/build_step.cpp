@@ -158,7 +158,7 @@ SlotId UnitBuilder::residual_forward(std::string_view label, SlotId x, SlotId z,
 }
 
 void UnitBuilder::build_embed() {
-  const int table = parameter("embed.tokens", {model_.vocab, h()}, P::kEmbedding);
+  const int table = parameter("embed.tokens", {model_.vocab_rows(), h()}, P::kEmbedding);
   const int positions = model_.is_llama() ? -1 : parameter("embed.positions", {model_.max_positions, h()}, P::kPositions);
 
   const SlotId tokens = saved("tokens", data({b(), s()}, DType::i32), BufferClass::kInput);
@@ -379,22 +379,22 @@ void UnitBuilder::build_layer() {
 void UnitBuilder::build_head() {
   const int gamma = parameter("final.norm.gamma", {h()}, P::kNormWeight);
   const int beta = model_.is_llama() ? -1 : parameter("final.norm.beta", {h()}, P::kBias);
-  const int weight = parameter(model_.tied_embeddings ? "embed.tokens" : "head.weight", {model_.vocab, h()}, P::kEmbedding);
+  const int weight = parameter(model_.tied_embeddings ? "embed.tokens" : "head.weight", {model_.vocab_rows(), h()}, P::kEmbedding);
   const int64_t shared_by = trains_apart(draft_) ? config_.layout.dp : 1;  // workers divide by their own targets
   const int64_t targets_per_step = config_.sequences_per_step() * config_.train.seq_len / shared_by;
 
   const SlotId x = fwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
   bwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
   const SlotId n = norm_forward("final.norm", x, gamma, beta);
-  const SlotId logits = saved("logits", tokens_by(model_.vocab));
+  const SlotId logits = saved("logits", tokens_by(model_.vocab_rows()));
   fwd().op(Linear{Phase::kF}, {n, value(fwd(), weight)}, {logits}, "head");
   const SlotId targets = fwd().add("targets", data({b(), s()}, DType::i32), Use::kLocal, BufferClass::kInput);
   fwd().op(LoadBatch{true}, {}, {targets}, "load.targets");
   const SlotId loss = fwd().add("loss", data({b()}), Use::kLoss, BufferClass::kMetric);
-  if (draft_.training)
-    fwd().op(CrossEntropy{CrossEntropy::Part::kFused, targets_per_step}, {logits, targets}, {loss, logits}, "loss");
-  else
-    fwd().op(CrossEntropy{CrossEntropy::Part::kLossOnly, targets_per_step}, {logits, targets}, {loss}, "loss");
+  CrossEntropy judge{.part = CrossEntropy::Part::kFused, .tokens = targets_per_step};
+  if (model_.vocab < model_.vocab_rows()) judge.words = model_.vocab;
+  if (!draft_.training) judge.part = CrossEntropy::Part::kLossOnly;
+  fwd().op(judge, {logits, targets}, draft_.training ? std::vector{loss, logits} : std::vector{loss}, "loss");
 
   const SlotId dlogits = in_backward("logits");
   const SlotId dn = local(bwd(), "d.final.norm.y", tokens_by(h()));
@@ -449,12 +449,11 @@ void for_slots(Draft& draft, F f) {
 /// parameters, is a sum over them. The attention core is for the strategy of the case to put right (context_parallel.cpp).
 void deal_sequences(Draft& draft) {
   if (draft.config.layout.cp == 1) return;
-  const auto axis = static_cast<size_t>(draft.plan.mesh.axis("cp"));
+  const AxisSet axes = context_axes(draft.plan.mesh);
   for_slots(draft, [&](Slot& slot) {
-    Placement& place = slot.type.place[axis];
-    const int tokens = slot.name == "lse" ? 2 : 1;
-    if (slot.type.micro == Micro::kSlice) place = slot.type.shape.rank == 1 ? Placement::partial() : Placement::shard(tokens);
-    if (slot.type.micro == Micro::kSum) place = Placement::partial();
+    const bool slice = slot.type.micro == Micro::kSlice, tokens = slice && slot.type.shape.rank > 1;
+    if (tokens) slot.type = placed(slot.type, axes, Placement::shard(slot.name == "lse" ? 2 : 1));
+    if ((slice && !tokens) || slot.type.micro == Micro::kSum) slot.type = placed(slot.type, axes, Placement::partial());
   });
 }
 
@@ -483,6 +482,10 @@ Draft build_step(const Case& config, bool training) {
   draft.plan.name = config.name;
   const Layout& l = config.layout;
   draft.plan.mesh.axes = {{"pp", l.pp}, {"dp", l.shard_ranks()}, {"cp", l.cp}, {"tp", l.tp}};
+  if (l.cp_kind == ContextKind::kUsp) {  // "cp" counts parts of sequences then, which neighbours share
+    draft.plan.mesh.axes[2].size = l.ring_ranks();
+    draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 3, {std::string(kHeadsAxis), l.head_ranks()});
+  }
   if (const int node = l.zero_plus_plus.secondary; node > 0) {  // "dp" counts nodes then, within which ranks are neighbours
     draft.plan.mesh.axes[1].size /= node;
     draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 2, {"node", node});

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "strategies/accumulation.h"
+#include "strategies/chunked_loss.h"
 #include "strategies/clip_norm.h"
 #include "strategies/compression.h"
 #include "strategies/context_parallel.h"
@@ -61,11 +62,11 @@ constexpr std::array kCatalogue{
              "sequence_parallel (tp)",
              "per layer and micro-batch 4 reduce-scatters and 6 all-gathers of b*s*h in place of 4 all-reduces; b*h a norm or bias",
              "activations between the products 1/t", "Korthikanti et al. 2022", sequence_parallel, true},
-    Strategy{"context-parallel", "Context parallel: parts of sequences", Tier::kE1, "cp, cp_kind",
+    Strategy{"context-parallel", "Context parallel: parts of sequences", Tier::kE1, "cp, cp_kind, cp_ulysses",
              "per layer and micro-batch, n = k and v of a rank's tokens: all-gather 3 n (c-1); ring, zigzag, striped n (3c-2); "
-             "ulysses 4 all-to-alls of q, k, v and o",
+             "ulysses 4 all-to-alls of q, k, v and o; usp both, of groups",
              "activations 1/c; k and v of the whole (all-gather) or of two more ranks (rings)",
-             "Liu et al. 2023; Brandon et al. 2023; Jacobs et al. 2023; Llama Team 2024", context_parallel, true},
+             "Liu et al. 2023; Brandon et al. 2023; Jacobs et al. 2023; Llama Team 2024; Fang & Zhao 2024", context_parallel, true},
     Strategy{"expert-parallel", "Expert parallel: each data rank has some of the experts", Tier::kE1, "ep (model.experts)",
              "per layer and micro-batch 4 all-to-alls of b*s*k*h, and 1 of counts",
              "experts and their states 1/n; rows of experts times n", "Lepikhin et al. 2020; Gale et al. 2022", expert_parallel,
@@ -76,6 +77,9 @@ constexpr std::array kCatalogue{
              multiply_in_fp8, true},
     Strategy{"scaled-loss", "fp16 gradients of a scaled loss", Tier::kE2, "precision: fp16, loss_scale", "nothing", "none",
              "Micikevicius et al. 2018", scale_loss},
+    Strategy{"chunked-loss", "Head and loss in pieces: logits are never whole", Tier::kE1, "loss_chunks", "nothing",
+             "logits 1/k, none kept from forward to backward; canonical: copies of the head's gradient",
+             "Hsu et al. 2024; Luo et al. 2024", chunk_loss, true},
     Strategy{"full-recompute", "Full recompute of each layer", Tier::kE0, "recompute: full",
              "one more forward less its last matmul", "b*s*h a layer and micro-batch", "Chen et al. 2016", full_recompute},
     Strategy{"selective-recompute", "Selective recompute of named sub-layers", Tier::kE0, "recompute: selective, or a list",

@@ -10,6 +10,8 @@
 //   ulysses      an all-to-all turns parts of the sequence with all heads into whole sequences of some heads, and another turns the
 //                result back; in backward both go the other way. Where there are fewer kv heads than ranks several ranks get a copy
 //                of one, and the copies' gradients are added up where they came from.
+//   usp          both: ranks of the axis `ulysses`, neighbours, exchange heads for their part of the sequence; rings of the axis `cp`, one
+//                for each of their heads, pass keys and values on, in zigzag order
 //
 // The running output of blocks and its log-sum-exp are fp32: in 16 bits the error of backward grows with every block. In canonical mode
 // blocks are kept apart and merged by the tree (docs/canonical-order.md), and each block's gradients go home by themselves.
@@ -22,7 +24,7 @@
 //          ulysses keeps qkv and o of its heads, and o of its tokens. Canonical rings: all blocks' results
 // Refuses  sequences that c (zigzag, all-gather: 2 c) does not divide; ulysses: heads that c (times t) does not divide
 // Paper    Liu et al., "Ring Attention" (2023); Brandon et al., "Striped Attention" (2023); Llama Team, "The Llama 3 Herd of Models"
-//          (2024), section 3.3.2; Jacobs et al., "DeepSpeed Ulysses" (2023)
+//          (2024), section 3.3.2; Jacobs et al., "DeepSpeed Ulysses" (2023); Fang and Zhao, "USP" (2024)
 #include "strategies/context_parallel.h"
 
 #include <algorithm>
@@ -60,12 +62,14 @@ void retarget(DraftSegment& segment, SlotId from, SlotId to) {
 
 class Ulysses {
  public:
-  explicit Ulysses(Draft& draft)
+  /// Ranks along `axis` exchange heads.
+  Ulysses(Draft& draft, std::string_view axis)
       : draft_(draft),
         layer_(draft.of(UnitKind::kLayer)),
-        axis_(draft.plan.mesh.axis("cp")),
-        ranks_(draft.config.layout.cp),
-        comm_(draft.comm("cp", AxisSet::of(axis_))) {}
+        axis_(draft.plan.mesh.axis(axis)),
+        ranks_(draft.plan.mesh.size(axis)),
+        comm_(draft.comm(axis == "cp" ? "cp" : "cp.heads", AxisSet::of(axis_))),
+        label_(axis == "cp" ? "attn.heads" : "attn.part") {}
 
   void run() {
     const Attention core = std::get<Attention>(std::get<Op>(layer_.forward.segment.steps[core_of(layer_.forward)]).work);
@@ -157,7 +161,7 @@ class Ulysses {
     DraftSegment& segment = layer_.forward;
     const Both qkv = part(segment, "qkv", qkv_width, false), o = part(segment, "o", o_width, true);
     part_statistics(segment);
-    std::vector<Step> before = exchange(segment, qkv, "qkv", "attn.heads", true, copies_);
+    std::vector<Step> before = exchange(segment, qkv, "qkv", label_, true, copies_);
     surround(segment, std::move(before), exchange(segment, o, "o", "attn.tokens", false, 1));
   }
 
@@ -169,7 +173,7 @@ class Ulysses {
     part_statistics(segment);
     const Both d_o = part(segment, "d.o", o_width, false), d_qkv = part(segment, "d.qkv", qkv_width, false);
     std::vector<Step> before = exchange(segment, d_o, "d.o", "attn.tokens", true, 1);
-    surround(segment, std::move(before), exchange(segment, d_qkv, "d.qkv", "attn.heads", false, copies_));
+    surround(segment, std::move(before), exchange(segment, d_qkv, "d.qkv", label_, false, copies_));
   }
 
   Draft& draft_;
@@ -177,6 +181,7 @@ class Ulysses {
   int axis_;
   int ranks_;
   CommId comm_;
+  std::string label_;  ///< of the exchange of q, k and v; `Blocks` has one of "attn.heads"
   int copies_ = 1, kv_heads_ = 0, head_dim_ = 0;
 };
 
@@ -188,7 +193,7 @@ class Blocks {
         layer_(draft.of(UnitKind::kLayer)),
         kind_(draft.config.layout.cp_kind),
         axis_(draft.plan.mesh.axis("cp")),
-        ranks_(draft.config.layout.cp),
+        ranks_(draft.plan.mesh.size("cp")),
         canonical_(draft.config.canonical) {}
 
   void run() {
@@ -431,6 +436,7 @@ TokenOrder order_of(const Layout& l) {
     case ContextKind::kAllGather:
     case ContextKind::kZigzag: return {TokenOrder::Kind::kZigzag, l.cp};
     case ContextKind::kStriped: return {TokenOrder::Kind::kStriped, l.cp};
+    case ContextKind::kUsp: return {TokenOrder::Kind::kZigzag, l.ring_ranks()};
     default: return {};
   }
 }
@@ -439,10 +445,10 @@ TokenOrder order_of(const Layout& l) {
 
 void context_parallel(Draft& draft) {
   draft.plan.token_order = order_of(draft.config.layout);
-  if (draft.config.layout.cp_kind == ContextKind::kUlysses)
-    Ulysses(draft).run();
-  else
-    Blocks(draft).run();
+  const ContextKind kind = draft.config.layout.cp_kind;
+  if (kind == ContextKind::kUlysses) Ulysses(draft, "cp").run();
+  if (kind == ContextKind::kUsp) Ulysses(draft, kHeadsAxis).run();
+  if (kind != ContextKind::kUlysses) Blocks(draft).run();
 }
 
 }  // namespace shardlab::strategies

@@ -151,9 +151,15 @@ AxisSet sequence_axes(const Mesh& mesh) {
   return axes;
 }
 
-AxisSet data_axes(const Mesh& mesh) {
-  if (mesh.size("cp") == 1) return sequence_axes(mesh);
+AxisSet context_axes(const Mesh& mesh) {
   const AxisSet cp = AxisSet::of(mesh.axis("cp"));
+  const auto heads = mesh.find(kHeadsAxis);
+  return heads ? cp | AxisSet::of(*heads) : cp;
+}
+
+AxisSet data_axes(const Mesh& mesh) {
+  const AxisSet cp = context_axes(mesh);
+  if (mesh.size(cp) == 1) return sequence_axes(mesh);
   return mesh.size(sequence_axes(mesh)) == 1 ? cp : sequence_axes(mesh) | cp;
 }
 

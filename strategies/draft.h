@@ -264,8 +264,12 @@ Type placed(Type type, AxisSet axes, Placement placement);
 /// The axes along which ranks that share one set of shards have other sequences: "dp", and "node" where a secondary shard cuts them in
 /// two, or "ep" where they share experts.
 AxisSet sequence_axes(const Mesh& mesh);
-/// The axes along which ranks that share one set of shards have other tokens: `sequence_axes`, and "cp", whose ranks have other parts of
-/// the same sequences. Gradients are summed over them.
+/// Within a context-parallel group the ranks that exchange heads, where others pass keys around a ring (cp_kind: usp).
+inline constexpr std::string_view kHeadsAxis = "ulysses";
+/// The axes along which ranks have other parts of the same sequences: "cp", and within it `kHeadsAxis`.
+AxisSet context_axes(const Mesh& mesh);
+/// The axes along which ranks that share one set of shards have other tokens: `sequence_axes` and
+/// `context_axes`. Gradients are summed over them.
 AxisSet data_axes(const Mesh& mesh);
 /// The axes along which scalars over `name` are reduced: `data_axes` for "dp", `sequence_axes` for "sequences", else the axis called `name`.
 AxisSet axes_of(const Mesh& mesh, std::string_view name);

@@ -26,11 +26,13 @@ Segment accumulating(const DraftSegment& backward) {
     if (op == nullptr || phase_of(op->work) != Phase::kW) continue;
     const auto is_gradient = [&](SlotId w) { return backward.uses[w.index()].use == Use::kGradient; };
     if (std::ranges::none_of(op->writes, is_gradient)) continue;  // a summand that the ranks have yet to add up
-    std::visit(
+    const bool adds_already = std::visit(
         [](auto& work) {
-          if constexpr (requires { work.accumulate; }) work.accumulate = true;
+          if constexpr (requires { work.accumulate; }) return std::exchange(work.accumulate, true);
+          return false;
         },
         op->work);
+    if (adds_already) continue;
     op->reads.insert(op->reads.end(), op->writes.begin(), op->writes.end());
   }
   return segment;
@@ -141,8 +143,7 @@ struct Pool {
 
 class StageEmitter {
  public:
-  StageEmitter(Draft& draft, StageDraft& stage, const UnitSegments& segments)
-      : draft_(draft), stage_(stage), segments_(segments) {
+  StageEmitter(Draft& draft, StageDraft& stage, const UnitSegments& segments) : draft_(draft), stage_(stage), segments_(segments) {
     const size_t units = static_cast<size_t>(draft.unit_count()) + 2;  // one beyond each end: messages
     inputs_.resize(units);
     gradients_.resize(units);
@@ -307,10 +308,9 @@ class StageEmitter {
       case Use::kView: return {};
       case Use::kParameter: return stage_.at(unit, use.parameter).value;
       case Use::kGradient:
-        return event.storage == 0
-                   ? stage_.at(unit, use.parameter).gradient
-                   : stage_.gradient_copies[static_cast<size_t>(event.storage - 1)][stage_.index_of(unit)]
-                                           [static_cast<size_t>(use.parameter)];
+        return event.storage == 0 ? stage_.at(unit, use.parameter).gradient
+                                  : stage_.gradient_copies[static_cast<size_t>(event.storage - 1)][stage_.index_of(unit)]
+                                                          [static_cast<size_t>(use.parameter)];
       case Use::kActivationIn:
       case Use::kActivationOut:
       case Use::kSaved:

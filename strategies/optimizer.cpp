@@ -156,7 +156,7 @@ void append(Draft& draft, StageDraft& stage, std::string name, const std::vector
 
 /// The losses of whole sequences, of which context-parallel ranks have parts: a sum over these ranks last would be another tree.
 std::vector<BufferId> sum_losses(Draft& draft, StageDraft& stage) {
-  const AxisSet cp = AxisSet::of(draft.plan.mesh.axis("cp"));
+  const AxisSet cp = context_axes(draft.plan.mesh);
   std::vector<BufferId> all;
   for (const BufferId part : stage.losses) {
     if (!part) continue;  // of the mirrored stage
@@ -205,7 +205,7 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
     if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
   const bool dealt_together = !draft.plan.together.empty(), apart = draft.training && runs_apart(c);
   const bool cut = c.layout.cp > 1 && !c.canonical;  // whether parts of sequences are added up with the rest
-  if (cut) part_type.place[static_cast<size_t>(draft.plan.mesh.axis("cp"))] = Placement::partial();
+  if (cut) part_type = placed(part_type, context_axes(draft.plan.mesh), Placement::partial());
   std::vector<BufferId> buffers = c.layout.cp > 1 && c.canonical ? sum_losses(draft, stage) : stage.losses;
   std::erase(buffers, BufferId());
   if (dealt_together) buffers = gather_losses(draft, stage, buffers);
@@ -360,7 +360,8 @@ BufferId squared_gradient_norm(Draft& draft, StageDraft& stage) {
 BufferId step_loss(Draft& draft, StageDraft& last) {
   const auto found = last.named.find("loss");
   if (found != last.named.end()) return found->second;
-  const DraftSegment& head = draft.of(UnitKind::kHead).forward;
+  const UnitTemplate& unit = draft.of(UnitKind::kHead);
+  const DraftSegment& head = unit.forward.find_if("loss") ? unit.forward : unit.backward;  // where it is judged (chunked_loss.cpp)
   const Type by_sequence = head.segment.slots[head.find("loss").index()].type;
   const auto runs = [&](int j) {
     return std::ranges::any_of(last.events, [&](const Event& e) {

@@ -69,7 +69,10 @@ void localise(Draft& draft) {
       for (size_t s = 0; s < segment->uses.size(); ++s) {
         if (segment->uses[s].use == Use::kNamed) continue;  // the same on every stage
         Slot& slot = segment->segment.slots[s];
-        slot.type.place[axis] = placement(slot.name, segment->uses[s].use);
+        const bool summand =
+            segment->uses[s].use == Use::kLocal && slot.type.micro == Micro::kSum;  // of a gradient: "d.head.weight.copy1"
+        slot.type.place[axis] = summand ? placement(slot.name.substr(0, slot.name.rfind(".copy")), Use::kGradient)
+                                        : placement(slot.name, segment->uses[s].use);
         const auto saved = segment->uses[s].use == Use::kSaved ? unit.forward.find_if(slot.name) : std::nullopt;
         if (saved && segment == &unit.backward) slot.type.place[axis] = unit.forward.slot(*saved).type.place[axis];
       }

@@ -247,7 +247,8 @@ class TensorParallel {
     const SlotId sums_part = head.add_view("loss.sums.part", sums, placed(two, axis_, partial));
     const auto part = [&](CrossEntropy::Part p, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label) {
       Op op = loss;
-      op.work = CrossEntropy{p, fused.tokens};
+      op.work = fused;
+      std::get<CrossEntropy>(op.work).part = p;
       op.reads = std::move(reads);
       op.writes = std::move(writes);
       op.label = std::move(label);

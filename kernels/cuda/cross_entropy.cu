@@ -41,7 +41,7 @@ struct CrossEntropyRows {
 
     float max;
     if constexpr (kFindsMax) {
-      max = row_max(t, logits, args.cached ? cache : nullptr, a.vocab, shared);
+      max = row_max(t, logits, args.cached ? cache : nullptr, a, shared);
       if constexpr (kPart == Part::kMax) {
         if (t.index() == 0) a.max[row] = max;
         return;
@@ -68,13 +68,14 @@ struct CrossEntropyRows {
   }
 
  private:
-  SHARDLAB_DEVICE static float row_max(const Thread& t, const T* from, T* cache, int64_t n, float* shared) {
+  SHARDLAB_DEVICE static float row_max(const Thread& t, const T* from, T* cache, const gpu::CrossEntropy& a, float* shared) {
+    const int64_t words = kernels::words_held(a.vocab_part, a.vocab, a.words);
     float most = -INFINITY;
-    for (int64_t i = int64_t{t.index()} * kVector; i < n; i += int64_t{t.threads()} * kVector) {
+    for (int64_t i = int64_t{t.index()} * kVector; i < a.vocab; i += int64_t{t.threads()} * kVector) {
       const Vector<T, kVector> v = load<kVector>(from + i);
       if (cache != nullptr) store(cache + i, v);
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) most = value_of(v.at[j]) > most ? value_of(v.at[j]) : most;
+      for (int j = 0; j < kVector; ++j) most = i + j < words && value_of(v.at[j]) > most ? value_of(v.at[j]) : most;
     }
     most = warp_max(t, most);
     if (t.lane() == 0) shared[t.warp()] = most;
@@ -86,7 +87,8 @@ struct CrossEntropyRows {
   /// Leaf i is summed by warp i: lane l takes every 32nd element of the leaf from l on. Then the tree over leaves.
   SHARDLAB_DEVICE static float exponential_sum(const Thread& t, const T* x, const gpu::CrossEntropy& a, float max, float* shared) {
     const kernels::PartLeaves leaves(a.vocab_part, a.vocab);
-    const int64_t end = leaves.begin(t.warp() + 1);
+    const int64_t words = kernels::words_held(a.vocab_part, a.vocab, a.words);
+    const int64_t end = leaves.begin(t.warp() + 1) < words ? leaves.begin(t.warp() + 1) : words;
     float sum = 0;
 #pragma unroll 4
     for (int64_t i = leaves.begin(t.warp()) + t.lane(); i < end; i += kWarp) sum = sum + ::expf(value_of(x[i]) - max);
@@ -99,7 +101,7 @@ struct CrossEntropyRows {
   }
 
   SHARDLAB_DEVICE static float loss(const gpu::CrossEntropy& a, int64_t row, float max, float sum, float target_logit) {
-    const int64_t id = a.targets[row], total = a.vocab_part.total == 0 ? a.vocab : a.vocab_part.total;
+    const int64_t id = a.targets[row], total = a.words != 0 ? a.words : a.vocab_part.total == 0 ? a.vocab : a.vocab_part.total;
     if (id < 0 || id >= total) return NAN;
     return (::logf(sum) + max) - (kPart == Part::kGrad ? a.sums[2 * row + 1] : target_logit);
   }
@@ -107,13 +109,14 @@ struct CrossEntropyRows {
   SHARDLAB_DEVICE static void gradient(const Thread& t, const T* x, T* logits, const gpu::CrossEntropy& a, float max, float sum,
                                        int64_t target) {
     const float inverse = 1.0f / sum, scale = (a.loss_scale == nullptr ? 1.0f : *a.loss_scale) / static_cast<float>(a.loss_tokens);
+    const int64_t words = kernels::words_held(a.vocab_part, a.vocab, a.words);
     t.barrier();  // every thread has read the target's logit
     for (int64_t i = int64_t{t.index()} * kVector; i < a.vocab; i += int64_t{t.threads()} * kVector) {
       Values<kVector> v = values_at<kVector>(x + i);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         const float p = ::expf(v.at[j] - max) * inverse;
-        v.at[j] = (i + j == target ? p - 1.0f : p) * scale;
+        v.at[j] = i + j < words ? (i + j == target ? p - 1.0f : p) * scale : 0.0f;
       }
       put(logits + i, v);
     }

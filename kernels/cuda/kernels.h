@@ -368,6 +368,7 @@ struct CrossEntropy {
   Tokens tokens;
   int64_t vocab = 0;
   Part vocab_part;
+  int64_t words = 0;  ///< as of kernels::CrossEntropy
   int64_t loss_tokens = 1;
   const float* loss_scale = nullptr;  ///< fused and grad: dlogits are multiplied by it; none: by 1
   Scratch scratch;                    ///< fused, loss_only and grad

@@ -18,7 +18,7 @@ struct Result {
 };
 using Launch = void (*)(const gpu::CrossEntropy&, gpu::Stream);
 
-Result run(Launch kernel, const Floats& logits, const std::vector<int32_t>& targets, const Shape& s, DType t) {
+Result run(Launch kernel, const Floats& logits, const std::vector<int32_t>& targets, const Shape& s, DType t, int64_t words = 0) {
   const Array x(logits, t, s.shift), nll(Array::poison(s.sequences), DType::f32);
   const Numbers<int32_t> there(targets);
   gpu::CrossEntropy a{.logits = x.out(),
@@ -26,6 +26,7 @@ Result run(Launch kernel, const Floats& logits, const std::vector<int32_t>& targ
                       .nll = nll.floats(),
                       .tokens = {s.sequences, s.tokens, {}},
                       .vocab = s.vocab,
+                      .words = words,
                       .loss_tokens = kLossTokens};
   const Lent scratch(gpu::scratch_bytes(a));
   a.scratch = scratch;
@@ -69,14 +70,32 @@ TEST_CASE("cross_entropy: the fused form's nll and dlogits equal fp64, loss_only
     }
 }
 
+TEST_CASE("cross_entropy: columns beyond the words are as columns of -infinity, which have no gradient") {
+  for (const DType t : kActivationTypes)
+    for (const int64_t words : {1, 35, 150, 159}) {
+      INFO(name_of(t) << " words " << words);
+      const Shape s{2, 5, 160};
+      const Floats logits = as_stored(random_floats(s.rows() * s.vocab, 1, 8.0f), t);
+      const std::vector<int32_t> targets = random_ids(s.rows(), 2, static_cast<int32_t>(words));
+      Floats low = logits;
+      for (size_t i = 0; i < low.size(); ++i)
+        if (static_cast<int64_t>(i) % s.vocab >= words) low[i] = -INFINITY;
+      const Result got = run(table().cross_entropy_fused, logits, targets, s, t, words);
+      const Result want = run(table().cross_entropy_fused, low, targets, s, t);
+      REQUIRE(bit_difference(got.nll, want.nll) == "");
+      REQUIRE(bit_difference(got.logits, want.logits) == "");
+    }
+}
+
 TEST_CASE("cross_entropy: the vocabulary-parallel parts of 1, 2, 4, 8 and 16 ranks have the fused form's bits") {
-  for (const DType t : kActivationTypes) {
+  for (const auto& [t, words] :
+       {std::pair<DType, int64_t>{DType::f32, 0}, {DType::bf16, 0}, {DType::f16, 0}, {DType::f32, 35}, {DType::bf16, 150}}) {
     const Shape s{2, 5, 160};
     const Floats logits = as_stored(random_floats(s.rows() * s.vocab, 1, 8.0f), t);
-    const std::vector<int32_t> targets = random_ids(s.rows(), 2, static_cast<int32_t>(s.vocab));
-    const Result want = run(table().cross_entropy_fused, logits, targets, s, t);
+    const std::vector<int32_t> targets = random_ids(s.rows(), 2, static_cast<int32_t>(words == 0 ? s.vocab : words));
+    const Result want = run(table().cross_entropy_fused, logits, targets, s, t, words);
     for (const int64_t ranks : {1, 2, 4, 8, 16}) {
-      INFO(name_of(t) << " ranks " << ranks);
+      INFO(name_of(t) << " ranks " << ranks << " words " << words);
       const int64_t held = s.vocab / ranks;
       std::vector<std::unique_ptr<Array>> parts, maxima, sums;
       const Numbers<int32_t> there(targets);
@@ -87,6 +106,7 @@ TEST_CASE("cross_entropy: the vocabulary-parallel parts of 1, 2, 4, 8 and 16 ran
                                  .tokens = {s.sequences, s.tokens, {}},
                                  .vocab = held,
                                  .vocab_part = {rank * held, s.vocab},
+                                 .words = words,
                                  .loss_tokens = kLossTokens,
                                  .scratch = scratch};
       };

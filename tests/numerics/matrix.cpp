@@ -271,6 +271,37 @@ std::vector<Case> sequence_layouts() {
   return list;
 }
 
+std::vector<Case> chunked_layouts() {
+  Case base;
+  base.canonical = true;
+  std::vector<Case> list{base};
+  times<int>(list, {2, 4, 8}, [](Case& c, int v) { c.layout.loss_chunks = v; });
+  // dp, tp, pp, zero, cp
+  times<std::array<int, 5>>(list,
+                            {{1, 1, 1, 0, 1},
+                             {2, 2, 1, 0, 1},
+                             {1, 2, 2, 0, 1},
+                             {2, 1, 2, 1, 1},
+                             {2, 1, 1, 2, 1},
+                             {4, 2, 1, 3, 1},
+                             {2, 1, 2, 3, 1},
+                             {1, 1, 1, 0, 2},
+                             {2, 2, 1, 2, 2}},
+                            [](Case& c, std::array<int, 5> v) {
+                              c.layout.dp = v[0];
+                              c.layout.tp = v[1];
+                              c.layout.pp = v[2];
+                              c.layout.zero = v[3];
+                              c.layout.cp = v[4];
+                              c.layout.cp_kind = v[4] > 1 ? ContextKind::kRing : ContextKind::kNone;
+                              c.layout.sequence_parallel = v[1] > 1 && v[0] * v[2] > 2;
+                            });
+  times<Schedule>(list, {Schedule::kNone, Schedule::k1F1B, Schedule::kZbH1}, [](Case& c, Schedule v) { c.layout.schedule = v; });
+  times<int>(list, {1, 2, 4, 8}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
+  return list;
+}
+
 std::vector<Case> served_layouts() {
   Case base;
   base.canonical = true;

@@ -39,6 +39,9 @@ std::vector<Case> offload_layouts();
 /// Sequence parallelism with every ZeRO stage, pipelines, recompute and offload.
 std::vector<Case> sequence_layouts();
 
+/// Head and loss in pieces, of sequences and of parts of them, alone and under other strategies.
+std::vector<Case> chunked_layouts();
+
 /// A server on every worker's rank, under accumulation, tensor and pipeline parallelism, recompute and offload.
 std::vector<Case> served_layouts();
 

@@ -41,6 +41,7 @@ TokenOrder order_of(const Case& config) {
 struct Sizes {
   int cp = 2, dp = 1, tp = 1, pp = 1, zero = 0, accumulation = 1;
   bool sequence_parallel = false;
+  int heads = 0;  ///< ranks of cp that exchange heads, of usp
 };
 
 Case case_of(const Subject& subject, ContextKind kind, const Sizes& sizes, bool canonical) {
@@ -50,6 +51,7 @@ Case case_of(const Subject& subject, ContextKind kind, const Sizes& sizes, bool 
   c.train = subject.train;
   c.layout.cp = sizes.cp, c.layout.dp = sizes.dp, c.layout.tp = sizes.tp, c.layout.pp = sizes.pp, c.layout.zero = sizes.zero;
   c.layout.cp_kind = kind;
+  c.layout.cp_ulysses = sizes.heads;
   c.layout.sequence_parallel = sizes.sequence_parallel;
   c.layout.overlap = sizes.accumulation % 2 == 0;
   if (sizes.pp > 1) c.layout.schedule = Schedule::k1F1B;
@@ -121,6 +123,70 @@ TEST_CASE("context and sequence parallelism together, canonical: tokens cut twic
     trained += train_all(subject, cases);
   }
   CHECK(trained == 39);  // GPT's 4 heads over tp 2 are too few for Ulysses over 4
+}
+
+TEST_CASE("usp, canonical: rings of ranks that exchange heads train to the bits of one rank with the same order of tokens") {
+  constexpr ContextKind kUsp = ContextKind::kUsp;
+  constexpr Sizes kSizes[] = {{.cp = 4, .accumulation = 2, .heads = 2},
+                              {.cp = 8, .accumulation = 2, .heads = 2},
+                              {.cp = 8, .accumulation = 2, .heads = 4},
+                              {.cp = 4, .dp = 2, .tp = 2, .sequence_parallel = true, .heads = 2},
+                              {.cp = 4, .pp = 2, .accumulation = 2, .heads = 2},
+                              {.cp = 4, .dp = 2, .zero = 1, .heads = 2},
+                              {.cp = 4, .zero = 2, .accumulation = 2, .heads = 2},
+                              {.cp = 4, .dp = 2, .zero = 3, .heads = 2}};
+  for (const char* name : {"gpt tied sgd", "llama adamw"}) {
+    Subject subject = subject_named(name);
+    subject.sequences = 2;
+    subject.train.seq_len = 16;
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes) cases.push_back(case_of(subject, kUsp, sizes, true));
+    for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
+      Case c = cases.front();
+      c.layout.recompute = recompute;
+      c.layout.offload.activations = OffloadTo::kCpu;
+      cases.push_back(c);
+    }
+    CHECK(train_all(subject, cases) == 10);
+    if (!subject.model.is_llama()) continue;
+    subject.model.kv_heads = 1;  // of which ranks that exchange heads have copies
+    CHECK(train_all(subject, {case_of(subject, kUsp, {.cp = 4, .accumulation = 2, .heads = 2}, true)}) == 1);
+  }
+}
+
+TEST_CASE("usp, fast and in 16 bits: no further from fp64 than 1.5 times one rank; its volume is the ring's and the exchange's") {
+  const Subject subject = subject_named("llama sgd");
+  const Model& m = subject.model;
+  const auto expected = expect<double>(subject);
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+    const auto with = [&](Case c) {
+      c.train.precision = precision;
+      return c;
+    };
+    const auto one_rank = train(with(case_of(subject, ContextKind::kNone, {.cp = 1}, false)));
+    REQUIRE(one_rank.ok());
+    for (const Sizes& sizes : {Sizes{.cp = 4, .heads = 2}, {.cp = 4, .dp = 2, .accumulation = 2, .heads = 2}}) {
+      const Case config = with(case_of(subject, ContextKind::kUsp, sizes, false));
+      INFO(config.name);
+      const auto trained = train(config);
+      INFO((trained ? "" : to_string(trained.error())));
+      REQUIRE(trained.ok());
+      CHECK(error_of(expected, *trained) <= 1.5 * error_of(expected, *one_rank) + 1e-6);
+    }
+  }
+  for (const auto& [c, u] : {std::pair<int64_t, int64_t>{4, 2}, {12, 4}, {12, 2}}) {
+    const Case config = case_of(subject, ContextKind::kUsp, {.cp = static_cast<int>(c), .heads = static_cast<int>(u)}, false);
+    INFO(config.name);
+    const auto plan = lower(config);
+    INFO((plan ? "" : to_string(plan.error())));
+    REQUIRE(plan.ok());
+    auto wire = total_wire_bytes(*plan);
+    const int64_t tokens = subject.sequences * m.layers * subject.train.seq_len / c, r = c / u;
+    const int64_t kv = 2 * m.kv_heads * m.head_dim, q = m.heads * m.head_dim;
+    CHECK(wire["cp.heads"] == 4 * c * 2 * tokens * (2 * q + kv) * (u - 1) / u);
+    CHECK(wire["cp.kv"] == 4 * c * 2 * tokens * u * kv / u * (r - 1));
+    CHECK(wire["cp.d.kv"] == 4 * c * tokens * u * kv / u * r);
+  }
 }
 
 TEST_CASE("tensor parallel, canonical: kv heads that several ranks share train to the bits of one rank") {

@@ -135,6 +135,8 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, 48 * others))
       rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::chunked_layouts()), number, 16 * others))
+      rows.push_back(std::move(config));
     // Kinds that leave the order of tokens as it is; the others have tests of their own (test_context_parallel.cpp).
     for (Case& config :
          deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kRing, ContextKind::kUlysses})), number, 8 * others))
@@ -228,6 +230,8 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
     for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, (is_even ? 64 : 8) * others))
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, (is_even ? 160 : 16) * others))
+      rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::chunked_layouts()), number, (is_even ? 48 : 8) * others))
       rows.push_back(std::move(config));
     for (Case& config :
          deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kAllGather, ContextKind::kRing, ContextKind::kZigzag,

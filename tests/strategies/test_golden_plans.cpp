@@ -76,6 +76,13 @@ std::vector<Golden> goldens() {
   sequence.model = tiny_case(Family::kLlama).model;
   sequence.layout.recompute = Recompute::kFull;
   all.push_back({"sequence-parallel-recompute", sequence});
+  Case chunked = tiny_case(Family::kLlama);
+  chunked.layout.loss_chunks = 2;
+  chunked.train.grad_accumulation = 2;
+  all.push_back({"chunked-loss", chunked});
+  chunked.canonical = true;
+  chunked.layout.tp = 2;
+  all.push_back({"chunked-loss-canonical", chunked});
   Case context = tiny_case(Family::kLlama);
   context.layout.cp = 2;
   context.layout.cp_kind = ContextKind::kZigzag;
@@ -93,7 +100,11 @@ std::vector<Golden> goldens() {
   context.layout.cp = 4;  // of 2 kv heads: two copies of each
   context.layout.cp_kind = ContextKind::kUlysses;
   all.push_back({"context-parallel-ulysses", context});
+  context.layout.cp_kind = ContextKind::kUsp;
+  context.layout.cp_ulysses = 2;
+  all.push_back({"context-parallel-usp", context});
   context.layout.cp = 2;
+  context.layout.cp_ulysses = 0;
   context.layout.cp_kind = ContextKind::kZigzag;
   context.layout.tp = 2;
   context.layout.sequence_parallel = true;

@@ -47,6 +47,8 @@ struct Mix {
   int cp = 1;
   ContextKind cp_kind = ContextKind::kNone;
   int64_t kv_heads = 2;
+  int loss_chunks = 1;
+  int cp_ulysses = 0;
 };
 
 Case case_of(const Mix& mix) {
@@ -96,6 +98,8 @@ Case case_of(const Mix& mix) {
   if (mix.served) c.layout.parameter_server = {.servers = mix.dp, .staleness = mix.staleness};
   c.layout.diloco = mix.diloco;
   c.layout.zero_plus_plus = mix.zero_plus_plus;
+  c.layout.loss_chunks = mix.loss_chunks;
+  c.layout.cp_ulysses = mix.cp_ulysses;
   return c;
 }
 
@@ -508,6 +512,20 @@ std::vector<Plan> context_plans() {
        .sequence_parallel = true,
        .cp = 2,
        .cp_kind = ContextKind::kZigzag},
+      {.name = "usp 2x2, recompute",
+       .family = Family::kLlama,
+       .tied = false,
+       .recompute = true,
+       .cp = 4,
+       .cp_kind = ContextKind::kUsp,
+       .cp_ulysses = 2},
+      {.name = "usp 2x2, one kv head, canonical",
+       .family = Family::kLlama,
+       .canonical = true,
+       .cp = 4,
+       .cp_kind = ContextKind::kUsp,
+       .kv_heads = 1,
+       .cp_ulysses = 2},
       {.name = "tp2 one kv head", .family = Family::kLlama, .tied = false, .tp = 2, .accumulation = 2, .kv_heads = 1},
       {.name = "tp2 one kv head, sequence parallel, recompute",
        .family = Family::kLlama,
@@ -515,6 +533,38 @@ std::vector<Plan> context_plans() {
        .recompute = true,
        .sequence_parallel = true,
        .kv_heads = 1},
+  };
+  return lowered(mixes);
+}
+
+/// Head and loss in pieces.
+std::vector<Plan> chunked_plans() {
+  const Mix mixes[] = {
+      {.name = "2 pieces of a sequence", .family = Family::kLlama, .tied = false, .accumulation = 2, .loss_chunks = 2},
+      {.name = "4 pieces of 2 sequences, canonical", .tied = false, .canonical = true, .micro_batch = 2, .loss_chunks = 4},
+      {.name = "a piece a sequence, tied, dp2 zero1", .dp = 2, .zero = 1, .micro_batch = 2, .loss_chunks = 2},
+      {.name = "fp16 tp2 sequence parallel, clipped",
+       .tied = false,
+       .tp = 2,
+       .clip_norm = 1,
+       .precision = Precision::kFp16,
+       .sequence_parallel = true,
+       .loss_chunks = 2},
+      {.name = "zb-h1 tp2",
+       .family = Family::kLlama,
+       .tied = false,
+       .tp = 2,
+       .pp = 2,
+       .schedule = Schedule::kZbH1,
+       .accumulation = 2,
+       .loss_chunks = 2},
+      {.name = "cp2 zigzag zero3 dp2",
+       .tied = false,
+       .dp = 2,
+       .zero = 3,
+       .cp = 2,
+       .cp_kind = ContextKind::kZigzag,
+       .loss_chunks = 2},
   };
   return lowered(mixes);
 }
@@ -598,6 +648,44 @@ TEST_CASE("mutations of the strategies' plans are all found") { CHECK(require_fu
 
 TEST_CASE("mutations of plans of sequences in parts, and of kv heads that ranks share, are all found") {
   CHECK(require_full_score(context_plans()) > 5'000);
+}
+
+TEST_CASE("mutations of plans of head and loss in pieces are all found") { CHECK(require_full_score(chunked_plans()) > 2'500); }
+
+namespace {
+
+/// The plan of a head in two pieces with one change of its text: what is first found of it, or nothing.
+std::string broken_chunks(std::string_view from, std::string_view to) {
+  auto plan = lower(case_of({.name = "chunks", .tied = false, .loss_chunks = 2}));
+  if (!plan.ok()) FAIL(to_string(plan.error()));
+  const auto findings = find_faults(parse_or_fail(replaced(print(*plan), from, to)));
+  return findings.empty() ? "" : findings[0].message;
+}
+
+}  // namespace
+
+TEST_CASE("pieces of head and loss: one that is missing, judged by another's targets, or put in another's place is refused") {
+  // Logits of the first half judged by the targets of the second.
+  CHECK(broken_chunks("cross_entropy loss.0 (%logits.0, %targets.0)", "cross_entropy loss.0 (%logits.0, %targets.1)")
+            .starts_with("judges %logits.0 by %targets.1: the logits are of the tokens from 0 on, the targets from 4 on"));
+  // Gradients of the halves in each other's place: nothing is missing, and every value is used.
+  const std::string swapped = "is not the gradient of";
+  auto plan = lower(case_of({.name = "chunks", .tied = false, .loss_chunks = 2}));
+  REQUIRE(plan.ok());
+  std::string text = print(*plan);
+  text = replaced(text, "-> (%d.final.norm.y.0) chunks=2", "-> (%d.final.norm.y.other) chunks=2");
+  text = replaced(text, "-> (%d.final.norm.y.1) chunks=2", "-> (%d.final.norm.y.0) chunks=2");
+  text = replaced(text, "-> (%d.final.norm.y.other) chunks=2", "-> (%d.final.norm.y.1) chunks=2");
+  const auto findings = find_faults(parse_or_fail(text));
+  REQUIRE(!findings.empty());
+  CHECK(findings[0].message.find(swapped) != std::string::npos);
+  // A half of the loss that the step's does not have.
+  CHECK(broken_chunks("  add loss.sum.1.copy1 (%loss.of.0, %loss.of.0.copy1) -> (%loss.of.0) #chunked-loss\n", "")
+            .find("loss that is 0 times in that of the step") != std::string::npos);
+  // A head that says it has quarters.
+  CHECK(broken_chunks("(%final.norm.y.0, %head.weight) -> (%logits.0) chunks=2",
+                      "(%final.norm.y.0, %head.weight) -> (%logits.0) chunks=4")
+            .starts_with("chunks=4: %final.norm.y.0 is no view"));
 }
 
 TEST_CASE("mutations of pipelines' plans are all found") { CHECK(require_full_score(pipelined_plans()) > 4'000); }

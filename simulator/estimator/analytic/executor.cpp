@@ -264,6 +264,7 @@ Result<FrameworkProfile> profile_for(const Case& c) {
   if (!c.train.reduce_dtype.empty()) profile->state_gradient_wire = bytes(c.train.reduce_dtype);
   if (!c.train.accumulate_dtype.empty()) profile->state_gradient = bytes(c.train.accumulate_dtype);
   if (c.train.optimizer == Optimizer::kSgd) profile->state_moments = 0;
+  if (c.layout.loss_chunks > 1) profile->saved_head_chunks = c.layout.loss_chunks;
   if (c.profile != "shardlab") {  // whose executor has these keys itself
     if (c.train.dropout > 0) profile->dropout = true;
     if (c.layout.fsdp.unit > 1) profile->overlap_unit_layers = c.layout.fsdp.unit;

@@ -47,7 +47,7 @@ ModelShape shape_of(const Model& m) {
           .kv_heads = m.kv_heads,
           .head_dim = m.head_dim,
           .ffn = m.ffn,
-          .vocab = m.vocab,
+          .vocab = m.vocab_rows(),
           .max_positions = llama ? 0 : m.max_positions,
           .tied_embeddings = m.tied_embeddings,
           .swiglu = llama,

@@ -386,20 +386,25 @@ void dropout(Tensor<T>& z, float p, const RandomKey& key, uint64_t first) {
 }
 
 template <class T>
-Entropy<T> cross_entropy(const Tensor<T>& logits, const int32_t* targets, int64_t tokens, int64_t s, int64_t vocab) {
+Entropy<T> cross_entropy(const Tensor<T>& logits, const int32_t* targets, int64_t tokens, int64_t s, int64_t vocab, int64_t words) {
   Entropy<T> out;
   Tensor<T> nll;
   for (int64_t t = 0; t < s; ++t) {
     const auto x = [&](int64_t v) { return at(logits, t * vocab + v); };
     T max = x(0);
-    for (int64_t v = 1; v < vocab; ++v) max = std::max(max, x(v));
+    for (int64_t v = 1; v < words; ++v) max = std::max(max, x(v));
     const T sum = tree<T>(16, [&](int64_t leaf) {
-      const int64_t begin = leaf_begin(vocab, static_cast<int>(leaf)), end = leaf_begin(vocab, static_cast<int>(leaf) + 1);
+      const int64_t begin = std::min(words, leaf_begin(vocab, static_cast<int>(leaf)));
+      const int64_t end = std::min(words, leaf_begin(vocab, static_cast<int>(leaf) + 1));
       return lanes<T>(end - begin, [&](int64_t v) { return exponential(x(begin + v) - max); });
     });
     nll.push_back((logarithm(sum) + max) - x(targets[t]));
     const T inverse = T(1) / sum, share = T(1) / T(tokens);
     for (int64_t v = 0; v < vocab; ++v) {
+      if (v >= words) {
+        out.dlogits.push_back(T(0));
+        continue;
+      }
       const T p = exponential(x(v) - max) * inverse;
       out.dlogits.push_back((p - T(v == targets[t] ? 1 : 0)) * share);
     }
@@ -446,7 +451,7 @@ void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t
   template Tensor<T> activation(const Tensor<T>&, bool);                                                                          \
   template Tensor<T> activation_input(const Tensor<T>&, const Tensor<T>&, bool);                                                  \
   template void dropout(Tensor<T>&, float, const RandomKey&, uint64_t);                                                           \
-  template Entropy<T> cross_entropy(const Tensor<T>&, const int32_t*, int64_t, int64_t, int64_t);                                 \
+  template Entropy<T> cross_entropy(const Tensor<T>&, const int32_t*, int64_t, int64_t, int64_t, int64_t);                        \
   template void sgd(Tensor<T>&, const Tensor<T>&, float, float);                                                                  \
   template void adamw(Tensor<T>&, Tensor<T>&, Tensor<T>&, const Tensor<T>&, int64_t, const AdamWRecipe&);
 SHARDLAB_REFERENCE_OPS(float)

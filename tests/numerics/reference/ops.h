@@ -96,8 +96,9 @@ struct Entropy {
   T nll = 0;          ///< of the sequence, summed over its tokens
   Tensor<T> dlogits;  ///< divided by `tokens`
 };
+/// The columns from `words` on are padding: no maximum or sum sees them, and their gradient is 0.
 template <class T>
-Entropy<T> cross_entropy(const Tensor<T>& logits, const int32_t* targets, int64_t tokens, int64_t s, int64_t vocab);
+Entropy<T> cross_entropy(const Tensor<T>& logits, const int32_t* targets, int64_t tokens, int64_t s, int64_t vocab, int64_t words);
 
 /// w -= lr * (g + decay * w).
 template <class T>

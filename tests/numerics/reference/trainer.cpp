@@ -192,8 +192,8 @@ auto Trainer<T>::forward(std::span<const int32_t> row, int64_t sequence) const -
   state.x = x;
   state.n = normed(x, "final.norm");
   const Tensor<T>& head = value(model_.tied_embeddings ? "embed.tokens" : "head.weight");
-  const Tensor<T> logits = linear<T>(state.n.y, head, nullptr, s, h, model_.vocab);
-  state.entropy = cross_entropy(logits, targets.data(), s * sequences_, s, model_.vocab);
+  const Tensor<T> logits = linear<T>(state.n.y, head, nullptr, s, h, model_.vocab_rows());
+  state.entropy = cross_entropy(logits, targets.data(), s * sequences_, s, model_.vocab_rows(), model_.vocab);
   return state;
 }
 
@@ -273,14 +273,14 @@ Contribution<T> Trainer<T>::contribution(std::span<const int32_t> row, int64_t s
   const size_t embedding = index("embed.tokens");
   if (model_.tied_embeddings) c.gradients.emplace_back();
   const size_t head = model_.tied_embeddings ? c.gradients.size() - 1 : index("head.weight");
-  c.gradients[head] = linear_weight(state.n.y, state.entropy.dlogits, s, h, model_.vocab);
-  const Tensor<T> dn = linear_input(state.entropy.dlogits, values_[model_.tied_embeddings ? embedding : head], s, h, model_.vocab);
+  c.gradients[head] = linear_weight(state.n.y, state.entropy.dlogits, s, h, model_.vocab_rows());
+  const Tensor<T> dn = linear_input(state.entropy.dlogits, values_[model_.tied_embeddings ? embedding : head], s, h, model_.vocab_rows());
   Tensor<T> dx = backward_norm(dn, state.x, state.n, "final.norm", c.gradients);
   for (int64_t layer = model_.layers; layer-- > 0;)
     dx = backward_layer(state.layers[static_cast<size_t>(layer)], std::move(dx), layer, sequence, c.gradients);
 
   drop(dx, -1, 0, sequence);
-  c.gradients[embedding] = embedding_weight(stored(row, 0).data(), dx, s, h, model_.vocab);
+  c.gradients[embedding] = embedding_weight(stored(row, 0).data(), dx, s, h, model_.vocab_rows());
   if (bias("embed.positions") != nullptr)
     for (int64_t t = 0; t < s; ++t)
       for (size_t i = 0; i < static_cast<size_t>(h); ++i)
