@@ -139,6 +139,8 @@ Case without_unsayable(Case c) {
   c.layout.stage_layers.clear(), c.layout.schedule_table.clear();
   if (c.layout.schedule >= Schedule::kNaive) c.layout.schedule = Schedule::k1F1B;
   c.layout.compression = {}, c.layout.zero_plus_plus = {}, c.layout.parameter_server = {}, c.layout.diloco = {};
+  if (c.layout.cp_kind == ContextKind::kUsp) c.layout.cp_kind = ContextKind::kZigzag, c.layout.cp_ulysses = 0;
+  c.model.experts.every = 1;
   return c;
 }
 
@@ -181,12 +183,16 @@ constexpr std::pair<std::string_view, const char*> kTensorWords[] = {{"y", "laye
                                                                      {"mlp.norm.y", "norm outputs"},
                                                                      {"attn.norm.stats", "norm statistics"},
                                                                      {"mlp.norm.stats", "norm statistics"},
+                                                                     {"attn.qk_norm.stats", "norm statistics"},
+                                                                     {"qkv.raw", "qkv before norms of heads"},
                                                                      {"qkv", "qkv"},
                                                                      {"o", "attention"},
                                                                      {"lse", "log-sum-exp"},
                                                                      {"x1", "residual"},
                                                                      {"u", "up"},
-                                                                     {"a", "activated"}};
+                                                                     {"a", "activated"},
+                                                                     {"shared.u", "up of shared experts"},
+                                                                     {"shared.a", "activated of shared experts"}};
 
 /// Activations of a stage at its peak by tensor.
 void add_activations(const Plan& plan, int32_t stage, const MemoryByClass& at_peak, StageAnswer& s) {

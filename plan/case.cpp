@@ -174,6 +174,8 @@ Result<void> check_products(const Case& c) {
         fmt::format("at most {} are planned in one buffer: lower seq_len, micro_batch or the model", kMaxElements));
   const double layer_widths = 16 * hidden + 4 * static_cast<double>(m.qkv_rows()) + 4 * attention +
                               4 * static_cast<double>(m.up_rows()) + 4 * choices * (hidden + 2 * expert) +
+                              (m.qk_norm ? 4 * static_cast<double>(m.qkv_rows()) : 0) +
+                              (m.experts.shared > 0 ? 4 * (hidden + 3 * static_cast<double>(m.experts.shared) * expert) : 0) +
                               4 * static_cast<double>(m.experts.count);
   const double activations =
       4 * tokens * (runs * layer_widths + static_cast<double>(t.grad_accumulation) * (16 * hidden + 4 * vocab));

@@ -219,7 +219,7 @@ constexpr Apart kSequenceApart[] = {
 constexpr std::string_view kMissing = " is not implemented in this version";
 constexpr Apart kContextApart[] = {
     {kNoCpKind, "nobody would attend to the tokens of other ranks",
-     "set cp_kind: zigzag, ring, striped, all-gather or ulysses, or cp: 1"},
+     "set cp_kind: zigzag, ring, striped, all-gather, ulysses or usp, or cp: 1"},
     {kCompression, kMissing, "set cp: 1, or compression.kind: none"},
     {kServers, kMissing, "set cp: 1, or parameter_server.servers: 0"},
     {kDilocoAtAll, kMissing, "set cp: 1, or diloco.steps: 0"},
@@ -655,7 +655,9 @@ constexpr std::array kTable{
               .or_else = "or ep: 1",
               .check = check_expert_parallel},
     Technique{.id = "ring-attention", .on = sends_in_rings, .text = context_text, .apart = kRingApart},
-    Technique{.id = "head-exchange", .on = [](const Case& c) { return c.layout.head_ranks() > 1; }, .check = check_head_exchange},
+    Technique{.id = "head-exchange",
+              .on = [](const Case& c) { return c.layout.cp > 1 && c.layout.head_ranks() > 1; },
+              .check = check_head_exchange},
     Technique{.id = "chunked-loss",
               .on = [](const Case& c) { return c.layout.loss_chunks > 1; },
               .text = [](const Case& c) { return fmt::format("loss_chunks={}", c.layout.loss_chunks); },

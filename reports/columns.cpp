@@ -320,6 +320,9 @@ const std::vector<CaseColumn> kColumns = {
                "copies between memory spaces, covered by neither compute nor communication", PREDICTED_TIME(exposed_copy_s)},
     CaseColumn{"measured_exposed_copy_s", Unit::kSeconds, "measured exposed copies",
                "copies between memory spaces, covered by neither compute nor communication", MEASURED(exposed_copy_s)},
+    of_key("cp_ulysses"),
+    of_key("loss_chunks"),
+    of_key("model.vocab_multiple", Unit::kNone, "", "vocab_multiple"),
     // By memory space and class, each space at its own peak, of the rank with the highest.
     OF_SPACE("device", "device memory", memory),
     OF_SPACE("host", "host memory", host_memory),

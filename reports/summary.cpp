@@ -63,9 +63,12 @@ std::string loss_key(const Case& c) {
   const Model& m = c.model;
   const Train& t = c.train;
   const LearningRate& r = t.learning_rate;
-  std::string key = fmt::format("{}|{} {} {} {} {} {} {} {} {} {} {} {} {} {}", loss_label(c), name_of(m.family), m.layers,
+  std::string key = fmt::format("{}|{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", loss_label(c), name_of(m.family), m.layers,
                                 m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.vocab_multiple, m.max_positions,
-                                m.tied_embeddings, m.norm_epsilon, m.rope_theta, m.init_deviation);
+                                m.tied_embeddings, m.norm_epsilon, m.rope_theta, m.init_deviation, m.qk_norm);
+  if (const Experts& e = m.experts; e.count > 0)
+    key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
+                       e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen);
   key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon, t.dropout,
                      static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens);
   return key;

@@ -49,7 +49,11 @@ inline kernels::Part held_part(const BoundOp& op, const Type& type, int dim) {
 /// Rows of an activation: [b,s,width], or [rows,width] as one sequence.
 inline kernels::Tokens held_tokens(const BoundOp& op, const Type& type) {
   const Shape& shape = type.shape;
-  if (shape.rank >= 3) return {shape[0], shape[1], held_part(op, type, 1)};
+  if (shape.rank >= 3) {
+    const kernels::Part part = held_part(op, type, 1);
+    const int64_t chunks = chunks_of(op.op().work);
+    return {shape[0], shape[1], {part.begin * chunks, part.total * chunks}};
+  }
   return {1, shape.elements() / shape.last(), {}};
 }
 

@@ -163,7 +163,7 @@ void add(const gpu::Add& a, gpu::Stream s) {
 void fill(const gpu::Fill& a, gpu::Stream) { cpu().fill(out(a.x), a.n, a.value); }
 template <void (*kernels::Kernels::*Member)(const kernels::CrossEntropy&)>
 void cross_entropy(const gpu::CrossEntropy& a, gpu::Stream) {
-  (cpu().*Member)({out(a.logits), a.targets, a.nll, a.max, a.sums, a.tokens, a.vocab, a.vocab_part, a.loss_tokens});
+  (cpu().*Member)({out(a.logits), a.targets, a.nll, a.max, a.sums, a.tokens, a.vocab, a.vocab_part, a.words, a.loss_tokens});
 }
 std::vector<const float*> floats(const gpu::ArrayList& list) {
   std::vector<const float*> parts;

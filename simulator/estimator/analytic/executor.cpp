@@ -169,6 +169,21 @@ Error no_form(std::string what, std::string hint) {
   return {.code = ExitCode::kUsage, .message = std::move(what) + " has no closed form", .hint = std::move(hint), .where = {}};
 }
 
+Result<void> read_context(const Case& c, Point& p) {
+  if (c.model.is_mixture() && c.model.experts.every > 1 && c.layout.pp > 1)
+    return no_form("a pipeline of layers with experts among layers without", "resolution: timeline, moe_every: 1, or pp: 1");
+  switch (c.layout.cp > 1 ? c.layout.cp_kind : ContextKind::kNone) {
+    case ContextKind::kNone: break;  // as the framework has it
+    case ContextKind::kRing: p.cp_kind = CpKind::kRing; break;
+    case ContextKind::kZigzag: p.cp_kind = CpKind::kZigzag; break;
+    case ContextKind::kStriped: p.cp_kind = CpKind::kStriped; break;
+    case ContextKind::kAllGather: p.cp_kind = CpKind::kAllGather; break;
+    case ContextKind::kUlysses: p.cp_kind = CpKind::kUlysses; break;
+    case ContextKind::kUsp: return no_form("cp_kind usp", "resolution: timeline, or cp_kind: zigzag or ulysses");
+  }
+  return {};
+}
+
 /// Sub-layers by their labels in plans.
 Result<void> read_recompute(const Case& c, Point& p) {
   const RecomputeOptions& options = c.layout.recompute_options;
@@ -234,6 +249,7 @@ Result<Point> point_of(const Case& c) {
   p.schedule = c.layout.schedule;
   if (p.schedule > Schedule::kDualPipeV) return no_form(fmt::format("schedule {}", name_of(c.layout.schedule)), "another schedule");
   p.sequence_parallel = c.layout.sequence_parallel;
+  SHARDLAB_TRY(read_context(c, p));
   SHARDLAB_TRY(read_recompute(c, p));
   SHARDLAB_TRY(read_offload(c.layout.offload, p));
   SHARDLAB_TRY(read_compression(c.layout.compression, p));
