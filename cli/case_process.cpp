@@ -210,7 +210,7 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   }
   if (mode == Mode::kSimulate) return outcome;
   if (const auto processes = processes_of(config, share_); !processes.ok()) return refused(std::move(outcome), processes.error());
-  if (config.transport == TransportKind::kMpi && seats_ != nullptr && std::exchange(mpi_used_, true)) {
+  if (config.transport == TransportKind::kMpi && seats_ != nullptr && mpi_used_) {
     const Error twice{ExitCode::kUsage, "a second case over mpi in one job of a launcher, which can start MPI once",
                       "shardlab launch -n N run ..., which calls the launcher for each case (--launcher)", ""};
     return refused(std::move(outcome), twice);
@@ -224,6 +224,7 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   if (const auto laid_out = lay_out_replay(config, files.directory); !laid_out.ok())
     return ended_by(std::move(outcome), laid_out.error());
   if (!std::exchange(machine_written_, true)) write_file_atomically(files.machine(), to_yaml(config.machine));
+  if (config.transport == TransportKind::kMpi) mpi_used_ = true;
   measure(outcome, files.directory);
   return outcome;
 }

@@ -37,8 +37,11 @@ struct CommFlags {
   int ranks = 0, processes = 0, per_node = 0, warmup = 2, iterations = 10;
   double factor = 4, timeout_s = 60;
   bool unchecked = false;
+  bool launched = false;  ///< by `--launcher` of a process that measures
   std::vector<std::string> imports;
 };
+
+constexpr const char* kLaunched = "--launched";
 
 constexpr std::array kKinds{std::pair{"all_reduce", CollectiveKind::kAllReduce},
                             std::pair{"reduce_scatter", CollectiveKind::kReduceScatter},
@@ -239,6 +242,9 @@ Result<ExitCode> measure_in_group(const CommOptions& options, const CommFlags& f
   } catch (const WorldError& failure) {
     control.fail(failure.what(), failure.hint());
     throw;
+  } catch (const std::exception& failure) {
+    control.fail(failure.what());
+    throw;
   }
 }
 
@@ -255,6 +261,7 @@ Result<ExitCode> measure_in_processes(const CommOptions& options, int processes,
   std::vector<std::string> own = invocation.words;
   own.front() = invocation.program;
   const bool launches = options.transport == TransportKind::kMpi;
+  if (launches) own.emplace_back(kLaunched);
   if (launches) children.add(start_process(launched_by(launcher, processes, own), token, 0));
   for (int p = 0; !launches && p < processes; ++p) {
     const Placement place{.rank = p, .world_size = processes, .master = endpoint, .token = token, .by = ""};
@@ -306,6 +313,9 @@ Result<ExitCode> comm(const CommFlags& flags, const Invocation& invocation) {
   const auto placement = find_placement(flags.placement, process_environment());
   if (!placement.ok()) return placement.error();
   const bool mpi = options->transport == TransportKind::kMpi;
+  if (flags.launched && !*placement)
+    return refusal(fmt::format("the launcher `{}` gives its processes no number", flags.launcher),
+                   "name a launcher of Open MPI, of MPICH or of Slurm: --launcher mpirun");
   const bool placed = *placement && (mpi || (flags.placement.any() && (*placement)->world_size > 1));
   const bool apart = options->transport != TransportKind::kThreads;
   int processes = placed ? (*placement)->world_size : flags.processes;
@@ -357,6 +367,7 @@ void add_comm(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("-o,--output", flags->output, "a file for the results as nccl-tests' JSON; with --import, the machine file");
   verb->add_option("--import", flags->imports, "files with what nccl-tests printed, or wrote with -J");
   verb->add_option("--machine", flags->machine, "with --import: the machine that was measured, a preset or a file");
+  verb->add_flag(kLaunched, flags->launched)->group("");
   add_placement_flags(*verb, flags->placement);
   add_format(*verb, flags->format);
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return comm(*flags, invocation); }; });

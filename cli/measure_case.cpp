@@ -86,6 +86,9 @@ Result<ExitCode> measure_in_group(const Case& config, const std::string& directo
   } catch (const WorldError& failure) {
     control.fail(failure.what(), failure.hint());
     throw;
+  } catch (const std::exception& failure) {
+    control.fail(failure.what());
+    throw;
   }
 }
 

@@ -16,7 +16,8 @@ namespace {
 constexpr int kPort = 29500;                       ///< torchrun's
 constexpr int kFirstPort = 20000, kPorts = 10000;  ///< for jobs that name none: below the ports that systems give to connections
 
-/// What a launcher calls things. Several names: the first that is set.
+/// What a launcher calls things. Several names: the first that is set. In this order: mpirun within an allocation of Slurm starts its
+/// processes beside Slurm's variables, and those are of mpirun's own steps.
 struct Launcher {
   const char* name;
   std::array<const char*, 2> rank, world_size, local_rank, local_size, node, nodes;
@@ -32,15 +33,6 @@ constexpr std::array kLaunchers{Launcher{"torchrun",
                                          {"GROUP_WORLD_SIZE"},
                                          nullptr,
                                          {"TORCHELASTIC_RUN_ID"}},
-                                Launcher{"Slurm",
-                                         {"SLURM_PROCID"},
-                                         {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
-                                         {"SLURM_LOCALID"},
-                                         {},
-                                         {"SLURM_NODEID"},
-                                         {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"},
-                                         "SLURM_STEP_ID",
-                                         {"SLURM_JOB_ID", "SLURM_JOBID"}},
                                 Launcher{"Open MPI",
                                          {"OMPI_COMM_WORLD_RANK"},
                                          {"OMPI_COMM_WORLD_SIZE"},
@@ -50,6 +42,15 @@ constexpr std::array kLaunchers{Launcher{"torchrun",
                                          {},
                                          nullptr,
                                          {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}},
+                                Launcher{"Slurm",
+                                         {"SLURM_PROCID"},
+                                         {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
+                                         {"SLURM_LOCALID"},
+                                         {},
+                                         {"SLURM_NODEID"},
+                                         {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"},
+                                         "SLURM_STEP_ID",
+                                         {"SLURM_JOB_ID", "SLURM_JOBID"}},
                                 Launcher{"PMI",
                                          {"PMI_RANK"},
                                          {"PMI_SIZE"},

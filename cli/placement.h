@@ -44,7 +44,7 @@ using Environment = std::function<const char*(const char*)>;
 /// This process's own.
 Environment process_environment();
 
-/// What flags say, else the environment: torchrun's variables, then Slurm's (of a step, not of a batch script), Open MPI's, and those
+/// What flags say, else the environment: torchrun's variables, then Open MPI's, Slurm's (of a step, not of a batch script), and those
 /// of PMI and PMIx. Nothing where no one says a rank and a world size. Refuses (ExitCode::kUsage) what is no number, a rank that is
 /// not below the world size, and several processes of which nobody says where the first one is.
 Result<std::optional<Placement>> find_placement(const PlacementFlags& flags, const Environment& environment);

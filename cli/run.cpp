@@ -185,6 +185,17 @@ Result<void> check_backends(const Expansion& expansion, Mode mode) {
   return {};
 }
 
+/// Refuses the same sweep as each of several processes that a launcher has started: over mpi they are meant to be one job.
+Result<void> check_job(const Expansion& expansion, Mode mode) {
+  const auto over_mpi = [](const Point& point) { return !point.refusal && point.config.transport == TransportKind::kMpi; };
+  if (mode == Mode::kSimulate || std::ranges::none_of(expansion.points, over_mpi)) return {};
+  const auto placement = find_placement({}, process_environment());
+  if (!placement.ok()) return placement.error();
+  if (!*placement || (*placement)->world_size == 1) return {};
+  return refusal(fmt::format("this is {}, and every one of them would run the whole sweep over mpi", to_string(**placement)),
+                 "add --transport mpi, so that they are one job, or start `shardlab launch -n N run ...` without the launcher");
+}
+
 /// Refuses before anything runs what cannot be predicted: a local machine whose speed nobody measured.
 Result<void> check_speed_known(const Expansion& expansion, Mode mode) {
   if (mode == Mode::kMeasure) return {};
@@ -500,6 +511,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
   const std::string part = shard->of == 1 ? "" : fmt::format(".shard-{}-of-{}", shard->number, shard->of);
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() + part : flags.out;
   SHARDLAB_TRY(check_backends(expansion, mode));
+  if (seats == nullptr) SHARDLAB_TRY(check_job(expansion, mode));
   SHARDLAB_TRY(check_speed_known(expansion, mode));
   SHARDLAB_TRY(check_data(expansion, mode));
   SHARDLAB_TRY(check_checkpoint_folders(expansion));
@@ -591,8 +603,9 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("--backend", flags->backend,
                    "cpu, cuda or dry, instead of the file's; cuda with transport one-gpu, or --transport");
   verb->add_option("--transport", flags->transport, "threads, processes, tcp, gloo, mpi, one-gpu or nccl, instead of the file's");
-  verb->add_option("--processes", flags->share.processes,
-                   "with transport processes, tcp or gloo: processes that a case's ranks are shared out to; one a rank by default")
+  verb->add_option(
+          "--processes", flags->share.processes,
+          "with transport processes, tcp, gloo or mpi: processes that a case's ranks are shared out to; one a rank by default")
       ->check(number_in(1, 4096));
   verb->add_option("--launcher", flags->share.launcher,
                    "with transport mpi: the command that starts a case's processes, `-n N` follows; mpirun by default");

@@ -170,6 +170,10 @@ Result<ExitCode> follow(const Placement& placement, const std::string& program, 
     control.leave(listener);
     control.fail(fmt::format("process {}: {}", placement.rank, failure.what()), failure.hint());
     throw;
+  } catch (const std::exception& failure) {
+    control.leave(listener);
+    control.fail(fmt::format("process {}: {}", placement.rank, failure.what()));
+    throw;
   }
   control.leave(listener);
   return ExitCode::kDone;

@@ -30,8 +30,8 @@ struct Frame {
 constexpr int kSilence_s = 15;              ///< without a sign of life of another machine, which then counts as gone
 constexpr uint64_t kMostOfStranger = 4096;  ///< bytes of a message of a process that has not said who it is
 
-/// A connection whose other machine is silent breaks: a link that is down sends no word of it. A process that is stopped does not count,
-/// since its machine answers.
+/// A connection whose other machine is silent breaks: a link that is down sends no word of it. A process that is stopped does not count
+/// while its machine answers; but where so much is sent to it that its buffers are full, TCP_USER_TIMEOUT may end that connection too.
 void notice_silence(const FileDescriptor& socket) {
   constexpr int kProbes = 3, kOn = 1, kEach_s = kSilence_s / (kProbes + 2);
   const int idle_s = kSilence_s - kProbes * kEach_s;

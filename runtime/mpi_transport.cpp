@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <future>
+#include <exception>
 #include <utility>
 
 namespace shardlab::runtime {
@@ -31,36 +31,52 @@ MpiWorld::MpiWorld(std::unique_ptr<Mpi> mpi, Control& control, double timeout_s)
   shared_->mpi = std::move(mpi);
   shared_->on_error = [&control](const std::string& message) { control.fail(message); };
   thread_ = std::thread([shared = shared_] { progress(*shared); });
-  int error = 0, rank = 0, size = 0;
-  call([&] {
-    error = shared_->mpi->init();
-    if (error != 0) return;
-    rank = shared_->mpi->rank();
-    size = shared_->mpi->size();
+  try {
+    start();
+  } catch (...) {
+    end_thread();
+    throw;
+  }
+}
+
+void MpiWorld::start() {
+  struct Started {
+    int error = 0, rank = 0, size = 0;
+  };
+  const auto started = std::make_shared<Started>();
+  call([started, mpi = mpi()] {
+    started->error = mpi->init();
+    if (started->error != 0) return;
+    started->rank = mpi->rank();
+    started->size = mpi->size();
   });
-  const std::string& file = shared_->mpi->file();
-  if (error != 0) throw WorldError(fmt::format("MPI of {} does not start: {}", file, shared_->mpi->describe(error)), "");
-  if (rank == control.process() && size == control.processes()) return;
+  const auto [error, rank, size] = *started;
+  if (error != 0) throw WorldError(fmt::format("MPI of {} does not start: {}", mpi()->file(), mpi()->describe(error)), "");
+  if (rank == control_.process() && size == control_.processes()) return;
   throw WorldError(
-      fmt::format("process {} of {} is process {} of {} for MPI ({})", control.process(), control.processes(), rank, size,
-                  shared_->mpi->version()),
-      fmt::format("start all with the launcher of that library: mpirun -n {} shardlab launch run ...", control.processes()));
+      fmt::format("process {} of {} is process {} of {} for MPI ({})", control_.process(), control_.processes(), rank, size,
+                  mpi()->version()),
+      fmt::format("start all with the launcher of that library: mpirun -n {} shardlab launch run ...", control_.processes()));
 }
 
 MpiWorld::~MpiWorld() {
   try {
     control_.barrier();  // nobody sends any more
-    call([this] { shared_->mpi->finalize(); });
+    call([mpi = mpi()] { mpi->finalize(); });
   } catch (const WorldError&) {}
+  end_thread();
+}
+
+/// Waits for the thread's end, and leaves it alone where it is in a call that does not return.
+void MpiWorld::end_thread() noexcept {
   bool stuck = false;
   {
     const std::lock_guard lock(shared_->mutex);
-    stuck = !shared_->calls.empty();  // a call has not returned
+    stuck = shared_->late;
     shared_->ends = true;
     shared_->on_error = nullptr;
   }
   shared_->changed.notify_all();
-  if (!thread_.joinable()) return;
   if (stuck)
     thread_.detach();
   else
@@ -74,35 +90,56 @@ int MpiWorld::next_tag() {
   return tag;
 }
 
-/// The call stays in front of the queue while it lasts, so that others see that it has not returned.
-void MpiWorld::call(const std::function<void()>& body) {
-  const auto done = std::make_shared<std::promise<void>>();
-  std::future<void> end = done->get_future();
+void MpiWorld::call(std::function<void()> body) {
+  const auto call = std::make_shared<Call>();
+  call->body = std::move(body);
+  std::future<void> done = call->done.get_future();
   {
     const std::lock_guard lock(shared_->mutex);
-    shared_->calls.emplace_back([done, body] {
-      try {
-        body();
-        done->set_value();
-      } catch (...) { done->set_exception(std::current_exception()); }
-    });
+    shared_->calls.push_back(call);
   }
   shared_->changed.notify_all();
-  if (end.wait_for(std::chrono::duration<double>(timeout_s_)) != std::future_status::ready)
-    throw WorldError(fmt::format("MPI has not returned within {:.3g} s", timeout_s_),
-                     "see that the launcher has started every process of the group");
-  end.get();
+  if (done.wait_for(std::chrono::duration<double>(timeout_s_)) != std::future_status::ready) {
+    const std::lock_guard lock(shared_->mutex);
+    if (!call->begun) std::erase(shared_->calls, call);
+    // It may have returned a moment ago.
+    if (done.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+      shared_->late = true;
+      throw WorldError(fmt::format("MPI has not returned within {:.3g} s", timeout_s_),
+                       "see that the launcher has started every process of the group");
+    }
+  }
+  done.get();
 }
 
-void MpiWorld::attach(MpiLine& line) {
-  call([&] { shared_->lines.push_back(&line); });
+void MpiWorld::attach(std::shared_ptr<MpiLine> line) {
+  call([shared = shared_, line = std::move(line)] { shared->lines.push_back(line); });
 }
-void MpiWorld::detach(MpiLine& line) {
-  call([&] { std::erase(shared_->lines, &line); });
+void MpiWorld::detach(const std::shared_ptr<MpiLine>& line) {
+  call([shared = shared_, line] { std::erase(shared->lines, line); });
 }
 
 void MpiWorld::wake() {
   if (!shared_->posted.exchange(true)) shared_->changed.notify_all();
+}
+
+/// The first of the calls, without the lock. It is done before its caller is told.
+void MpiWorld::carry_out(Shared& shared, std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<Call> call = std::move(shared.calls.front());
+  shared.calls.pop_front();
+  call->begun = true;
+  lock.unlock();
+  std::exception_ptr failure;
+  try {
+    call->body();
+  } catch (...) { failure = std::current_exception(); }
+  call->body = nullptr;
+  lock.lock();
+  shared.late = false;
+  if (failure)
+    call->done.set_exception(failure);
+  else
+    call->done.set_value();
 }
 
 /// Calls what is to be called and moves every line, until the end. An error ends the group.
@@ -110,21 +147,19 @@ void MpiWorld::progress(Shared& shared) {
   int idle = 0;
   std::unique_lock lock(shared.mutex);
   while (!shared.ends) {
-    while (!shared.calls.empty()) {
-      const std::function<void()> call = shared.calls.front();
-      lock.unlock();
-      call();
-      lock.lock();
-      shared.calls.pop_front();
+    shared.late = false;
+    while (!shared.ends && !shared.calls.empty()) {
+      carry_out(shared, lock);
       idle = 0;
     }
+    if (shared.ends) return;
     lock.unlock();
     bool moved = shared.posted.exchange(false);
     try {
-      for (MpiLine* line : shared.lines) moved = line->advance() || moved;
-    } catch (const WorldError& error) {
-      lock.lock();
+      for (const auto& line : shared.lines) moved = line->advance() || moved;
+    } catch (const std::exception& error) {
       shared.lines.clear();
+      lock.lock();
       if (shared.on_error) shared.on_error(error.what());
       continue;
     }
@@ -140,43 +175,112 @@ void MpiWorld::progress(Shared& shared) {
 
 // ---- one plan's messages
 
+/// What MPI reads and writes, and what moves it: it stays for as long as MPI may use it, which can be longer than the transport.
+class MpiTransport::Line final : public MpiLine {
+ public:
+  Line(MpiTransport& owner, std::shared_ptr<Mpi> mpi, int tag, int process, int processes)
+      : mpi_(std::move(mpi)), tag_(tag), process_(process), owner_(&owner) {
+    for (int p = 0; p < processes; ++p) peers_.push_back(p == process ? nullptr : std::make_unique<Peer>());
+  }
+
+  /// From the progress thread, as `close` is.
+  void open();
+  void close();
+  bool advance() override;
+  void post(int process, const MessageHeader& header, std::span<const Slice> slices);
+  /// The transport goes: nothing is begun or completed after it.
+  void disown() {
+    const std::lock_guard lock(owning_);
+    owner_ = nullptr;
+  }
+
+ private:
+  /// A message on its way out. It stays where it is until MPI is done with it.
+  struct Outgoing {
+    MessageHeader header;
+    std::vector<Slice> slices;
+    std::vector<std::byte> packed;  ///< of several slices
+    std::vector<MpiRequest> requests;
+  };
+  struct Peer {
+    std::mutex mutex;  ///< guards `posted`
+    std::list<Outgoing> posted;
+    std::list<Outgoing> under_way;
+    MessageHeader header;  ///< of the message that comes
+    MpiRequest header_request;
+    std::vector<MpiRequest> requests;  ///< of what follows it
+    std::vector<std::byte> following;  ///< the channel's memory for that, which is here while MPI writes it
+    MessageChannel* into = nullptr;    ///< none: the header has not come
+  };
+
+  bool receive_some(int process, Peer& peer);
+  bool send_some(int process, Peer& peer);
+  bool has_owner();
+  bool begin_message(Peer& peer);
+  bool complete_message(Peer& peer);
+  void expect_header(int process, Peer& peer);
+  void start(int process, Outgoing& message);
+  bool done(std::vector<MpiRequest>& requests, int process);
+  void check(int error, const char* what, int process) const;
+
+  const std::shared_ptr<Mpi> mpi_;
+  const int tag_, process_;
+  std::vector<std::unique_ptr<Peer>> peers_;  ///< by process; none to this one
+  std::mutex owning_;                         ///< guards `owner_`
+  MpiTransport* owner_;                       ///< null: it has gone
+};
+
 MpiTransport::MpiTransport(const kernels::Kernels& kernels, const PlacedPlan& placed, Control& control, MpiWorld& world)
-    : MessageTransport(kernels, placed, control), world_(world), tag_(world.next_tag()) {
-  for (int p = 0; p < control.processes(); ++p) peers_.push_back(p == control.process() ? nullptr : std::make_unique<Peer>());
-  world_.call([&] {
-    for (int p = 0; p < control.processes(); ++p)
-      if (peers_[static_cast<size_t>(p)] != nullptr) expect_header(p, *peers_[static_cast<size_t>(p)]);
-  });
-  world_.attach(*this);
+    : MessageTransport(kernels, placed, control),
+      world_(world),
+      line_(std::make_shared<Line>(*this, world.mpi(), world.next_tag(), control.process(), control.processes())) {
+  try {
+    world_.call([line = line_] { line->open(); });
+    world_.attach(line_);
+  } catch (...) {
+    leave_to_mpi();
+    throw;
+  }
 }
 
 MpiTransport::~MpiTransport() {
   try {
-    world_.detach(*this);
-    world_.call([this] { close(); });
-  } catch (const WorldError&) {
-    // MPI does not return, or fails: it may still write where its messages were to go.
-    for (auto& peer : peers_) (void)peer.release();
-  }
+    world_.detach(line_);
+    world_.call([line = line_] { line->close(); });
+  } catch (const std::exception&) { leave_to_mpi(); }
 }
 
-void MpiTransport::check(int error, const char* what, int process) const {
-  if (error != 0)
-    throw WorldError(
-        fmt::format("MPI of process {} cannot {} process {}: {}", control().process(), what, process, world_.mpi().describe(error)),
-        "");
+/// MPI does not return, or fails: it may still write where its messages were to go, until the process ends.
+void MpiTransport::leave_to_mpi() noexcept {
+  line_->disown();
+  static std::mutex mutex;
+  static auto& left = *new std::vector<std::shared_ptr<Line>>;
+  const std::lock_guard lock(mutex);
+  left.push_back(line_);
 }
 
 void MpiTransport::post(int process, const MessageHeader& header, std::span<const Slice> slices) {
-  Peer& peer = *peers_[static_cast<size_t>(process)];
-  {
-    const std::lock_guard lock(peer.mutex);
-    peer.posted.push_back({header, {slices.begin(), slices.end()}, {}, {}});
-  }
+  line_->post(process, header, slices);
   world_.wake();
 }
 
-bool MpiTransport::advance() {
+void MpiTransport::Line::open() {
+  for (size_t p = 0; p < peers_.size(); ++p)
+    if (peers_[p] != nullptr) expect_header(static_cast<int>(p), *peers_[p]);
+}
+
+void MpiTransport::Line::check(int error, const char* what, int process) const {
+  if (error != 0)
+    throw WorldError(fmt::format("MPI of process {} cannot {} process {}: {}", process_, what, process, mpi_->describe(error)), "");
+}
+
+void MpiTransport::Line::post(int process, const MessageHeader& header, std::span<const Slice> slices) {
+  Peer& peer = *peers_[static_cast<size_t>(process)];
+  const std::lock_guard lock(peer.mutex);
+  peer.posted.push_back({header, {slices.begin(), slices.end()}, {}, {}});
+}
+
+bool MpiTransport::Line::advance() {
   bool moved = false;
   for (size_t p = 0; p < peers_.size(); ++p) {
     if (peers_[p] == nullptr) continue;
@@ -186,46 +290,64 @@ bool MpiTransport::advance() {
   return moved;
 }
 
-void MpiTransport::expect_header(int process, Peer& peer) {
+void MpiTransport::Line::expect_header(int process, Peer& peer) {
   peer.into = nullptr;
-  check(world_.mpi().receive(&peer.header, sizeof peer.header, process, tag_, peer.header_request), "hear of", process);
+  check(mpi_->receive(&peer.header, sizeof peer.header, process, tag_, peer.header_request), "hear of", process);
 }
 
 /// Drops the requests that are done. True: all are.
-bool MpiTransport::done(std::vector<MpiRequest>& requests, int process) {
+bool MpiTransport::Line::done(std::vector<MpiRequest>& requests, int process) {
   std::erase_if(requests, [&](MpiRequest& request) {
     bool is_done = false;
-    check(world_.mpi().test(request, is_done), "exchange messages with", process);
+    check(mpi_->test(request, is_done), "exchange messages with", process);
     return is_done;
   });
   return requests.empty();
 }
 
-bool MpiTransport::receive_some(int process, Peer& peer) {
+bool MpiTransport::Line::has_owner() {
+  const std::lock_guard lock(owning_);
+  return owner_ != nullptr;
+}
+
+/// False: the transport has gone.
+bool MpiTransport::Line::begin_message(Peer& peer) {
+  const std::lock_guard lock(owning_);
+  if (owner_ == nullptr) return false;
+  peer.into = &owner_->begin(peer.header);
+  if (peer.header.following() > 0) peer.following = std::move(peer.into->message);
+  return true;
+}
+bool MpiTransport::Line::complete_message(Peer& peer) {
+  const std::lock_guard lock(owning_);
+  if (owner_ == nullptr) return false;
+  if (peer.header.following() > 0) peer.into->message = std::move(peer.following);
+  owner_->complete(peer.header, *peer.into);
+  return true;
+}
+
+bool MpiTransport::Line::receive_some(int process, Peer& peer) {
   bool moved = false;
   while (true) {
     if (peer.into == nullptr) {
       bool came = false;
-      check(world_.mpi().test(peer.header_request, came), "hear of", process);
-      if (!came) return moved;
-      peer.into = &begin(peer.header);
-      in_pieces(peer.into->message.data(), peer.header.following(), [&](std::byte* at, int64_t bytes) {
-        check(world_.mpi().receive(at, bytes, process, tag_ + 1, peer.requests.emplace_back()), "receive from", process);
+      check(mpi_->test(peer.header_request, came), "hear of", process);
+      if (!came || !begin_message(peer)) return moved;
+      in_pieces(peer.following.data(), peer.header.following(), [&](std::byte* at, int64_t bytes) {
+        check(mpi_->receive(at, bytes, process, tag_ + 1, peer.requests.emplace_back()), "receive from", process);
       });
     }
-    if (!done(peer.requests, process)) return moved;
-    complete(peer.header, *peer.into);
+    if (!done(peer.requests, process) || !complete_message(peer)) return moved;
     expect_header(process, peer);
     moved = true;
   }
 }
 
 /// The header, and behind it what it announces: messages of one tag between two processes stay in order.
-void MpiTransport::start(int process, Outgoing& message) {
-  Mpi& mpi = world_.mpi();
+void MpiTransport::Line::start(int process, Outgoing& message) {
   const auto send = [&](const std::byte* at, int64_t all, int tag) {
     in_pieces(at, all, [&](const std::byte* piece, int64_t bytes) {
-      check(mpi.send(piece, bytes, process, tag, message.requests.emplace_back()), "send to", process);
+      check(mpi_->send(piece, bytes, process, tag, message.requests.emplace_back()), "send to", process);
     });
   };
   send(reinterpret_cast<const std::byte*>(&message.header), sizeof message.header, tag_);
@@ -238,13 +360,14 @@ void MpiTransport::start(int process, Outgoing& message) {
   send(message.packed.data(), static_cast<int64_t>(message.packed.size()), tag_ + 1);
 }
 
-bool MpiTransport::send_some(int process, Peer& peer) {
+bool MpiTransport::Line::send_some(int process, Peer& peer) {
   std::list<Outgoing> fresh;
   {
     const std::lock_guard lock(peer.mutex);
     fresh.swap(peer.posted);
   }
   const bool any = !fresh.empty();
+  if (any && !has_owner()) return false;  // what its ranks were to send has gone with them
   for (Outgoing& message : fresh) start(process, message);
   peer.under_way.splice(peer.under_way.end(), fresh);
   while (!peer.under_way.empty() && done(peer.under_way.front().requests, process)) peer.under_way.pop_front();
@@ -252,7 +375,7 @@ bool MpiTransport::send_some(int process, Peer& peer) {
 }
 
 /// Lets what is under way end, and takes back what waits for messages that do not come.
-void MpiTransport::close() {
+void MpiTransport::Line::close() {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::seconds(1);
   std::vector<MpiRequest> waiting;
@@ -264,7 +387,7 @@ void MpiTransport::close() {
     while (!peer.under_way.empty() && Clock::now() < deadline)
       if (done(peer.under_way.front().requests, process)) peer.under_way.pop_front();
     if (peer.into == nullptr) peer.requests.push_back(peer.header_request);
-    for (MpiRequest& request : peer.requests) world_.mpi().cancel(request);
+    for (MpiRequest& request : peer.requests) mpi_->cancel(request);
     while (!done(peer.requests, process) && Clock::now() < deadline) {}
     if (!peer.requests.empty() || !peer.under_way.empty()) throw WorldError("messages of MPI do not end", "");
   }

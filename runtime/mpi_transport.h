@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <future>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -40,30 +41,40 @@ class MpiWorld {
   ~MpiWorld();
   MpiWorld(const MpiWorld&) = delete;
 
-  Mpi& mpi() { return *shared_->mpi; }
+  std::shared_ptr<Mpi> mpi() const { return shared_->mpi; }
   /// The next two numbers that no other line uses, the same in every process: for headers and for what follows.
   int next_tag();
-  /// Calls on the progress thread, and waits. Throws what the call throws, and WorldError where it has not returned within the time-out.
-  void call(const std::function<void()>& body);
-  void attach(MpiLine& line);
-  /// After it the line is not called any more.
-  void detach(MpiLine& line);
+  /// Calls on the progress thread, and waits. Throws what the call throws, and WorldError where it has not returned within the time-out:
+  /// a call that has not begun by then never does, and one that has may return after the caller has gone. So `body` owns what it uses.
+  void call(std::function<void()> body);
+  void attach(std::shared_ptr<MpiLine> line);
+  /// After it the line is not called any more. Where it throws the line may be in a call that has not returned.
+  void detach(const std::shared_ptr<MpiLine>& line);
   /// Something is to be sent.
   void wake();
 
  private:
+  struct Call {
+    std::function<void()> body;
+    std::promise<void> done;
+    bool begun = false;
+  };
   /// Outlives the world where a call never returns: its thread is left alone then.
   struct Shared {
-    std::unique_ptr<Mpi> mpi;
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::deque<std::function<void()>> calls;
-    std::vector<MpiLine*> lines;  ///< of the progress thread alone
+    std::shared_ptr<Mpi> mpi;
+    std::vector<std::shared_ptr<MpiLine>> lines;  ///< of the progress thread alone
     std::atomic<bool> posted{false};
+    std::mutex mutex;  ///< guards what follows
+    std::condition_variable changed;
+    std::deque<std::shared_ptr<Call>> calls;  ///< that have not begun
+    bool late = false;                        ///< a call has timed out, and the thread has not been here since
     bool ends = false;
     std::function<void(const std::string&)> on_error;
   };
   static void progress(Shared& shared);
+  static void carry_out(Shared& shared, std::unique_lock<std::mutex>& lock);
+  void start();
+  void end_thread() noexcept;
 
   Control& control_;
   const double timeout_s_;
@@ -72,7 +83,7 @@ class MpiWorld {
   int next_tag_ = 0;
 };
 
-class MpiTransport final : public MessageTransport, private MpiLine {
+class MpiTransport final : public MessageTransport {
  public:
   /// Every process of the group creates one for the same plan. `world` outlives it.
   MpiTransport(const kernels::Kernels& kernels, const PlacedPlan& placed, Control& control, MpiWorld& world);
@@ -80,35 +91,11 @@ class MpiTransport final : public MessageTransport, private MpiLine {
   void post(int process, const MessageHeader& header, std::span<const Slice> slices) override;
 
  private:
-  /// A message on its way out. It stays where it is until MPI is done with it.
-  struct Outgoing {
-    MessageHeader header;
-    std::vector<Slice> slices;
-    std::vector<std::byte> packed;  ///< of several slices
-    std::vector<MpiRequest> requests;
-  };
-  struct Peer {
-    std::mutex mutex;  ///< guards `posted`
-    std::list<Outgoing> posted;
-    std::list<Outgoing> under_way;
-    MessageHeader header;  ///< of the message that comes
-    MpiRequest header_request;
-    std::vector<MpiRequest> requests;  ///< of what follows it
-    MessageChannel* into = nullptr;    ///< none: the header has not come
-  };
-
-  bool advance() override;
-  bool receive_some(int process, Peer& peer);
-  bool send_some(int process, Peer& peer);
-  void expect_header(int process, Peer& peer);
-  void start(int process, Outgoing& message);
-  bool done(std::vector<MpiRequest>& requests, int process);
-  void check(int error, const char* what, int process) const;
-  void close();
+  class Line;
+  void leave_to_mpi() noexcept;
 
   MpiWorld& world_;
-  const int tag_;
-  std::vector<std::unique_ptr<Peer>> peers_;  ///< by process; none to this one
+  const std::shared_ptr<Line> line_;
 };
 
 }  // namespace shardlab::runtime

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "plan/base/world_error.h"
+
 namespace shardlab::runtime {
 
 namespace {
@@ -103,7 +105,9 @@ class Mesh final : public GlooMesh {
 extern "C" shardlab::runtime::GlooMesh* shardlab_gloo_connect_1(const shardlab::runtime::GlooWish& wish, std::string& error) {
   try {
     return new shardlab::runtime::Mesh(wish);
-  } catch (const gloo::Exception& failure) {
+  } catch (const shardlab::WorldError&) {
+    throw;
+  } catch (const std::exception& failure) {  // gloo::Exception, and gloo::EnforceNotMet, which is none
     error = failure.what();
     return nullptr;
   }

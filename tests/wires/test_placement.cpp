@@ -76,6 +76,12 @@ TEST_CASE("a place in a job: flags before variables, launchers in their order") 
   CHECK(place(with(kTorchrun, kSlurm), flags) == "process 1 of 2, local rank 1, node 0, first process at 10.0.0.1:5000, by flags");
   CHECK(place(with(kSlurm, kTorchrun)) == place(kTorchrun));
   CHECK(place(with(kSlurm, {{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}})) == place(kSlurm));  // Slurm sets both
+  // mpirun within an allocation of Slurm: each host's processes have the variables of the step that started mpirun's part there.
+  CHECK(place(with(kSlurm, {{"OMPI_COMM_WORLD_RANK", "1"},
+                            {"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                            {"MASTER_PORT", "7000"}})) ==
+        "process 1 of 2, first process at 127.0.0.1:7000, by Open MPI (OMPI_COMM_WORLD_RANK)");
   // The variables of all launchers give way to MASTER_ADDR and MASTER_PORT.
   CHECK(place(with(kSlurm, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "9"}})).find("first process at h:9,") != std::string::npos);
   // torchrun's own store has MASTER_PORT.
