@@ -153,6 +153,7 @@ TEST_CASE("no setting is lost: each other value changes the files, is left to th
             "model.z_loss",       "model.balance_loss", "model.router_factor", "model.shared_experts",
             "model.dense_layers", "model.moe_every",    "model.router_groups", "model.router_groups_chosen"};
         const bool inert_here = inert.contains(key.path) || (of_experts.contains(key.path) && !base.model.is_mixture()) ||
+                                (key.path == "model.vocab_multiple" && c.model.vocab_rows() == base.model.vocab_rows()) ||
                                 (key.path.starts_with("layout.fsdp.") && base.layout.zero < 3) ||
                                 (key.path == "layout.fsdp.prefetch") ||  // a note says whose choice it is
                                 (key.path == "layout.vpp" && base.layout.schedule != Schedule::kInterleaved) ||

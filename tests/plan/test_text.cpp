@@ -221,7 +221,7 @@ TEST_CASE("a parse error names line, column, the expected and the found") {
           where + "17: expected the name of a slot of the segment, defined above, found `%w`");
   REQUIRE(error_of(with_line("linear.F a (%x, %x) (%x)")) == where + "21: expected `->`, found `(`");
   REQUIRE(error_of(with_line("linear.F a (%x, %x) -> (%x) rms")) ==
-          where + "29: expected an attribute of linear (bias, accumulate), found `rms`");
+          where + "29: expected an attribute of linear (bias, accumulate, chunks), found `rms`");
   REQUIRE(error_of(with_line("linear.F a (%x, %x) -> (%x) bias=1")) == where + "29: expected `bias` without a value");
   REQUIRE(error_of(with_line("linear.X a (%x) -> (%x)")) == where + "1: expected an op with phase F, I or W, found `linear.X`");
   REQUIRE(error_of(with_line("copy.F a (%x) -> (%x)")) == where + "1: expected `copy`, which has no phase, found `copy.F`");
