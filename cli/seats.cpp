@@ -6,10 +6,8 @@
 
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <thread>
 #include <utility>
 
 #include "cli/children.h"
@@ -128,8 +126,6 @@ Seats::~Seats() {
 
 void Seats::start(const CaseOrder& order, ControlServer& group) {
   listener_ = control_->listen([&group](const GroupFailure& failure) {
-    // The case's own connections break at the same time, and its ranks say more: they are heard first.
-    std::this_thread::sleep_for(std::chrono::seconds(2));
     group.fail(failure.message.empty() ? "a process of the job has ended" : failure.message);
     return std::string();
   });

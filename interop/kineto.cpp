@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "plan/trace_internal.h"
 
@@ -17,15 +18,7 @@ constexpr int kHostThread = 1;   ///< thread of the launches and of the steps, i
 int64_t microseconds(double seconds) { return std::llround(1e6 * seconds); }
 
 std::string string_literal(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) < 0x20)
-      out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
-    else
-      out += c;
-  }
-  return out + '"';
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 /// "Memcpy DtoH" by the spaces that a copy goes between.

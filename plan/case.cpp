@@ -200,6 +200,15 @@ Result<void> check_missing(const Case& c) {
   return {};
 }
 
+/// A setting of what the case does not have is refused, whatever the sizes.
+Result<void> check_idle_settings(const Layout& l) {
+  if (l.cp_kind != ContextKind::kUsp && l.cp_ulysses != 0)
+    return refusal(
+        fmt::format("cp_ulysses={} with cp_kind={}: it says which ranks of usp exchange heads", l.cp_ulysses, name_of(l.cp_kind)),
+        "set cp_kind: usp, or leave cp_ulysses out");
+  return {};
+}
+
 /// More threads than any processor has: a library that is asked for them fails in its own words.
 constexpr int kMostThreads = 1024;
 
@@ -242,6 +251,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_sizes(c));
   SHARDLAB_TRY(check_products(c));
   SHARDLAB_TRY(check_missing(c));
+  SHARDLAB_TRY(check_idle_settings(c.layout));
   SHARDLAB_TRY(check_techniques(c));
   SHARDLAB_TRY(check_batch(c));
   return check_optimizer(c.train);

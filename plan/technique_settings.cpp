@@ -271,10 +271,6 @@ Result<void> check_sequence_parallel(const Case& c) {
 
 Result<void> check_context_parallel(const Case& c) {
   const Layout& l = c.layout;
-  if (l.cp_kind != ContextKind::kUsp && l.cp_ulysses != 0)
-    return refusal(
-        fmt::format("cp_ulysses={} with cp_kind={}: it says which ranks of usp exchange heads", l.cp_ulysses, name_of(l.cp_kind)),
-        "set cp_kind: usp, or leave cp_ulysses out");
   if (l.cp_kind == ContextKind::kUsp && (l.cp_ulysses < 2 || l.cp_ulysses >= l.cp || l.cp % l.cp_ulysses != 0))
     return refusal(fmt::format("cp_kind=usp with cp={} and cp_ulysses={}: rings of cp/cp_ulysses ranks, each of cp_ulysses that "
                                "exchange heads, both at least 2",

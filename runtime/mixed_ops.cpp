@@ -61,7 +61,7 @@ ScratchLaunch sum_sequences(const BoundOp& op, bool accumulate, const BindTools&
   std::vector<kernels::MixedBiasWeight> sums;
   for (size_t i = 0; i < op.writes.size(); ++i)
     sums.push_back(
-        {stored(op.reads[i]), stored(op.writes[i]), held_tokens(op, *op.reads[i].type), op.reads[i].shape().last(), accumulate});
+        {stored(op.reads[i]), stored(op.writes[i]), tokens_of(op, *op.reads[i].type), op.reads[i].shape().last(), accumulate});
   return counted_launch(tools.kernels, sums,
                         [](const MixedKernels& k, const std::vector<kernels::MixedBiasWeight>& all, kernels::Scratch& s) {
                           for (const kernels::MixedBiasWeight& sum : all) {
@@ -84,11 +84,11 @@ ScratchLaunch bind_work(const BoundOp& op, const Embed& w, const BindTools& tool
                                                .x = stored(op.writes[0]),
                                                .rows = ids.shape().elements(),
                                                .width = table.shape[1],
-                                               .row_begin = held_part(op, table, 0).begin,
+                                               .row_begin = part_of(op, table, 0).begin,
                                                .table_rows = table.shape[0]});
   }
   const Type& table = *op.writes[0].type;
-  const kernels::Tokens tokens = held_tokens(op, *op.reads[1].type);
+  const kernels::Tokens tokens = tokens_of(op, *op.reads[1].type);
   return launch<kernels::MixedEmbedWeight>(tools, &MixedKernels::embed_weight,
                                            {.ids = ids.as<const int32_t>(),
                                             .dx = stored(op.reads[1]),
@@ -96,7 +96,7 @@ ScratchLaunch bind_work(const BoundOp& op, const Embed& w, const BindTools& tool
                                             .sequences = tokens.sequences,
                                             .tokens = tokens.tokens,
                                             .width = table.shape[1],
-                                            .row_begin = held_part(op, table, 0).begin,
+                                            .row_begin = part_of(op, table, 0).begin,
                                             .table_rows = table.shape[0],
                                             .accumulate = w.accumulate,
                                             .part = tokens.part});
@@ -180,7 +180,7 @@ ScratchLaunch bind_work(const BoundOp& op, const Norm& w, const BindTools& tools
                                       .dgamma = stored(op.writes[0]),
                                       .dbeta = maybe(op.writes, 1, !w.rms),
                                       .stats = statistics(op.reads[2]),
-                                      .tokens = held_tokens(op, x),
+                                      .tokens = tokens_of(op, x),
                                       .width = width,
                                       .rms = w.rms,
                                       .accumulate = w.accumulate};
@@ -254,7 +254,7 @@ ScratchLaunch bind_linear_weight(const BoundOp& op, const Linear& w, const BindT
                                         .dy = matrix_factor(op, 1),
                                         .dw = stored(dw),
                                         .dbias = w.bias && !scaled ? stored(op.writes[1]) : Stored{},
-                                        .tokens = held_tokens(op, *x.type),
+                                        .tokens = tokens_of(op, *x.type),
                                         .in = x.shape().last(),
                                         .out = dy.shape().last(),
                                         .accumulate = w.accumulate,
@@ -285,7 +285,7 @@ ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& too
                                                    .rows = rows,
                                                    .in = in,
                                                    .out = out,
-                                                   .out_part = held_part(op, *weight.type, 0),
+                                                   .out_part = part_of(op, *weight.type, 0),
                                                    .canonical = canonical},
                          library_product(tools, xt, wt, {.rows = rows, .columns = in, .depth = out, .result = yt}));
   return launch_linear(tools, &MixedKernels::linear_forward,
@@ -296,7 +296,7 @@ ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& too
                                                    .rows = rows,
                                                    .in = in,
                                                    .out = out,
-                                                   .in_part = held_part(op, *weight.type, 1),
+                                                   .in_part = part_of(op, *weight.type, 1),
                                                    .canonical = canonical},
                        library_product(tools, xt, wt,
                                        {.rows = rows,
@@ -310,8 +310,8 @@ ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& too
 
 ScratchLaunch bind_work(const BoundOp& op, const Rope& w, const BindTools& tools) {
   const Type& qkv = *op.writes[0].type;
-  const kernels::Tokens tokens = held_tokens(op, qkv);
-  const int64_t begin = held_part(op, qkv, 1).begin;
+  const kernels::Tokens tokens = tokens_of(op, qkv);
+  const int64_t begin = part_of(op, qkv, 1).begin;
   const kernels::MixedRope args{stored(op.writes[0]),
                                 {.sequences = tokens.sequences,
                                  .tokens = tokens.tokens,
@@ -416,7 +416,7 @@ ScratchLaunch bind_work(const BoundOp& op, const Residual& w, const BindTools& t
                                                   .y = stored(op.writes[0]),
                                                   .rows = rows_of(x),
                                                   .width = width});
-  const kernels::MixedBiasWeight args{stored(op.reads[0]), stored(op.writes[0]), held_tokens(op, x), width, w.accumulate};
+  const kernels::MixedBiasWeight args{stored(op.reads[0]), stored(op.writes[0]), tokens_of(op, x), width, w.accumulate};
   if (w.over != SumOver::kTokens) return launch(tools, &MixedKernels::bias_weight, args);
   return by_sequence(tools, &MixedKernels::bias_weight, args, [](kernels::MixedBiasWeight& a, int64_t sequence) {
     a.dy = past(a.dy, sequence * a.tokens.tokens * a.width);
@@ -426,7 +426,7 @@ ScratchLaunch bind_work(const BoundOp& op, const Residual& w, const BindTools& t
 
 ScratchLaunch bind_work(const BoundOp& op, const Dropout& w, const BindTools& tools) {
   const Type& z = *op.writes[0].type;
-  const kernels::Part tokens = held_part(op, z, 1), width = held_part(op, z, 2);
+  const kernels::Part tokens = part_of(op, z, 1), width = part_of(op, z, 2);
   const kernels::MixedDropout args{stored(op.writes[0]),
                                    {.sequences = z.shape[0],
                                     .tokens = z.shape[1],
@@ -447,9 +447,9 @@ ScratchLaunch bind_work(const BoundOp& op, const CrossEntropy& w, const BindTool
   using Part = CrossEntropy::Part;
   using Form = kernels::MixedCrossEntropy::Form;
   const Type& logits = *op.reads[0].type;
-  kernels::CrossEntropy loss{.tokens = held_tokens(op, logits),
+  kernels::CrossEntropy loss{.tokens = tokens_of(op, logits),
                              .vocab = logits.shape.last(),
-                             .vocab_part = held_part(op, logits, logits.shape.rank - 1),
+                             .vocab_part = part_of(op, logits, logits.shape.rank - 1),
                              .words = w.words,
                              .loss_tokens = w.tokens};
   if (w.part != Part::kMax) loss.targets = op.reads[1].as<const int32_t>();

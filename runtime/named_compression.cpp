@@ -69,7 +69,7 @@ Result<ScratchLaunch> bind_project(const BoundOp& op, const BindTools& tools) {
                                          .rows = m.rows,
                                          .in = m.columns,
                                          .out = basis.rows,
-                                         .in_part = held_part(op, *op.reads[1].type, 1),
+                                         .in_part = part_of(op, *op.reads[1].type, 1),
                                          .canonical = true};
   return counted_launch(tools.kernels, args, [](const MixedKernels& k, const kernels::MixedLinearForward& a, kernels::Scratch& s) {
     k.linear_forward(a, s);

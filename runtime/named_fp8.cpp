@@ -196,7 +196,7 @@ Result<ScratchLaunch> bind_fp8_linear(const BoundOp& op, const BindTools& tools)
                                                   .rows = a.rows,
                                                   .in = b.columns,
                                                   .out = b.rows,
-                                                  .in_part = held_part(op, second, 1),
+                                                  .in_part = part_of(op, second, 1),
                                                   .canonical = canonical});
     case Phase::kI:
       check.that(a.columns == b.rows && y.rows == a.rows && y.columns == b.columns,
@@ -209,7 +209,7 @@ Result<ScratchLaunch> bind_fp8_linear(const BoundOp& op, const BindTools& tools)
                                                 .rows = a.rows,
                                                 .in = b.columns,
                                                 .out = b.rows,
-                                                .out_part = held_part(op, second, 0),
+                                                .out_part = part_of(op, second, 0),
                                                 .canonical = canonical});
     default: break;
   }
@@ -220,7 +220,7 @@ Result<ScratchLaunch> bind_fp8_linear(const BoundOp& op, const BindTools& tools)
                                             {.x = *left,
                                              .dy = *right,
                                              .dw = stored(op.writes[0]),
-                                             .tokens = held_tokens(op, *op.reads[0].type),
+                                             .tokens = tokens_of(op, *op.reads[0].type),
                                              .in = a.columns,
                                              .out = b.columns,
                                              .canonical = canonical});

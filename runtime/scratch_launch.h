@@ -7,6 +7,7 @@
 
 #include "kernels/mixed.h"
 #include "runtime/backend.h"
+#include "runtime/operands.h"
 
 namespace shardlab::runtime {
 
@@ -41,21 +42,6 @@ ScratchLaunch counted_launch(const kernels::Kernels& kernels, const Args& args, 
 }
 
 inline kernels::Stored stored(const Tensor& t) { return {t.data, t.type->dtype, {}}; }
-
-/// The part of a logical dim that a rank holds.
-inline kernels::Part held_part(const BoundOp& op, const Type& type, int dim) {
-  return {logical_origin(type, op.mesh(), op.at)[dim], logical_shape(type, op.mesh())[dim]};
-}
-/// Rows of an activation: [b,s,width], or [rows,width] as one sequence.
-inline kernels::Tokens held_tokens(const BoundOp& op, const Type& type) {
-  const Shape& shape = type.shape;
-  if (shape.rank >= 3) {
-    const kernels::Part part = held_part(op, type, 1);
-    const int64_t chunks = chunks_of(op.op().work);
-    return {shape[0], shape[1], {part.begin * chunks, part.total * chunks}};
-  }
-  return {1, shape.elements() / shape.last(), {}};
-}
 
 /// The tensor number of a dropout's random key: four sites a layer; the embedding's, of layer -1, come first.
 inline uint32_t dropout_tensor(const BoundOp& op, const Dropout& w) {

@@ -154,6 +154,23 @@ TEST_CASE("usp, canonical: rings of ranks that exchange heads train to the bits 
   }
 }
 
+TEST_CASE("a kind of context parallelism on one rank is the plan of one rank; ranks that exchange heads without usp are refused") {
+  const Subject subject = subject_named("llama sgd");
+  const auto mesh_of = [&](ContextKind kind, int heads) {
+    const auto plan = lower(case_of(subject, kind, {.cp = 1, .heads = heads}, true));
+    INFO((plan ? "" : to_string(plan.error())));
+    REQUIRE(plan.ok());
+    return std::pair(plan->mesh, plan->token_order);
+  };
+  const auto one = mesh_of(ContextKind::kNone, 0);
+  for (const int heads : {0, 2, 4}) CHECK(mesh_of(ContextKind::kUsp, heads) == one);
+  for (const int cp : {1, 4}) {
+    const auto refused = check(case_of(subject, ContextKind::kZigzag, {.cp = cp, .heads = 2}, true));
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.error().message.find("cp_ulysses=2") != std::string::npos);
+  }
+}
+
 TEST_CASE("usp, fast and in 16 bits: no further from fp64 than 1.5 times one rank; its volume is the ring's and the exchange's") {
   const Subject subject = subject_named("llama sgd");
   const Model& m = subject.model;

@@ -108,6 +108,21 @@ TEST_CASE("bf16 with fp32 gradients: data parallel, sharded, pipelined and recom
   }
 }
 
+TEST_CASE("16 bits with head and loss in pieces that cut a sequence: the bits of the whole") {
+  for (const Precision precision : {Precision::kBf16, Precision::kFp16}) {
+    const Subject subject = subject_of(precision, true);
+    const Trained whole = train(case_of(subject, {}));
+    for (const Choice& choice : {Choice{}, Choice{.dp = 2, .accumulation = 2}}) {
+      Case c = case_of(subject, choice);
+      for (const int64_t pieces_of_a_sequence : {1, 2, 4}) {
+        c.layout.loss_chunks = static_cast<int>(c.train.micro_batch * pieces_of_a_sequence);
+        INFO(c.name << ", " << c.layout.loss_chunks << " pieces");
+        CHECK(difference(whole, train(c)) == "");
+      }
+    }
+  }
+}
+
 TEST_CASE("bf16 is near fp32, and not it") {
   for (const char* accumulate : {"fp32", "bf16"})
     for (const Choice& choice : {Choice{}, Choice{.dp = 2, .tp = 2, .zero = 1, .accumulation = 2}}) {

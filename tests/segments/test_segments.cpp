@@ -19,7 +19,7 @@ void require_equal(const Plan& plan, const std::vector<Program>& programs, const
 }
 
 /// Work on the control stream, and a reduction beside it.
-constexpr const char* kOverlap = R"(shardlab plan 1
+constexpr const char* kBesideReduction = R"(shardlab plan 1
 name overlap
 mesh dp=2
 streams compute comm
@@ -78,7 +78,7 @@ TEST_CASE("the bubble of 1F1B is (p - 1) / (m + p - 1), and its exposed communic
 }
 
 TEST_CASE("a reduction beside a stretch, at every ratio of their lengths") {
-  const Expanded e = expanded(kOverlap);
+  const Expanded e = expanded(kBesideReduction);
   FixedCostModel costs;
   for (const double reduce : {0.0, 0.25, 1.0, 2.0, 2.5, 7.0})
     for (const double launch : {0.0, 0.5, 1.5})

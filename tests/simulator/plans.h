@@ -20,6 +20,35 @@ struct Expanded {
 };
 Expanded expanded(const std::string& text);
 
+/// a produces a bucket that is reduced on its own stream while b computes; c needs the sum.
+///
+///   compute   a --> b ------> c
+///              \             /
+///   comm        `-> reduce -'
+inline constexpr const char* kOverlap = R"(shardlab plan 1
+name overlap
+mesh dp=2
+streams compute comm
+comm grads axes dp
+
+segment s
+  bound %x activation f32[16]
+  bound %g gradient f32[16] dp:P
+  bound %z activation f32[16]
+  local %sum gradient f32[16] view %g
+
+  copy a (%x) -> (%g)
+  all_reduce reduce (%g) -> (%sum) comm=grads @comm
+  copy b (%x) -> (%z)
+  copy c (%sum) -> (%z)
+
+role 0
+  %x activation f32[16] persistent
+  %g gradient f32[16] dp:P persistent
+  %z activation f32[16] persistent
+  call s (x=%x, g=%g, z=%z)
+)";
+
 /// p stages, m micro-batches; ops "F" and "B", messages on streams of their own. `one_f_one_b`, else all forwards first.
 Expanded pipeline(int stages, int micro_batches, bool one_f_one_b);
 

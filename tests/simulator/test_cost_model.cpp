@@ -388,37 +388,8 @@ TEST_CASE("changed prices: words name classes, kinds, strategies and labels, and
   CHECK(sort("weight") == "label");
 }
 
-namespace {
-
-/// a produces a bucket that is reduced on its own stream while b computes; c needs the sum.
-constexpr const char* kReduceBesideCopy = R"(shardlab plan 1
-name beside
-mesh dp=2
-streams compute comm
-comm grads axes dp
-
-segment s
-  bound %x activation f32[16]
-  bound %g gradient f32[16] dp:P
-  bound %z activation f32[16]
-  local %sum gradient f32[16] view %g
-
-  copy a (%x) -> (%g)
-  all_reduce reduce (%g) -> (%sum) comm=grads @comm
-  copy b (%x) -> (%z)
-  copy c (%sum) -> (%z)
-
-role 0
-  %x activation f32[16] persistent
-  %g gradient f32[16] dp:P persistent
-  %z activation f32[16] persistent
-  call s (x=%x, g=%g, z=%z)
-)";
-
-}  // namespace
-
 TEST_CASE("changed prices: what hid before is exposed after, and the two timelines agree") {
-  const Expanded e = expanded(kReduceBesideCopy);
+  const Expanded e = expanded(kOverlap);
   FixedCostModel fixed;
   fixed.seconds = {{"a", 1}, {"reduce", 5}, {"b", 3}, {"c", 1}};
   SegmentTimeline segments(*e.plan, e.programs);

@@ -1,8 +1,6 @@
 // What failures and checkpoints leave of a training run's time.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 namespace shardlab::simulator::analytic {
@@ -10,10 +8,9 @@ namespace shardlab::simulator::analytic {
 /// What interrupts a run. A device here stands for all that fails with it: its part of the host, links and network.
 struct Interruptions {
   double device_mtbf_s = 0;  ///< mean seconds between failures of one device; the run ends with each
-  double checkpoint_s =
-      0;                 ///< seconds that a checkpoint holds up training: of one that is written aside, the copy that is waited for
-  double restart_s = 0;  ///< from a failure to the first step after it: noticed, replaced, loaded, warmed up
-  double interval_s = 0;  ///< of training between checkpoints; 0: the best
+  double checkpoint_s = 0;  ///< seconds for which a checkpoint holds up training; of one written aside, the copy that is waited for
+  double restart_s = 0;     ///< from a failure to the first step after it: noticed, replaced, loaded, warmed up
+  double interval_s = 0;    ///< of training between checkpoints; 0: the best
 };
 
 struct Goodput {
@@ -32,28 +29,6 @@ struct Goodput {
 ///   checkpoint C, restart R. The best interval solves (1 - I/M) e^((I + C)/M) = 1; for C far below M that is Young's sqrt(2 C M).
 /// Units: seconds. Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps (2006), eq. 20
 ///   and 22. Valid when: failures are independent and equally likely at any time, and a spare takes a failed device's place.
-inline Goodput goodput(const Interruptions& i, int64_t devices) {
-  Goodput g;
-  g.job_mtbf_s = i.device_mtbf_s / static_cast<double>(std::max<int64_t>(1, devices));
-  const double m = g.job_mtbf_s;
-  if (i.interval_s > 0) {
-    g.interval_s = i.interval_s;
-  } else {
-    // With x = I/M and c = C/M: log(1 - x) + x + c falls from c at 0, and is below 0 before 1.
-    double low = 0, high = 1;
-    for (int step = 0; step < 200; ++step) {
-      const double x = 0.5 * (low + high);
-      (std::log1p(-x) + x + i.checkpoint_s / m > 0 ? low : high) = x;
-    }
-    g.interval_s = m * 0.5 * (low + high);
-  }
-  // Of free checkpoints the best interval is none at all: nothing but restarts is lost.
-  const double tried = g.interval_s > 0 ? m * std::expm1((g.interval_s + i.checkpoint_s) / m) / g.interval_s : 1;
-  g.share = std::exp(-i.restart_s / m) / tried;
-  g.checkpoints = g.interval_s > 0 ? g.share * i.checkpoint_s / g.interval_s : 0;
-  g.lost = 1 - g.share - g.checkpoints;
-  g.failures_a_day = 86400 / m;
-  return g;
-}
+Goodput goodput(const Interruptions& interruptions, int64_t devices);
 
 }  // namespace shardlab::simulator::analytic
