@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/model_shape.h"
+#include "answers/model_shape.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "plan/runnable.h"
@@ -33,7 +33,7 @@ struct Rest {
     const Layout plain;
     layout.dp = layout.tp = layout.pp = layout.vpp = layout.cp = layout.ep = 1;
     layout.zero = layout.hybrid_shard = 0;
-    layout.schedule = plain.schedule, layout.sequence_parallel = false;
+    layout.schedule = plain.schedule, layout.sequence_parallel = layout.tensor_overlap = false;
     layout.recompute = plain.recompute, layout.recompute_options = {}, layout.offload = {};
     layout.overlap = plain.overlap, layout.bucket_bytes = 0, layout.collective_algorithm = plain.collective_algorithm;
     train.seq_len = train.global_batch_tokens = 0;
@@ -132,13 +132,13 @@ Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::planned(const sweeps::
     return p;
   }
   SHARDLAB_TRY(check_runnable(plan->plan()));
-  const auto costs = cost_model_for(config->machine, config->train.precision);
+  const auto costs = cost_model_for(*config);
   if (!costs.ok()) return costs.error();
   const auto profile = analytic::profile_named(config->profile);
   if (!profile.ok()) return profile.error();
   Predicted p{plan->predict(*config, **costs)};
   p.figures.arena_bytes = p.figures.peak_bytes;
-  p.device_bytes = p.figures.peak_bytes + static_cast<int64_t>(profile->memory_context);
+  p.device_bytes = p.figures.peak_bytes + static_cast<int64_t>(profile->memory.context);
   return p;
 }
 

@@ -49,7 +49,8 @@ Result<Trace> execute_plan(const CalibrationPlan& plan, const Target& target, co
   size_t most = 0;
   for (const Program& p : placed.programs)
     for (const auto& stream : p.streams) most = std::max(most, stream.size());
-  ExecutionOptions wanted{target.backend, target.transport};
+  ExecutionOptions wanted{target.backend, target.transport, plan.canonical};
+  wanted.attention = AttentionBy::kAuto;
   wanted.events_per_stream = static_cast<int64_t>(most * 2 + 4) * plan.steps;
   auto execution = Execution::create(placed, wanted);
   if (!execution.ok()) return execution.error();
@@ -206,17 +207,20 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
   SHARDLAB_TRY(check_writable(out));
   target->options.scale = flags.scale;
   const std::vector<CalibrationPlan> plans = calibration_plans(target->options);
-  const CalibrationOrigin origin{today(), invocation.command(), target->processor, target->kernels, target->turn_s};
+  const CalibrationOrigin origin{today(),         invocation.command(), target->processor,
+                                 target->kernels, target->turn_s,       target->devices > 0};
   const CalibrationTokens tokens;
   std::vector<CalibrationRun> runs;
   const bool terminal = stderr_is_terminal();
   for (size_t i = 0; i < plans.size(); ++i) {
-    if (terminal) fmt::print(stderr, "\r\033[K[{}/{}] {}", i + 1, plans.size(), plans[i].name);
+    if (terminal || target->devices > 0)
+      fmt::print(stderr, "{}[{}/{}] {}{}", terminal ? "\r\033[K" : "", i + 1, plans.size(), plans[i].name, terminal ? "" : "\n");
     auto trace = execute_plan(plans[i], *target, tokens);
     if (!trace.ok()) return trace.error();
     runs.push_back({&plans[i], std::move(*trace), 0});
     // A GPU is often lent by the minute: what is measured so far is kept, should the program be ended.
-    if (target->devices > 0) save(out, machine_of(*target, fit(runs, origin)));
+    if (target->devices == 0) continue;
+    if (const Calibration so_far = fit(runs, origin); !so_far.points.empty()) save(out, machine_of(*target, so_far));
   }
   if (terminal) fmt::print(stderr, "\r\033[K");
   const Calibration calibration = fit(runs, origin);

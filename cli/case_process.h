@@ -6,6 +6,7 @@
 #include <atomic>
 #include <string>
 
+#include "answers/planned.h"
 #include "cli/namespaces.h"
 #include "plan/outcome.h"
 #include "sweeps/driver.h"
@@ -14,7 +15,6 @@
 
 namespace shardlab::cli {
 
-struct PlacedRun;
 class Seats;
 
 /// Asks a case process what its ranks are at. It writes that to `CaseFiles::picture`, and ends.

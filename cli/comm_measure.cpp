@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <numeric>
 
 #include "cli/execution.h"
 #include "kernels/kernels.h"
@@ -21,8 +20,6 @@ namespace shardlab::cli {
 namespace {
 
 constexpr int64_t kAligned = 4096;
-
-int64_t sum_over(const std::vector<int64_t>& values) { return std::accumulate(values.begin(), values.end(), int64_t{0}); }
 
 /// What rank `rank` puts in element `i`: a small whole number, so that sums are exact in every order and type.
 int64_t value_of(int rank, int64_t i) { return (rank * 5 + i * 7) % 11 + 1; }

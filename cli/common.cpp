@@ -10,8 +10,11 @@
 #include <fstream>
 #include <sstream>
 
+#include "answers/words.h"
 #include "cli/environment.h"
 #include "cli/namespaces.h"
+#include "cli/pipeline.h"
+#include "cli/verbs.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
 #include "plan/base/values.h"
@@ -135,11 +138,6 @@ std::string flag_help(const CaseKey& key) {
   return list.empty() ? std::string(key.help) : fmt::format("{}: {}", key.help, list);
 }
 
-std::string hyphenated(std::string key) {
-  std::replace(key.begin(), key.end(), '_', '-');
-  return key;
-}
-
 void add_key_flags(CLI::App& verb, std::vector<std::pair<std::string, std::string>>& values, Flag least) {
   values.reserve(case_keys().size());  // options keep references
   for (const CaseKey& key : case_keys()) {
@@ -150,33 +148,15 @@ void add_key_flags(CLI::App& verb, std::vector<std::pair<std::string, std::strin
   }
 }
 
-bool given(const CaseFlags& flags, std::string_view key) {
-  for (const auto& [k, v] : flags.layout)
-    if (k == key && !v.empty()) return true;
-  for (const std::string& s : flags.set)
-    if (s.starts_with(std::string(key) + "=")) return true;
-  return false;
+void add_subject_flags(CLI::App& verb, std::string& model, std::string& machine, std::string& machine_file) {
+  verb.add_option("--model", model, "a preset (`shardlab model list`) or the path of a Hugging Face config.json")->required();
+  verb.add_option("--machine", machine, "a preset (`shardlab machine list`), a machine file, or `local`")->required();
+  verb.add_option("--machine-file", machine_file, "calibrated machine file that `local` means");
 }
-
-namespace {
-
-/// As many nodes of the machine as the devices need, unless the command line says how many there are.
-Result<void> add_nodes(const CaseFlags& flags, int64_t devices, std::vector<std::string>& words) {
-  if (flags.machine == "local" || given(flags, "machine.nodes")) return {};
-  const auto machine = load_machine(flags.machine);
-  if (!machine.ok()) return machine.error();
-  devices = std::min<int64_t>(devices, 1 << 20);  // more ranks are refused in words when the case is read
-  if (devices > machine->devices())
-    words.push_back(fmt::format("machine.nodes={}", (devices + machine->devices_per_node - 1) / machine->devices_per_node));
-  return {};
-}
-
-}  // namespace
 
 void add_case_flags(CLI::App& verb, CaseFlags& flags) {
-  verb.add_option("--model", flags.model, "a preset (`shardlab model list`) or the path of a Hugging Face config.json")->required();
-  verb.add_option("--machine", flags.machine, "a preset (`shardlab machine list`), a machine file, or `local`")->required();
-  verb.add_option("--machine-file", flags.machine_file, "calibrated machine file that `local` means");
+  flags.around = surroundings();
+  add_subject_flags(verb, flags.model, flags.machine, flags.machine_file);
   verb.add_option("--devices", flags.devices, "devices to use; dp is what tp, pp and cp leave of them")
       ->check(number_in(1, 1 << 20));
   verb.add_option("--assume", flags.assume, "read a config.json of an unknown model_type as this one: llama");
@@ -184,43 +164,10 @@ void add_case_flags(CLI::App& verb, CaseFlags& flags) {
   verb.add_option("--set", flags.set, "any other key of the sweep file, as key=value; may be repeated");
 }
 
-Result<std::vector<std::string>> words_from_flags(const CaseFlags& flags) {
-  std::vector<std::string> words{"model=" + flags.model, "machine=" + flags.machine};
-  if (!flags.assume.empty()) words.push_back("model.assume=" + flags.assume);
-  for (const auto& [key, value] : flags.layout)
-    if (!value.empty()) words.push_back(key + "=" + value);
-  // What is no rank count is 1 here, and refused in words when the case is read.
-  const auto size = [&](const char* key) -> int64_t {
-    for (const auto& [k, v] : flags.layout)
-      if (k == key && !v.empty()) return std::clamp<int64_t>(parse_count(v).value_or(1), 1, 1 << 15);
-    return 1;
-  };
-  if (flags.devices > 0 && !given(flags, "dp")) {
-    const int64_t model_parallel = size("tp") * size("pp") * size("cp");
-    if (flags.devices % model_parallel != 0)
-      return Error{ExitCode::kUsage,
-                   fmt::format("--devices {} is not a multiple of tp*pp*cp = {}", flags.devices, model_parallel),
-                   fmt::format("set tp, pp and cp so that tp*pp*cp divides {}, or give dp in place of --devices", flags.devices),
-                   {}};
-    words.push_back(fmt::format("dp={}", flags.devices / model_parallel));
-  } else if (!given(flags, "dp")) {
-    words.emplace_back("dp=1");
-  }
-  SHARDLAB_TRY(add_nodes(flags, flags.devices > 0 ? flags.devices : size("dp") * size("tp") * size("pp") * size("cp"), words));
-  words.insert(words.end(), flags.set.begin(), flags.set.end());
-  return words;
-}
-
-Result<Case> case_from_flags(const CaseFlags& flags) {
-  auto words = words_from_flags(flags);
-  if (!words.ok()) return words.error();
-  auto config = case_from_words(load_options(flags.machine_file, std::move(*words)));
-  if (config.ok() && flags.devices > 0 && config->layout.world_size() != flags.devices)
-    return Error{ExitCode::kUsage,
-                 fmt::format("--devices {} and a layout of dp*tp*pp*cp = {} ranks", flags.devices, config->layout.world_size()),
-                 "leave out --devices, or --dp, which then follows from it",
-                 {}};
-  return config;
+std::string Invocation::command() const {
+  std::string line = "shardlab";
+  for (size_t i = 1; i < words.size(); ++i) line += " " + shell_word(words[i]);
+  return line;
 }
 
 Result<std::string> read_file(const std::string& path) {

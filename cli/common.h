@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "answers/case_flags.h"
 #include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
@@ -41,28 +42,14 @@ Result<Machine> find_local_machine(const std::string& named, const std::string& 
 /// Refuses a local machine without a calibration: `what` cannot be told without one.
 Result<void> check_calibrated(const Machine& machine, const std::string& what);
 
-/// The words of a case on the command line: model, machine, devices, the layout flags of ARCHITECTURE.md section 3, and
-/// `--set key=value` for every other key.
-struct CaseFlags {
-  std::string model, machine, machine_file, assume;
-  int64_t devices = 0;
-  std::vector<std::pair<std::string, std::string>> layout;  ///< key and value, in the words of the sweep file
-  std::vector<std::string> set;
-};
+/// The flags that name what is asked about: a model, a machine, and what `local` means.
+void add_subject_flags(CLI::App& verb, std::string& model, std::string& machine, std::string& machine_file);
+/// Adds the flags, asked on this machine.
 void add_case_flags(CLI::App& verb, CaseFlags& flags);
-/// Whether the flags set the key, as a flag of its own or by `--set`.
-bool given(const CaseFlags& flags, std::string_view key);
-/// A key as flags spell it: "micro-batch".
-std::string hyphenated(std::string key);
 /// What `--help` says of a key's flag: what it is, and its words.
 std::string flag_help(const CaseKey& key);
 /// A flag for each key that has one for these verbs; `values` are the keys, with what was given or nothing.
 void add_key_flags(CLI::App& verb, std::vector<std::pair<std::string, std::string>>& values, Flag least);
-/// The flags as words of the sweep file ("model=gpt2", "tp=8"), with dp and the machine's nodes as the devices ask.
-Result<std::vector<std::string>> words_from_flags(const CaseFlags& flags);
-/// The case that the flags name; what they leave out has the sweep file's defaults. One sequence is the default batch.
-Result<Case> case_from_flags(const CaseFlags& flags);
-
 /// Options for loading files that may say `machine: {local: true}`, which `find_local_machine` answers.
 LoadOptions load_options(const std::string& machine_file, std::vector<std::string> overrides = {},
                          const std::string& case_file = "");

@@ -35,8 +35,6 @@ struct Side {
   std::vector<CaseFigures> cases;
 };
 
-bool is_named(const CaseFigures& c, const std::string& name) { return c.case_id.starts_with(name) || c.name == name; }
-
 Result<Side> read_side(const std::string& where, std::span<const Metric> metrics) {
   Side side;
   std::tie(side.directory, side.chosen) = split_case(where);
@@ -49,9 +47,9 @@ Result<Side> read_side(const std::string& where, std::span<const Metric> metrics
 
 /// Leaves the one case of that name. The error lists the cases that there are.
 Result<void> keep_only(Side& side, const std::string& name) {
-  std::vector<CaseFigures> found;
-  for (const CaseFigures& c : side.cases)
-    if (is_named(c, name)) found.push_back(c);
+  NamedCases<CaseFigures> named(name);
+  for (const CaseFigures& c : side.cases) named.offer(c.case_id, c.name, c);
+  std::vector<CaseFigures>& found = named.found();
   if (found.size() != 1) {
     std::string names;
     for (const CaseFigures& c : found.empty() ? side.cases : found) names += fmt::format("\n  {}  {}", c.case_id, c.name);

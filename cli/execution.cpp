@@ -10,6 +10,7 @@
 
 #include "cli/namespaces.h"
 #include "kernels/kernels.h"
+#include "plan/base/files.h"
 #include "plan/base/world_error.h"
 #include "profiler/gpu/nvml.h"
 #include "profiler/gpu/recorder.h"
@@ -329,7 +330,9 @@ std::string GpuExecution::description() const {
 std::string gloo_file() {
   if (const char* named = std::getenv("SHARDLAB_GLOO"); named != nullptr) return named;
   std::error_code none;
-  return (std::filesystem::read_symlink("/proc/self/exe", none).parent_path() / kGlooFile).string();
+  const std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", none).parent_path();
+  const std::filesystem::path installed = folder.parent_path() / "libexec/shardlab" / kGlooFile;
+  return (is_there(installed) ? installed : folder / kGlooFile).string();
 }
 
 std::vector<std::string> mpi_files() {

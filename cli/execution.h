@@ -34,7 +34,7 @@ constexpr bool is_between_processes(TransportKind transport) {
          transport == TransportKind::kMpi;
 }
 
-/// The file that knows Gloo: beside the program, or what SHARDLAB_GLOO names.
+/// The file that knows Gloo: what SHARDLAB_GLOO names, else beside the program or, of an installed one, in PREFIX/libexec/shardlab.
 std::string gloo_file();
 /// The files of MPI to be tried: of the library whose launcher has started this process first, or what SHARDLAB_MPI names alone.
 std::vector<std::string> mpi_files();

@@ -3,9 +3,9 @@
 
 #include <map>
 
+#include "answers/model_shape.h"
 #include "cli/common.h"
 #include "cli/lists.h"
-#include "cli/model_shape.h"
 #include "cli/namespaces.h"
 #include "cli/pairs.h"
 #include "cli/verbs.h"

@@ -6,13 +6,15 @@
 #include <filesystem>
 #include <sstream>
 
+#include "answers/words.h"
 #include "cli/environment.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
 #include "cli/namespaces.h"
+#include "cli/shipped.h"
 #include "cli/standard_streams.h"
 #include "cli/verbs.h"
-#include "cli/words.h"
+#include "plan/base/error_entries.h"
 #include "plan/base/world_error.h"
 
 namespace {
@@ -25,7 +27,8 @@ constexpr const char* kFooter =
 failed, 5 a --fail-if threshold was crossed, 6 environment not usable, 130 interrupted.)";
 
 int report(const Error& error) {
-  fmt::print(stderr, "shardlab: {}\n", to_string(error));
+  fmt::print(stderr, "shardlab: {}\n", with_shipped_paths(to_string(error)));
+  if (const ErrorEntry* const entry = entry_of(error.kind)) fmt::print(stderr, "  more: shardlab explain {}\n", entry->code);
   return static_cast<int>(error.code);
 }
 
@@ -67,7 +70,7 @@ int run(int argc, char** argv) {
     if (end.get_exit_code() != 0) return report(usage_error(app, end, invocation.words));
     std::ostringstream out, err;
     app.exit(end, out, err);
-    fmt::print("{}", out.str());
+    fmt::print("{}", with_shipped_paths(out.str()));
     return 0;
   }
   const Result<ExitCode> result = action();

@@ -5,6 +5,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "answers/words.h"
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/interrupt.h"
@@ -13,69 +14,17 @@
 #include "cli/namespaces.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
-#include "cli/words.h"
 #include "plan/base/values.h"
 #include "reports/format.h"
 
 namespace shardlab::cli {
 namespace {
 
-struct MemoryFlags {
+struct MemoryFlags : MemoryWords {
   CaseFlags words;
-  std::string profile, format, what_if, tokens, mtbf, checkpoint, restart, interval;
-  double price_usd = 0;
-  bool plan = false, interactive = false;
+  std::string profile, format, what_if;
+  bool interactive = false;
 };
-
-std::array<std::pair<const char*, std::string>, 4> interruption_flags(const MemoryFlags& flags) {
-  return {{{"--device-mtbf", flags.mtbf},
-           {"--checkpoint-time", flags.checkpoint},
-           {"--restart-time", flags.restart},
-           {"--checkpoint-every", flags.interval}}};
-}
-
-/// What interrupts the run. Failures and what they cost are stated together: nobody knows them for somebody else's machine.
-Result<analytic::Interruptions> interruptions_of(const MemoryFlags& flags) {
-  analytic::Interruptions i;
-  const std::array<double*, 4> into{&i.device_mtbf_s, &i.checkpoint_s, &i.restart_s, &i.interval_s};
-  const auto stated = interruption_flags(flags);
-  if (std::ranges::all_of(stated, [](const auto& f) { return f.second.empty(); })) return i;
-  for (size_t k = 0; k < stated.size(); ++k) {
-    const auto& [flag, text] = stated[k];
-    if (text.empty() && k == 3) continue;  // the best interval
-    if (text.empty())
-      return Error{ExitCode::kUsage,
-                   fmt::format("{} is missing: what failures cost needs it", flag),
-                   "for example --device-mtbf 50000h --checkpoint-time 40s --restart-time 10m",
-                   {}};
-    const auto seconds = parse_duration(text);
-    if (!seconds) return Error{ExitCode::kUsage, fmt::format("{} {} is no time", flag, text), "for example 40s, 10m or 50000h", {}};
-    *into[k] = *seconds;
-  }
-  return i;
-}
-
-/// Everything that is asked beside the layout.
-Result<MemoryAnswerOptions> options_of(const MemoryFlags& flags) {
-  MemoryAnswerOptions options{.always_plan = flags.plan, .price_usd = flags.price_usd};
-  if (flags.tokens.empty()) {
-    for (const auto& [flag, text] : interruption_flags(flags))
-      if (!text.empty())
-        return Error{ExitCode::kUsage,
-                     fmt::format("{} speaks of a whole training run, and none is asked for", flag),
-                     "add --tokens, as 1.4T",
-                     {}};
-    return options;
-  }
-  const auto tokens = parse_number(flags.tokens);
-  if (!tokens || *tokens <= 0)
-    return Error{ExitCode::kUsage, fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T", {}};
-  options.tokens = *tokens;
-  const auto interruptions = interruptions_of(flags);
-  if (!interruptions.ok()) return interruptions.error();
-  options.interruptions = *interruptions;
-  return options;
-}
 
 /// Rows of a table of several values.
 constexpr size_t kMostVariants = 4096;
@@ -272,7 +221,7 @@ Result<ExitCode> memory(MemoryFlags flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   if (!flags.profile.empty()) flags.words.set.push_back("profile=" + flags.profile);
-  const auto options = options_of(flags);
+  const auto options = memory_options(flags);
   if (!options.ok()) return options.error();
   const auto variants = variants_of(flags.words);
   if (!variants.ok()) return variants.error();

@@ -2,13 +2,12 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <nlohmann/json_fwd.hpp>
-
 #include <span>
 #include <string>
 #include <vector>
 
-#include "cli/memory_question.h"
+#include "answers/memory_json.h"
+#include "answers/memory_question.h"
 #include "cli/namespaces.h"
 #include "reports/table.h"
 
@@ -43,11 +42,5 @@ std::string memory_page(const ToldMemory& told, int width);
 
 /// "+1.2 GiB", "-3 MiB".
 std::string signed_bytes(int64_t bytes);
-
-/// The layout of the question, defaults included.
-nlohmann::ordered_json layout_json(const MemoryQuestion& question);
-
-/// The object of the contract.
-nlohmann::ordered_json memory_json(const ToldMemory& told);
 
 }  // namespace shardlab::cli

@@ -4,6 +4,7 @@
 
 namespace shardlab {
 
+namespace answers {}
 namespace profiler {}
 namespace reports {}
 namespace runtime {}
@@ -12,6 +13,7 @@ namespace strategies {}
 namespace sweeps {}
 
 namespace cli {
+using namespace answers;
 using namespace profiler;
 using namespace reports;
 using namespace runtime;

@@ -6,6 +6,7 @@
 
 #include "cli/common.h"
 #include "cli/run_directory.h"
+#include "cli/shipped.h"
 
 namespace shardlab::cli {
 
@@ -17,7 +18,7 @@ void add_point_words(CLI::App& verb, PointWords& words) {
 }
 
 Result<sweeps::Point> point_of(const PointWords& words, sweeps::Resolution resolution) {
-  const auto named = case_file(words.file);
+  const auto named = case_file(shipped_or_here(words.file));
   if (!named.ok()) return named.error();
   const std::string& file = *named;
   const auto sweep = sweeps::load_sweep(file, load_options(words.machine_file, words.set, file));

@@ -4,14 +4,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <span>
 #include <tuple>
 
+#include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/execution.h"
 #include "cli/namespaces.h"
+#include "cli/recorded_case.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
 #include "plan/base/hash.h"
@@ -20,6 +23,7 @@
 #include "plan/base/world_error.h"
 #include "plan/period.h"
 #include "plan/pipeline_case.h"
+#include "plan/reasons.h"
 #include "plan/runnable.h"
 #include "plan/text.h"
 #include "plan/treatment.h"
@@ -40,128 +44,41 @@ namespace shardlab::cli {
 
 namespace {
 
-/// Rules 5 and 7 of `verify` on what will run: its waits and its arenas are derived from the plan that was verified.
-Result<void> check_placed(const PlacedPlan& placed) {
-  for (size_t r = 0; r < placed.programs.size(); ++r) {
-    const Program& program = placed.programs[r];
-    const auto refuse = [&](const std::vector<Finding>& found, const char* why) -> Result<void> {
-      if (found.empty()) return {};
-      return Error{
-          ExitCode::kBug,
-          fmt::format("plan `{}`: stage {}: {}: {}", placed.plan->name, program.role, found.front().op, found.front().message),
-          fmt::format("this plan was not run: {}, which is a bug of shardlab's", why),
-          {}};
-    };
-    SHARDLAB_TRY(refuse(find_unordered(*placed.plan, program), "its streams do not wait for one another as they must"));
-    SHARDLAB_TRY(refuse(find_overlaps(*placed.plan, program, placed.arenas[r]), "two of its buffers share bytes while both live"));
-  }
-  return {};
-}
-
-}  // namespace
-
-int64_t capacity_per_rank(const Case& config, Space space) {
-  if (space == Space::kDevice) return memory_per_rank(config);
-  const Machine& m = config.machine;
-  const auto stated = m.device.constants.find(space == Space::kHost ? "host.memory_bytes" : "nvme.capacity_bytes");
-  if (stated == m.device.constants.end()) return 0;
-  const int ranks = config.layout.world_size(), of_node = m.local ? ranks : std::min(ranks, std::max(1, m.devices_per_node));
-  return static_cast<int64_t>(stated->second / of_node);
-}
-
-Result<Plan> lower_unverified(const Case& config) { return lower(config, {.after = {}, .verify = false}); }
-
-namespace {
-
-/// The layers of parts in place of `stage_layers`, and for `schedule: auto` the first candidate whose plan fits; where none does
-/// the one that holds least.
-Result<Case> decide_pipeline(const Case& config) {
-  SHARDLAB_TRY(check(config));
-  const auto costs = cost_model_for(config.machine, config.train.precision);
-  if (!costs.ok()) return costs.error();
-  const auto seconds = unit_seconds(config, lower_unverified, **costs);
-  if (!seconds.ok()) return seconds.error();
-  const auto listed = [](const std::vector<int>& layers) { return fmt::format("{}", fmt::join(layers, ",")); };
-  Case chosen = config;
-  if (config.layout.schedule != Schedule::kAuto) {
-    chosen.layout.stage_layers = listed(balanced_layers(parts_of(config), static_cast<int>(config.model.layers), *seconds));
-    return chosen;
-  }
-  std::vector<PipelineCandidate> candidates = pipeline_candidates(config, *seconds);
-  const auto take = [&](const PipelineCandidate& c) {
-    chosen.layout.schedule = c.named;
-    chosen.layout.schedule_table = c.named == Schedule::kTable ? to_csv(c.schedule) : "";
-    chosen.layout.vpp = c.virtual_stages;
-    chosen.layout.stage_layers = listed(c.layers);
+/// What the layers took in the run whose checkpoint the case goes on from: by the plan and the measured trace in that run's case folder,
+/// which the folder of its checkpoints is in.
+Result<MeasuredSeconds> resumed_seconds(const Case& config) {
+  const auto checkpoint = Checkpoint::open(config.checkpoint.resume);
+  if (!checkpoint.ok()) return checkpoint.error();
+  const std::string folder =
+      std::filesystem::absolute(checkpoint->manifest()).lexically_normal().parent_path().parent_path().string();
+  const auto refuse = [&](const std::string& why) {
+    return refusal(
+        fmt::format("stage_layers=measured: {}: {}", folder, why),
+        "resume from the checkpoints in the case folder of a run that was measured with --traces measured or all, or set "
+        "stage_layers: balanced",
+        ErrorKind::kNotMeasured);
   };
-  for (const PipelineCandidate& c : candidates) {
-    take(c);
-    if (!check(chosen).ok()) continue;
-    auto plan = lower_unverified(chosen);
-    if (!plan.ok()) continue;
-    PlacedRun placed{place(std::move(*plan)), nullptr};
-    if (fits(chosen, placed).ok()) return chosen;
-  }
-  std::erase_if(candidates, [&](const PipelineCandidate& c) { return take(c), !check(chosen).ok(); });
-  if (candidates.empty())
-    return Error{ExitCode::kUsage,
-                 fmt::format("schedule=auto with pp={}: no schedule goes with the rest of the case", config.layout.pp),
-                 "name a schedule, to see what it does not go with",
-                 {}};
-  take(*std::ranges::min_element(candidates, {}, &PipelineCandidate::held));
-  return chosen;
+  const RecordedCase recorded = read_recorded(CaseFiles{folder}, {}, "measured");
+  if (!recorded.problems.empty()) return refuse(recorded.problems.front());
+  if (!recorded.measured) return refuse("there is no measured trace");
+  const auto seconds = measured_seconds(*recorded.plan, recorded.programs, *recorded.measured);
+  if (!seconds.ok()) return refuse(seconds.error().message);
+  if (std::ssize(seconds->layers) != config.model.layers)
+    return refuse(fmt::format("the run has {} layers, and this case has {}", seconds->layers.size(), config.model.layers));
+  return seconds;
 }
 
 }  // namespace
 
-Result<Case> decide(const Case& given) {
-  Case config = given;
-  if (!is_pipeline_decided(config)) {
-    const auto chosen = decide_pipeline(config);
-    if (!chosen.ok()) return chosen.error();
-    config = *chosen;
-  }
-  if (is_decided(config)) return config;
-  SHARDLAB_TRY(check(config));
-  auto costs = cost_model_for(config.machine, config.train.precision);
-  if (!costs.ok()) return costs.error();
-  const auto priced = price_treatments(config, candidate_treatments(), lower_unverified, **costs);
-  if (!priced.ok()) return priced.error();
-  const int64_t host = capacity_per_rank(config, Space::kHost);
-  const auto choice =
-      choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced, lower_unverified);
-  if (!choice.ok()) return choice.error();
-  if (!choice->proven)
-    fmt::print(stderr, "recompute within {}: the best of {} assignments of layers; another may take a little less\n",
-               bytes_text(config.layout.recompute_options.budget_bytes), choice->looked_at);
-  return decided(config, choice->layers);
+Surroundings surroundings() {
+  return {.local_machine = [](const std::string& file) { return find_local_machine(file); },
+          .resumed_seconds = resumed_seconds,
+          .tell = [](const std::string& remark) { fmt::print(stderr, "{}\n", remark); }};
 }
 
-namespace {
-
-Result<PlacedPlan> checked(Result<Plan> plan) {
-  if (!plan.ok()) return plan.error();
-  PlacedPlan placed = place(std::move(*plan));
-  SHARDLAB_TRY(check_placed(placed));
-  return placed;
-}
-
-}  // namespace
-
-Result<PlacedRun> prepare(const Case& config) {
-  auto placed = checked(lower(config));
-  if (!placed.ok()) return placed.error();
-  PlacedRun run{std::move(*placed), nullptr};
-  if (warm_up_steps(config) == 0) return run;
-  auto first = checked(lower_warm_up(config));
-  if (!first.ok()) return first.error();
-  run.warm_up = std::make_unique<const PlacedPlan>(std::move(*first));
-  return run;
-}
+Result<Case> decide(const Case& config) { return answers::decide(config, surroundings()); }
 
 bool validates(const Case& config) { return config.measure.validate_sequences > 0 && config.backend != BackendKind::kDry; }
-
-Result<PlacedPlan> prepare_validation(const Case& config) { return checked(lower_validation(config)); }
 
 Result<void> check_validation(const Case& config, int64_t available) {
   if (!validates(config)) return {};
@@ -184,70 +101,6 @@ Result<void> check_validation(const Case& config, int64_t available) {
 
 namespace {
 
-/// Arena bytes in `space` of the rank that needs most of it, with the arena of a second plan of the same ranks beside its own.
-int64_t largest_arena(const PlacedRun& placed, const PlacedPlan* beside, Space space) {
-  if (beside == nullptr) return largest_arena(placed, space);
-  SHARDLAB_CHECK(placed.arenas.size() == beside->arenas.size(), "{} roles train and {} validate", placed.arenas.size(),
-                 beside->arenas.size());
-  const auto of = [space](const ArenaLayout& arena) { return arena.bytes[static_cast<size_t>(space)]; };
-  int64_t most = largest_arena(placed, space);  // of a phase that is over by then
-  for (size_t role = 0; role < placed.arenas.size(); ++role)
-    most = std::max(most, of(placed.arenas[role]) + of(beside->arenas[role]));
-  return most;
-}
-
-}  // namespace
-
-int64_t largest_arena(const PlacedRun& placed, Space space) {
-  int64_t most = 0;
-  for (const PlacedPlan* phase : {static_cast<const PlacedPlan*>(&placed), placed.warm_up.get()})
-    if (phase != nullptr)
-      for (const ArenaLayout& a : phase->arenas) most = std::max(most, a.bytes[static_cast<size_t>(space)]);
-  return most;
-}
-
-namespace {
-
-/// What this case has not yet done to need less, the cheapest in time first.
-std::string what_saves_memory(const Case& c) {
-  const Layout& l = c.layout;
-  std::vector<std::string> ways;
-  if (l.dp > 1 && l.zero < 3) ways.push_back(fmt::format("zero: {}", l.zero + 1));
-  if (l.recompute == Recompute::kNone) ways.push_back("recompute: selective");
-  if (c.train.micro_batch > 1) ways.push_back("a smaller micro_batch");
-  if (l.recompute != Recompute::kFull) ways.push_back("recompute: full");
-  ways.push_back("more tp or pp");
-  std::string text = ways.front();
-  for (size_t i = 1; i < ways.size(); ++i) text += (i + 1 == ways.size() ? " or " : ", ") + ways[i];
-  return text;
-}
-
-}  // namespace
-
-Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan* validation) {
-  const int64_t need = largest_arena(placed, validation, Space::kDevice), have = memory_per_rank(config);
-  for (const Space space : {Space::kHost, Space::kNvme}) {
-    const int64_t outside = largest_arena(placed, validation, space), there = capacity_per_rank(config, space);
-    if (there > 0 && outside > there)
-      return Error{ExitCode::kNo,
-                   fmt::format("does not fit: a rank needs {} of {} and may use {} of {}", bytes_text(outside),
-                               space == Space::kHost ? "host memory" : "NVMe", bytes_text(there), config.machine.id),
-                   space == Space::kHost ? "offload less, or offload.optimizer: nvme" : "offload less, or more zero, tp or pp",
-                   {}};
-  }
-  if (have <= 0 || need <= have) return {};
-  // Only what the validation step adds may be too much.
-  const bool trains = validation != nullptr && largest_arena(placed) <= have;
-  return Error{
-      ExitCode::kNo,
-      fmt::format("does not fit: a rank needs {}{} and may use {} of {}", bytes_text(need),
-                  trains ? " with the validation step's arena beside that of training" : "", bytes_text(have), config.machine.id),
-      (trains ? "try measure.validate_sequences: 0, " : "try ") + what_saves_memory(config),
-      {}};
-}
-
-namespace {
-
 /// The peaks of every role of a plan, where they are above those that are known.
 void add_peaks_of(const PlacedPlan& placed, Prediction& p) {
   for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) add_peaks(memory_peak(*placed.plan, role), p);
@@ -257,7 +110,7 @@ void add_peaks_of(const PlacedPlan& placed, Prediction& p) {
 
 Result<Predicted> predict_case(const Case& config, const PlacedRun& placed) {
   SHARDLAB_TRY(check_runnable(*placed.plan));
-  auto costs = cost_model_for(config.machine, config.train.precision);
+  auto costs = cost_model_for(config);
   if (!costs.ok()) return costs.error();
   Predicted predicted = predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
   if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted.figures);
@@ -271,7 +124,7 @@ Result<Prediction> predict_case_by_segments(const Case& config, const PlacedRun&
                  "the ranks of a local machine share its cores, which the segments resolution does not know",
                  "use --resolution timeline",
                  {}};
-  const auto costs = cost_model_for(config.machine, config.train.precision);
+  const auto costs = cost_model_for(config);
   if (!costs.ok()) return costs.error();
   Prediction predicted = predict_by_segments(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
   if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted);
@@ -503,9 +356,15 @@ uint64_t fingerprint(const Dataset& data, const Case& config) {
   constexpr int64_t kSequences = 64;
   uint64_t hash = hash_text(
       fmt::format("{} {} {} {:a}", data.files(), data.train_tokens(), data.validation_sequences(), data.unigram_entropy()));
-  std::vector<int32_t> tokens(static_cast<size_t>(config.train.seq_len + 1));
+  const auto n = static_cast<size_t>(config.train.seq_len);
+  std::vector<int32_t> tokens(config.data.packed ? 3 * n : n + 1);
+  const std::span<int32_t> all(tokens);
   for (int64_t i = 0; i < kSequences; ++i) {
-    data.train().sequence(i * data.train_sequences() / kSequences, tokens);
+    const int64_t number = i * data.train_sequences() / kSequences;
+    if (config.data.packed)
+      data.train().packed(number, {all.subspan(0, n), all.subspan(n, n), all.subspan(2 * n, n)});
+    else
+      data.train().sequence(number, all);
     hash = hash_text({reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(int32_t)}, hash);
   }
   return hash;
@@ -694,7 +553,7 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
 
 CaseOutcome refused(CaseOutcome outcome, const Error& error, Status status) {
   outcome.status = status;
-  outcome.reason = error.hint.empty() ? error.message : error.message + "; " + error.hint;
+  outcome.reason = reason_of(error);
   return outcome;
 }
 

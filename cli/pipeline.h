@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "answers/planned.h"
 #include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
@@ -20,42 +21,17 @@ namespace shardlab::cli {
 /// Part of every file that is kept for validation.
 inline constexpr double kValidationFraction = 0.1;
 
-/// Bytes of one rank in a space, if somebody stated them: device memory (`memory_per_rank`), or the rank's part of its node's
-/// memory by the machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
-int64_t capacity_per_rank(const Case& config, Space space);
+/// This machine, its runs and stderr.
+Surroundings surroundings();
 
-/// The plan of a decided case, which nobody has proven: for folds and predictions, not to be run.
-Result<Plan> lower_unverified(const Case& config);
-
-/// The case with every open choice made, by the costs of the case's machine: `schedule: auto` becomes the schedule with the
-/// shortest slots whose plan fits, `stage_layers: balanced` a list, recompute by budget a list by layer. Refuses a budget that no
-/// choice stays within, and an open choice on a machine whose speed nobody knows.
+/// `answers::decide` here, where runs can be read: see there.
 Result<Case> decide(const Case& config);
-
-/// A plan that is ready to run or to predict. A run of two phases (`warm_up_steps`) has two plans: `warm_up`, and this one, which
-/// gives the reported time and wire bytes. Memory is reported for the phase that needs more.
-struct PlacedRun : PlacedPlan {
-  std::unique_ptr<const PlacedPlan> warm_up;  ///< none: one plan for all steps
-};
-
-/// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.
-Result<PlacedRun> prepare(const Case& config);
 
 /// Whether a measurement of the case ends with the loss on the validation split.
 bool validates(const Case& config);
 
-/// Prepares the forward-only step that scores the validation split after training, in an arena beside the arena of training.
-Result<PlacedPlan> prepare_validation(const Case& config);
-
 /// Refuses a number of validation sequences that no whole number of steps takes, or that the split, of `available`, does not have.
 Result<void> check_validation(const Case& config, int64_t available);
-
-/// Arena bytes of the rank that needs most of a space, in the phase that needs more.
-int64_t largest_arena(const PlacedRun& placed, Space space = Space::kDevice);
-
-/// Refuses with ExitCode::kNo when the largest arena of a space, or the arenas of training and validation where the validation step
-/// is given, exceed what a rank may use of it.
-Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan* validation = nullptr);
 
 /// Refuses timed steps in both phases of a run that begins with step `first`: their times and bytes would be no one step's.
 Result<void> check_timed_steps(const Case& config, int64_t first);
@@ -106,7 +82,7 @@ struct CaseFiles {
   std::string measured() const { return directory + "/measured.trace.jsonl.gz"; }
   std::string chrome() const { return directory + "/trace.json.gz"; }
   std::string checkpoints() const { return directory + "/checkpoints"; }  ///< where the case names no other folder
-  std::string log(int process = 0) const {  ///< of each process, where a case has several
+  std::string log(int process = 0) const {                                ///< of each process, where a case has several
     return directory + (process == 0 ? "/log.txt" : "/log." + std::to_string(process) + ".txt");
   }
   std::string picture() const { return directory + "/timeout.txt"; }  ///< what a case was at that took too long

@@ -10,6 +10,7 @@
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/run_directory.h"
+#include "cli/shipped.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/limits.h"
@@ -103,8 +104,13 @@ Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, Tab
     }
   if (!findings.empty()) {
     Table table{{{"rule"}, {"role"}, {"op"}, {"finding"}}, {}};
-    for (const Finding& f : findings) table.rows.push_back({std::string(name_of(f.rule)), int64_t{f.role}, f.op, f.message});
+    for (const Finding& f : findings)
+      table.rows.push_back({std::string(name_of(f.rule)), f.role < 0 ? Value() : Value(int64_t{f.role}), f.op, f.message});
     print(table, format);
+    fmt::print(
+        stderr, "{}",
+        with_shipped_paths("The plan does not hold. docs/verify.md says what each rule proves; `shardlab plan CASE.yaml` prints a "
+                           "plan that holds.\n"));
     return ExitCode::kNo;
   }
   if (format != TableFormat::kTable) {

@@ -1,4 +1,4 @@
-// report DIR and explain DIR[/CASE]: what a run directory says.
+// report DIR and explain DIR[/CASE]: what a run directory says. explain CODE: what is to be said of a refusal.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <fstream>
 #include <set>
 
+#include "answers/search_space.h"
 #include "cli/case_rows.h"
 #include "cli/claims.h"
 #include "cli/common.h"
@@ -17,8 +18,9 @@
 #include "cli/recorded_case.h"
 #include "cli/run_directory.h"
 #include "cli/search_page.h"
-#include "cli/search_space.h"
+#include "cli/shipped.h"
 #include "cli/verbs.h"
+#include "plan/base/error_entries.h"
 #include "plan/base/files.h"
 #include "plan/base/pending_file.h"
 #include "reports/columns.h"
@@ -223,9 +225,9 @@ struct ExplainFlags {
 };
 
 Result<const CaseOutcome*> find_case(const std::vector<CaseOutcome>& cases, const std::string& name) {
-  std::vector<const CaseOutcome*> found;
-  for (const CaseOutcome& c : cases)
-    if (c.case_id.starts_with(name) || c.config.name == name) found.push_back(&c);
+  NamedCases<const CaseOutcome*> named(name);
+  for (const CaseOutcome& c : cases) named.offer(c.case_id, c.config.name, &c);
+  const std::vector<const CaseOutcome*>& found = named.found();
   if (found.size() == 1) return found.front();
   if (found.size() > 1) {
     std::string ids;
@@ -237,9 +239,27 @@ Result<const CaseOutcome*> find_case(const std::vector<CaseOutcome>& cases, cons
   return Error{ExitCode::kUsage, fmt::format("there is no case `{}`", name), "cases of this run:" + names, {}};
 }
 
+/// "E101": what a refusal names. A directory of such a name is ./E101.
+bool is_error_code(std::string_view text) {
+  return text.size() == 4 && text.front() == 'E' && text.find_first_not_of("0123456789", 1) == std::string_view::npos;
+}
+
+Result<ExitCode> explain_error(const std::string& code, TableFormat format) {
+  const auto entry = entry_named(code);
+  if (!entry.ok()) return entry.error();
+  if (format == TableFormat::kTable)
+    fmt::print("{}", with_shipped_paths(to_string(*entry)));
+  else
+    print({{{.name = "code"}, {.name = "title"}, {.name = "why"}, {.name = "next"}},
+           {{std::string(entry->code), std::string(entry->title), std::string(entry->why), std::string(entry->next)}}},
+          format);
+  return ExitCode::kDone;
+}
+
 Result<ExitCode> explain_verb(const ExplainFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
+  if (is_error_code(flags.where)) return explain_error(flags.where, *format);
   const auto [directory, name] = split_case(flags.where);
   const auto store = open_store(directory);
   if (!store.ok()) return store.error();
@@ -295,7 +315,7 @@ void add_report(CLI::App& app, Action& action, const Invocation&) {
 void add_explain(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("explain", "per op: work, predicted, measured, residual; and why a case is slow");
   auto flags = std::make_shared<ExplainFlags>();
-  verb->add_option("where", flags->where, "DIR, or DIR/CASE by id or name")->required();
+  verb->add_option("where", flags->where, "DIR, DIR/CASE by id or name, or the code of a refusal, as E101")->required();
   verb->add_option("--rows", flags->rows, "rows of the op table, 0 for all")->default_val(20)->check(number_in(0, 1e9));
   add_format(*verb, flags->format);
   verb->callback([&action, flags] { action = [flags] { return explain_verb(*flags); }; });

@@ -24,11 +24,13 @@
 #include "cli/placement.h"
 #include "cli/progress.h"
 #include "cli/seats.h"
+#include "cli/shipped.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/utf8.h"
 #include "plan/base/values.h"
 #include "plan/base/world_error.h"
+#include "plan/reasons.h"
 #include "reports/columns.h"
 #include "reports/format.h"
 #include "reports/selection.h"
@@ -162,11 +164,13 @@ std::set<std::string> ids_beside_others(const Sweep& sweep, Resolution resolutio
 /// Opens every data set that the sweep trains on: what no case could read, or validate on, is refused before anything runs.
 Result<void> check_data(const Expansion& expansion, Mode mode) {
   if (mode == Mode::kSimulate) return {};
-  std::map<std::tuple<std::string, std::string, int64_t, int64_t>, int64_t> opened;  // and the sequences of its validation split
+  // And the sequences of its validation split.
+  std::map<std::tuple<std::string, std::string, bool, int64_t, int64_t, int64_t>, int64_t> opened;
   for (const Point& point : expansion.points) {
     const Case& c = point.config;
     if (point.refusal) continue;
-    const auto [known, first] = opened.emplace(std::tuple(c.data.text, c.data.tokens, c.train.seq_len, c.model.vocab), 0);
+    const auto [known, first] = opened.emplace(
+        std::tuple(c.data.text, c.data.tokens, c.data.packed, c.data.document_end, c.train.seq_len, c.model.vocab), 0);
     if (first) {
       const auto data = open_dataset(c.data, {c.train.seq_len, c.model.vocab, kValidationFraction, c.train.seed});
       if (!data.ok()) return data.error();
@@ -395,7 +399,7 @@ enum class Needed : uint8_t { kOne, kCounts, kAll };
 Result<Points> points_of(const Sweep& sweep, Resolution resolution, Needed needed) {
   Points points;
   auto counts = expand_each(sweep, resolution, [&](Point point) {
-    if (point.refusal) points.refusals.add(point.refusal->message, point.name);
+    if (point.refusal) points.refusals.add(reason_of(*point.refusal), point.name);
     if (point.config.machine.calibration) points.calibration_id = point.config.machine.calibration->id;
     if (needed == Needed::kAll) points.kept.points.push_back(std::move(point));
     return needed != Needed::kOne;
@@ -433,7 +437,7 @@ void keep_shard(Points& points, const Shard& shard) {
   points.counts.refused = 0;
   for (size_t i = static_cast<size_t>(shard.number - 1); i < points.kept.points.size(); i += static_cast<size_t>(shard.of)) {
     Point& point = points.kept.points[i];
-    if (point.refusal) points.refusals.add(point.refusal->message, point.name), ++points.counts.refused;
+    if (point.refusal) points.refusals.add(reason_of(*point.refusal), point.name), ++points.counts.refused;
     kept.push_back(std::move(point));
   }
   points.counts.points = static_cast<int64_t>(kept.size());
@@ -451,7 +455,7 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
       row.case_id = point.id;
       row.config = point.config;
       row.status = point.refusal ? Status::kRefused : Status::kOk;
-      if (point.refusal) row.reason = point.refusal->message;
+      if (point.refusal) row.reason = reason_of(*point.refusal);
       rows.push_back(std::move(row));
     }
     constexpr std::string_view kColumns[] = {"case_id", "name", "status", "reason",   "model",       "world_size",       "dp",
@@ -481,7 +485,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
   if (flags.mode != "simulate") SHARDLAB_TRY(check_backend(flags.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu));
   const auto options = sweep_options(flags);
   if (!options.ok()) return options.error();
-  const auto sweep = load_sweep(flags.sweep, *options);
+  const auto sweep = load_sweep(shipped_or_here(flags.sweep), *options);
   if (!sweep.ok()) return sweep.error();
   const Mode mode = options->mode.value_or(sweep->mode());
   const auto resolution = resolution_for(flags, *sweep, mode);

@@ -40,10 +40,12 @@ Result<std::string> case_file(const std::string& where) {
   if (name.empty()) return where;
   const auto store = open_store(directory);
   if (!store.ok()) return store.error();
-  std::vector<CaseOutcome> found;
-  store->for_each([&, &name = name](CaseOutcome outcome) {
-    if (outcome.case_id.starts_with(name) || outcome.config.name == name) found.push_back(std::move(outcome));
+  NamedCases<CaseOutcome> named(name);
+  store->for_each([&](CaseOutcome outcome) {
+    const std::string id = outcome.case_id, its_name = outcome.config.name;
+    named.offer(id, its_name, std::move(outcome));
   });
+  const std::vector<CaseOutcome>& found = named.found();
   if (found.empty())
     return Error{ExitCode::kUsage,
                  fmt::format("{} holds no case `{}`", directory, name),

@@ -4,15 +4,16 @@
 #include <chrono>
 #include <filesystem>
 
+#include "answers/search_space.h"
+#include "answers/words.h"
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/interrupt.h"
 #include "cli/namespaces.h"
+#include "cli/pipeline.h"
 #include "cli/search_page.h"
-#include "cli/search_space.h"
 #include "cli/search_tables.h"
 #include "cli/verbs.h"
-#include "cli/words.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/format.h"
@@ -275,6 +276,40 @@ Result<void> write_page(const SearchFlags& flags, const SearchTask& task, const 
   write_output(flags.html, render_html(report));
   fmt::print(stderr, "wrote {}\n", flags.html);
   return {};
+}
+
+void add_search_flags(CLI::App& verb, SearchFlags& flags) {
+  flags.around = surroundings();
+  add_subject_flags(verb, flags.model, flags.machine, flags.machine_file);
+  verb.add_option("--devices", flags.devices, "devices to use, all of them; several numbers separated by commas are all searched")
+      ->required();
+  verb.add_option("--global-batch-tokens,--global_batch_tokens", flags.global_batch_tokens, "tokens of a step over all ranks")
+      ->required();
+  verb.add_option("--seq-len,--seq_len", flags.seq_len, "tokens of a sequence; the model's positions, at most 4096, by default");
+  verb.add_option("--profile", flags.profile,
+                  "the framework whose run is predicted; megatron where nobody says, on the local machine shardlab's own executor");
+  verb.add_option("--assume", flags.assume, "read a config.json of an unknown model_type as this one: llama");
+  verb.add_option("--set", flags.set,
+                  "model.KEY=VALUE or machine.KEY=VALUE in place of what the model or machine has; may be repeated");
+  verb.add_option("--objective", flags.objective, "time, memory or cost (device hours)")->default_val("time");
+  verb.add_option("--top", flags.top, "layouts to rank")->default_val(10)->check(number_in(1, 100'000));
+  verb.add_option("--tokens", flags.tokens, "tokens of a whole training run: adds its days, cost, energy and CO2");
+  verb.add_option("--max-days", flags.max_days, "the run of --tokens may take so long: with --objective cost the cheapest in time")
+      ->check(number_in(0, 1e9));
+  verb.add_option("--price,--device-hour-usd,--device_hour_usd", flags.price_usd,
+                  "USD of one device for an hour; the machine file's list price where it has one")
+      ->check(number_in(0, 1e6));
+  verb.add_option("--margin", flags.margin,
+                  "device memory that stays free, 5% or 4Gi; by default what predictions of the profile are off by");
+  verb.add_option("--site-overhead", flags.site_overhead, "energy of the site over that of the devices")
+      ->default_val(1.5)
+      ->check(number_in(1, 100));
+  verb.add_option("--kg-co2-per-kwh", flags.kg_co2_per_kwh, "of the electricity")->default_val(0.4)->check(number_in(0, 100));
+  verb.add_option("--html", flags.html, "write the result as one self-contained page to this file");
+  verb.add_option(
+      "--out", flags.out,
+      "a folder for results.csv, pareto.csv, lost.csv and best.yaml, saved as the search goes; `shardlab report` reads it");
+  add_key_flags(verb, flags.axes, Flag::kAxis);
 }
 
 Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {

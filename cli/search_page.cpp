@@ -19,7 +19,7 @@ CaseOutcome outcome_of(const SearchTask& task, const search::Candidate& c) {
   o.config.machine = task.study_of(c.point).prepared.machine();
   o.config.profile = task.study_of(c.point).prepared.profile().name;
   // Keys that a case cannot hold stay in the layout's words, which are its name.
-  for (const auto& [word, value] : words_of(c.point))
+  for (const auto& [word, value] : answers::words_of(c.point))
     if (const CaseKey* key = find_key(word); key != nullptr && key->set != nullptr) key->set(o.config, value);
   o.config.train.global_batch_tokens = c.point.tokens_per_step();
   o.case_id = case_id_of(task, c);

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "answers/search_space.h"
 #include "cli/namespaces.h"
-#include "cli/search_space.h"
 #include "reports/html.h"
 
 namespace shardlab::cli {

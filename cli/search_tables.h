@@ -1,10 +1,9 @@
 // The result of a search, as tables and JSON.
 #pragma once
 
-#include <nlohmann/json.hpp>
-
+#include "answers/search_json.h"
+#include "answers/search_space.h"
 #include "cli/namespaces.h"
-#include "cli/search_space.h"
 #include "reports/table.h"
 
 namespace shardlab::cli {
@@ -23,9 +22,6 @@ struct AnswerTable {
 /// `ranked`: with a first column of ranks, "=2" where `equal_to_first`.
 AnswerTable answer_table(const SearchTask& task, std::span<const search::Candidate> layouts, bool ranked);
 
-/// Whether the prediction cannot tell the layout from the first: it is slower by less than what the two differ in is uncertain by.
-bool equal_to_first(const SearchTask& task, const search::Candidate& first, const search::Candidate& candidate);
-
 /// "dp2 tp2 pp4 cp4, 55.1 s a step, 54 % MFU, 78.0 of 79.1 GiB (may not fit), 152 days, $584k".
 std::string answer_sentence(const SearchTask& task, const search::Candidate& candidate);
 
@@ -33,9 +29,6 @@ std::string answer_sentence(const SearchTask& task, const search::Candidate& can
 Table loser_table(const search::Found& found);
 /// The reasons for people: layouts that lose by time or memory are one row for each of the commonest causes, and one for the rest.
 Table loser_summary(const search::Found& found);
-
-/// The object of `search --format json` (ARCHITECTURE.md, section 3).
-nlohmann::ordered_json to_json(const SearchTask& task, const search::Found& found, double seconds);
 
 /// results.csv of the ranked layouts and of the front: the columns of every results.csv, then `rank` and `pareto`.
 Table results_table(const SearchTask& task, const search::Found& found);

@@ -1,4 +1,5 @@
-// trace summary and trace convert: where the time of each rank's step went, and traces for other programs' viewers.
+// trace summary, convert and compare: where the time of each rank's step went, traces for other programs' viewers, and profiles of PyTorch
+// beside them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,9 +14,17 @@
 #include "cli/recorded_case.h"
 #include "cli/run_directory.h"
 #include "cli/verbs.h"
+#include "interop/chakra.h"
 #include "interop/kineto.h"
+#include "interop/kineto_reader.h"
+#include "interop/memory_snapshot.h"
+#include "interop/perfetto.h"
+#include "plan/base/files.h"
 #include "plan/base/pending_file.h"
+#include "plan/base/world_error.h"
+#include "plan/memory.h"
 #include "plan/step_parts.h"
+#include "plan/trace_steps.h"
 #include "profiler/trace_file.h"
 #include "reports/format.h"
 
@@ -25,6 +34,7 @@ namespace {
 struct TraceFlags {
   PointWords point;
   std::string of, format, to, out;
+  std::vector<std::string> profiles;
 };
 
 /// A trace and what it is of.
@@ -201,34 +211,156 @@ Result<ExitCode> summary(const TraceFlags& flags) {
 
 // ---- convert ----------------------------------------------------------------------------------------------------------------
 
+/// A form of traces: a name for `--as`, and how it is written.
+struct TraceForm {
+  std::string_view name, out;
+  void (*write)(const Traced& traced, const std::string& out);
+};
+
+std::vector<ArenaLayout> arenas_of(const Traced& t) {
+  std::vector<ArenaLayout> arenas;
+  for (const Program& program : t.programs) arenas.push_back(place_arena(*t.plan, program));
+  return arenas;
+}
+
+void write_chrome(const Traced& t, const std::string& out) {
+  write_chrome_trace(out, *t.plan, t.programs, t.trace);
+  fmt::print("{}\n", out);
+}
+
+void write_perfetto_file(const Traced& t, const std::string& out) {
+  PendingFile file(out);
+  interop::write_perfetto(*t.plan, t.programs, arenas_of(t), t.trace, [&](std::string_view bytes) { file.write(bytes); });
+  file.place();
+  fmt::print("{}\n", out);
+}
+
+/// A file in a folder that is made where it is not there.
+void write_in(const std::string& folder, const std::string& name, std::string_view bytes) {
+  std::filesystem::create_directories(folder);
+  const std::string path = (std::filesystem::path(folder) / name).string();
+  write_output(path, bytes);
+  fmt::print("{}\n", path);
+}
+
+void write_kineto(const Traced& t, const std::string& out) {
+  for (const int rank : interop::traced_ranks(t.trace))
+    write_in(out, fmt::format("rank-{}.json", rank), interop::to_kineto_json(*t.plan, t.programs, t.trace, rank));
+}
+
+void write_memory(const Traced& t, const std::string& out) {
+  const std::vector<ArenaLayout> arenas = arenas_of(t);
+  for (const int rank : interop::traced_ranks(t.trace)) {
+    const auto role = static_cast<size_t>(t.plan->mesh.role_of(rank));
+    write_in(out, fmt::format("rank-{}.pickle", rank),
+             interop::to_memory_snapshot(*t.plan, t.programs[role], arenas[role], t.trace, rank));
+  }
+}
+
+/// A file for every rank: one that the trace does not have does what a rank of its role does.
+void write_chakra(const Traced& t, const std::string& out) {
+  const std::vector<interop::ChakraGroup> groups = interop::chakra_groups(*t.plan);
+  const std::vector<int> ranks = interop::traced_ranks(t.trace);
+  const int step = median_step(t.trace);
+  for (int rank = 0; rank < t.plan->mesh.world_size(); ++rank) {
+    const int role = t.plan->mesh.role_of(rank);
+    auto like = std::ranges::find(ranks, rank);
+    if (like == ranks.end()) like = std::ranges::find(ranks, role, [&](int r) { return t.plan->mesh.role_of(r); });
+    if (like == ranks.end())
+      throw WorldError(fmt::format("the trace has no rank of stage {}", role), "simulate the step: trace convert CASE.yaml");
+    write_in(out, fmt::format("step.{}.et", rank),
+             interop::to_chakra(*t.plan, t.programs[static_cast<size_t>(role)], groups, t.trace, rank, *like, step));
+  }
+  write_in(out, "comm-groups.json", interop::chakra_groups_json(groups));
+}
+
+constexpr std::array<TraceForm, 5> kTraceForms = {{{"chrome", "trace.json.gz", write_chrome},
+                                                   {"perfetto", "trace.perfetto-trace", write_perfetto_file},
+                                                   {"kineto", "trace-kineto", write_kineto},
+                                                   {"memory", "trace-memory", write_memory},
+                                                   {"chakra", "trace-chakra", write_chakra}}};
+
 Result<ExitCode> convert(const TraceFlags& flags) {
-  if (flags.to != "chrome" && flags.to != "kineto")
-    return Error{ExitCode::kUsage, fmt::format("--as {} is no form of traces", flags.to), "use chrome or kineto", {}};
+  const auto* const form = std::ranges::find(kTraceForms, flags.to, &TraceForm::name);
+  if (form == kTraceForms.end())
+    return Error{ExitCode::kUsage,
+                 fmt::format("--as {} is no form of traces", flags.to),
+                 "use chrome, perfetto, kineto, memory or chakra",
+                 {}};
   const auto t = traced(flags);
   if (!t.ok()) return t.error();
-  const std::vector<int> ranks = interop::traced_ranks(t->trace);
-  if (static_cast<int>(ranks.size()) < t->trace.world_size)
-    fmt::print(stderr, "{} of {} ranks are simulated, one for all that do the same\n", ranks.size(), t->trace.world_size);
-  if (flags.to == "chrome") {
-    const std::string path = flags.out.empty() ? "trace.json.gz" : flags.out;
-    write_chrome_trace(path, *t->plan, t->programs, t->trace);
-    fmt::print("{}\n", path);
-    return ExitCode::kDone;
+  if (const size_t ranks = interop::traced_ranks(t->trace).size(); static_cast<int>(ranks) < t->trace.world_size)
+    fmt::print(stderr, "{} of {} ranks are simulated, one for all that do the same\n", ranks, t->trace.world_size);
+  form->write(*t, flags.out.empty() ? std::string(form->out) : flags.out);
+  return ExitCode::kDone;
+}
+
+// ---- compare ----------------------------------------------------------------------------------------------------------------
+
+/// Bytes of a profile: some minutes of a large model.
+constexpr int64_t kLargestProfile = int64_t{4} << 30;
+
+/// The rank of ours that a profile is held against: its own, or where the trace lacks it one of the same stage.
+Result<int> rank_like(const Traced& t, const interop::DeviceRecords& records, const std::string& path) {
+  if (records.world_size > 0 && records.world_size != t.trace.world_size)
+    return refusal(fmt::format("{} is of {} ranks, and the case has {}", path, records.world_size, t.trace.world_size),
+                   "compare it with the case that was run");
+  const std::vector<int> ranks = interop::traced_ranks(t.trace);
+  if (records.rank < 0) return ranks.front();
+  if (records.rank >= t.trace.world_size)
+    return refusal(fmt::format("{} is of rank {}, and the case has {}", path, records.rank, t.trace.world_size),
+                   "compare it with the case that was run");
+  const int role = t.plan->mesh.role_of(records.rank);
+  auto like = std::ranges::find(ranks, records.rank);
+  if (like == ranks.end()) like = std::ranges::find(ranks, role, [&](int r) { return t.plan->mesh.role_of(r); });
+  if (like == ranks.end())
+    return refusal(fmt::format("the trace has no rank of stage {}", role), "simulate the case: name its case.yaml");
+  return *like;
+}
+
+Result<ExitCode> compare_profiles(const TraceFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  const auto t = traced(flags);
+  if (!t.ok()) return t.error();
+  const bool people = *format == TableFormat::kTable;
+  Table table{{{"rank"},
+               {"part"},
+               {"ours_s", Unit::kSeconds, t->source == "measured" ? "measured here" : "predicted"},
+               {"profile_s", Unit::kSeconds, "profile"},
+               {"difference_pct", Unit::kPercent, "difference"}},
+              {}};
+  for (const std::string& path : flags.profiles) {
+    const auto text = read_file_within(path, kLargestProfile);
+    if (!text.ok()) return text.error();
+    const auto records = interop::parse_kineto(*text, path);
+    if (!records.ok()) return records.error();
+    const auto like = rank_like(*t, *records, path);
+    if (!like.ok()) return like.error();
+    const interop::BusySeconds theirs = busy_seconds(*records),
+                               ours = busy_seconds(interop::records_of(*t->plan, t->programs, t->trace, *like));
+    const auto add = [&](std::string_view part, double here, double there) {
+      if (here == 0 && there == 0) return;
+      table.rows.push_back({records->rank >= 0 ? Value(int64_t{records->rank}) : Value(), std::string(part),
+                            seconds_or_nothing(here, people), seconds_or_nothing(there, people),
+                            there > 0 ? Value(100 * (here - there) / there) : Value()});
+    };
+    add("step", ours.step, theirs.step);
+    for (size_t c = 0; c < interop::kKernelClasses; ++c)
+      add(name_of(static_cast<interop::KernelClass>(c)), ours.by_class[c], theirs.by_class[c]);
+    add("communication", ours.communication, theirs.communication);
+    add("exposed communication", ours.exposed, theirs.exposed);
+    add("idle", ours.idle, theirs.idle);
   }
-  const std::filesystem::path folder = flags.out.empty() ? "trace-kineto" : flags.out;
-  std::filesystem::create_directories(folder);
-  for (const int rank : ranks) {
-    const std::string path = (folder / fmt::format("rank-{}.json", rank)).string();
-    write_output(path, interop::to_kineto_json(*t->plan, t->programs, t->trace, rank));
-    fmt::print("{}\n", path);
-  }
+  print(table, *format);
   return ExitCode::kDone;
 }
 
 }  // namespace
 
 void add_trace(CLI::App& app, Action& action, const Invocation&) {
-  auto* verb = app.add_subcommand("trace", "where each rank's step went, and traces for other viewers");
+  auto* verb =
+      app.add_subcommand("trace", "where each rank's step went, traces for other viewers, and profiles of PyTorch beside them");
   verb->require_subcommand(1);
   auto flags = std::make_shared<TraceFlags>();
   const auto add_source = [&](CLI::App& part) {
@@ -239,11 +371,23 @@ void add_trace(CLI::App& app, Action& action, const Invocation&) {
   add_source(*told);
   add_format(*told, flags->format);
   told->callback([&action, flags] { action = [flags] { return summary(*flags); }; });
-  auto* made = verb->add_subcommand("convert", "one Chrome trace of all ranks, or a file a rank as PyTorch's profiler writes it");
+  auto* made = verb->add_subcommand("convert", "the trace as other programs read it: one file of all ranks, or a file a rank");
   add_source(*made);
-  made->add_option("--as", flags->to, "chrome (for Perfetto), or kineto (for HolisticTraceAnalysis and TensorBoard)")->required();
-  made->add_option("-o,--out", flags->out, "file of chrome, trace.json.gz by default; folder of kineto, trace-kineto by default");
+  made->add_option("--as", flags->to,
+                   "perfetto or chrome (timelines), kineto (HolisticTraceAnalysis, TensorBoard), memory (PyTorch's memory_viz), "
+                   "chakra (ASTRA-sim)")
+      ->required();
+  made->add_option(
+      "-o,--out", flags->out,
+      "file of perfetto and chrome, trace.perfetto-trace and trace.json.gz by default; folder of the others, trace-kineto, "
+      "trace-memory and trace-chakra by default");
   made->callback([&action, flags] { action = [flags] { return convert(*flags); }; });
+  auto* held =
+      verb->add_subcommand("compare", "seconds of a step by what the device was busy with, beside those of PyTorch's profiler");
+  add_source(*held);
+  held->add_option("--with", flags->profiles, "JSON of torch.profiler (Kineto), a file a rank; may be repeated")->required();
+  add_format(*held, flags->format);
+  held->callback([&action, flags] { action = [flags] { return compare_profiles(*flags); }; });
   verb->footer("Of a case file, and of a case that kept no trace, the step is simulated.");
 }
 

@@ -128,24 +128,26 @@ void report_refusals(std::span<const ScoredRow> rows) {
   constexpr size_t kMostReasons = 10;
   struct Reason {
     int64_t rows = 0;
-    std::string message, first;
+    std::string message, hint, first;
   };
   std::map<std::string, Reason> by_message;
   int64_t refused = 0;
   for (const ScoredRow& row : rows) {
     if (row.prediction.ok()) continue;
     ++refused;
-    Reason& reason = by_message[row.prediction.error().message];
-    if (reason.rows++ == 0)
-      reason.message = row.prediction.error().message, reason.first = fmt::format("{}:{}", row.table->name, row.row().line);
+    const Error& error = row.prediction.error();
+    Reason& reason = by_message[error.message];
+    if (reason.rows++ == 0) reason.message = error.message, reason.hint = error.hint, reason.first = fmt::format("{}:{}", row.table->name, row.row().line);
   }
   if (refused == 0) return;
   std::vector<Reason> reasons;
   for (const auto& [message, reason] : by_message) reasons.push_back(reason);
   std::stable_sort(reasons.begin(), reasons.end(), [](const Reason& a, const Reason& b) { return a.rows > b.rows; });
   fmt::print(stderr, "{} of {} rows refused:\n", refused, rows.size());
-  for (size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i)
+  for (size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i) {
     fmt::print(stderr, "  {} x {} (first {})\n", reasons[i].rows, reasons[i].message, reasons[i].first);
+    if (!reasons[i].hint.empty()) fmt::print(stderr, "      {}\n", reasons[i].hint);
+  }
   if (reasons.size() > kMostReasons)
     fmt::print(stderr, "  and {} more reasons; --out DIR writes them all to rows.csv\n", reasons.size() - kMostReasons);
 }
@@ -182,11 +184,14 @@ Result<ExitCode> validate(const ValidateFlags& flags) {
   const auto given = flags.files.empty() ? Result<std::vector<RowTable>>(std::vector<RowTable>{}) : tables_of(flags.files);
   if (!given.ok()) return given.error();
   const Predictor predict = analytic_predictor();
-  const std::vector<ScoredRow> known = predict_rows(*published, predict);
-  if (!flags.intervals.empty()) write_file_atomically(flags.intervals, analytic::write_learnt(learn(known)));
-  // Intervals learn from the published rows alone, whoever's runs are predicted.
-  std::vector<ScoredRow> rows = flags.files.empty() ? known : predict_rows(*given, predict);
-  add_intervals(rows, known);
+  std::vector<ScoredRow> rows = predict_rows(flags.files.empty() ? *published : *given, predict);
+  const bool any = std::ranges::any_of(rows, [](const ScoredRow& row) { return row.prediction.ok(); });
+  // Intervals learn from the published rows alone, whoever's runs are predicted. Where every row is refused, no interval is asked for.
+  if (any || !flags.intervals.empty()) {
+    const std::vector<ScoredRow> known = flags.files.empty() ? rows : predict_rows(*published, predict);
+    if (!flags.intervals.empty()) write_file_atomically(flags.intervals, analytic::write_learnt(learn(known)));
+    add_intervals(rows, known);
+  }
 
   report_refusals(rows);
   if (flags.self_calibrate) {
@@ -206,7 +211,6 @@ Result<ExitCode> validate(const ValidateFlags& flags) {
     write_file_atomically(flags.out + "/scores.csv", print_csv(table));
     fmt::print(stderr, "rows: {0}/rows.csv, scores: {0}/scores.csv\n", flags.out);
   }
-  const bool any = std::any_of(rows.begin(), rows.end(), [](const ScoredRow& row) { return row.prediction.ok(); });
   return any ? ExitCode::kDone : ExitCode::kNo;
 }
 

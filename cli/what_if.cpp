@@ -186,7 +186,7 @@ Result<ExitCode> what_if(const WhatIfFlags& flags) {
   const auto placed = prepare(*config);
   if (!placed.ok()) return placed.error();
   SHARDLAB_TRY(check_runnable(*placed->plan));
-  const auto costs = cost_model_for(config->machine, config->train.precision);
+  const auto costs = cost_model_for(*config);
   if (!costs.ok()) return costs.error();
 
   PricedStep step(*config, *placed, **costs);

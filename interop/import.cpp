@@ -48,15 +48,18 @@ class Settings {
     const auto text = get(path);
     return text ? parse_count(*text).value_or(otherwise) : otherwise;
   }
-  void problem(std::string_view key, std::string why) { problems_.push_back(fmt::format("{}: {}", key, why)); }
+  void problem(std::string_view key, std::string why) {
+    std::string text = fmt::format("{}: {}", key, why);
+    if (std::ranges::find(problems_, text) == problems_.end()) problems_.push_back(std::move(text));  // a setting may be read twice
+  }
   void unread(std::string text) { out_.unread.push_back(std::move(text)); }
   Result<Imported> finish(const std::string& name, std::string_view framework) {
     out_.profile = std::string(framework);
     if (problems_.empty()) return std::move(out_);
     if (problems_.size() > limits::kProblems) problems_.resize(limits::kProblems);
     return Error{ExitCode::kUsage,
-                 fmt::format("{}: no case can say these:\n    {}", name, fmt::join(problems_, "\n    ")),
-                 "take them out of a copy of the file where they do not matter to you",
+                 fmt::format("{}: these settings are wrong, or no case has their like:\n    {}", name, fmt::join(problems_, "\n    ")),
+                 "correct them, or take out of a copy of the file what does not matter to you",
                  {}};
   }
 
@@ -318,6 +321,7 @@ class Megatron {
     if (number("expert-model-parallel-size", 1) > 1)
       out_.problem("--expert-model-parallel-size", "mixtures of experts are not imported");
     if (has("sequence-parallel") && tp > 1) out_.set("layout.sequence_parallel", true);
+    if (has("tp-comm-overlap") && tp > 1) out_.set("layout.tensor_overlap", true);
     if (pp > 1) out_.set("layout.schedule", "1f1b");
     int64_t vpp = number("num-virtual-stages-per-pipeline-rank", 1);
     if (has("num-layers-per-virtual-pipeline-stage")) {
@@ -758,6 +762,7 @@ class Titan {
     out_.set("layout.pp", pp);
     out_.set("layout.cp", cp);
     if (tp > 1) out_.set("layout.sequence_parallel", true);
+    if (text(p + "enable_async_tensor_parallel", "false") == "true" && tp > 1) out_.set("layout.tensor_overlap", true);
     if (integer(p + "expert_parallel_degree", 1) > 1)
       out_.problem(p + "expert_parallel_degree", "mixtures of experts are not imported");
     const int64_t copies = integer(p + "data_parallel_replicate_degree", 1, 1);

@@ -21,19 +21,12 @@ std::string string_literal(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-/// "Memcpy DtoH" by the spaces that a copy goes between.
-std::string_view copy_name(const Instruction& i) {
-  const auto space = [&](SlotId slot) { return i.segment->slots[slot.index()].space; };
-  if (space(i.op->reads.front()) == Space::kDevice) return "Memcpy DtoH";
-  return space(i.op->writes.front()) == Space::kDevice ? "Memcpy HtoD" : "Memcpy HtoH";
-}
-
 /// The same for every layer and micro-batch, so that readers add them up.
 std::string kernel_name(const Instruction& i) {
   const std::string_view kind = kind_of(i.op->work);
   if (is_communication(i)) return fmt::format("ncclKernel_{} {}", kind, i.op->label);
   if (is_transfer(i)) return fmt::format("{} ({})", copy_name(i), i.op->label);
-  return fmt::format("{} {}", kind, i.op->label);
+  return op_name(i);
 }
 
 class KinetoFile {
@@ -80,16 +73,12 @@ class KinetoFile {
 
   /// Events carry times from the start of their own step: steps are laid end to end, each as long as its last rank takes.
   void lay_out_steps() {
-    double start = 0;
+    starts_ = step_starts(trace_);
     for (int step = 0; step < trace_.steps; ++step) {
-      starts_.push_back(start);
-      double end = 0;
-      for (int rank = 0; rank < trace_.world_size; ++rank)
-        end = std::max(end, trace_.step_interval[static_cast<size_t>(step) * static_cast<size_t>(trace_.world_size) +
-                                                 static_cast<size_t>(rank)][1]);
+      const int64_t begin = microseconds(starts_[static_cast<size_t>(step)]),
+                    end = microseconds(starts_[static_cast<size_t>(step) + 1]);
       event("{{\"ph\":\"X\",\"cat\":\"user_annotation\",\"name\":\"ProfilerStep#{}\",\"pid\":{},\"tid\":{},\"ts\":{},\"dur\":{}}}",
-            step, host(), kHostThread, microseconds(start), microseconds(start + end) - microseconds(start));
-      start += end;
+            step, host(), kHostThread, begin, end - begin);
     }
   }
 
@@ -122,13 +111,6 @@ class KinetoFile {
 };
 
 }  // namespace
-
-std::vector<int> traced_ranks(const Trace& trace) {
-  std::vector<int> ranks;
-  for (const TraceEvent& e : trace.events)
-    if (ranks.empty() || ranks.back() != e.rank) ranks.push_back(e.rank);
-  return ranks;
-}
 
 std::string to_kineto_json(const Plan& plan, const std::vector<Program>& programs, const Trace& trace, int rank) {
   return KinetoFile(plan, programs[role_of(plan.mesh, rank)], trace, rank).text();

@@ -4,13 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "interop/traced.h"
 #include "plan/program.h"
 #include "plan/trace.h"
 
 namespace shardlab::interop {
-
-/// The ranks that a trace has events of, ascending: of a large mesh those that stand for others.
-std::vector<int> traced_ranks(const Trace& trace);
 
 /// The file of one rank, with all steps of the trace laid end to end. `programs` are indexed by role.
 ///

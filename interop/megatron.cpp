@@ -92,10 +92,11 @@ void add_pipeline(Account& account, Arguments& out) {
 void add_layout(Account& account, Arguments& out) {
   const Case& c = account.of();
   const Layout& l = c.layout;
-  account.say({"layout.dp", "layout.tp", "layout.cp", "layout.sequence_parallel", "layout.zero", "layout.hybrid_shard",
-               "layout.overlap", "layout.bucket_bytes", "layout.recompute", "layout.offload"});
+  account.say({"layout.dp", "layout.tp", "layout.cp", "layout.sequence_parallel", "layout.tensor_overlap", "layout.zero",
+               "layout.hybrid_shard", "layout.overlap", "layout.bucket_bytes", "layout.recompute", "layout.offload"});
   out.option("--tensor-model-parallel-size", l.tp);
   if (l.tp > 1 && l.sequence_parallel) out.flag("--sequence-parallel");
+  if (l.tp > 1 && l.tensor_overlap) out.flag("--tp-comm-overlap");
   add_pipeline(account, out);
   out.option("--context-parallel-size", l.cp);
   account.require(l.ep == 1, "layout.ep", "the exported model has no experts");

@@ -42,7 +42,7 @@ bool is_inert(std::string_view path, const Case& c) {
   if (path == "layout.overlap") return l.dp == 1;
   if (path == "layout.bucket_bytes") return !asks_for_buckets(c);
   if (path == "layout.recompute_options.every") return l.recompute != Recompute::kFull;
-  if (path == "layout.sequence_parallel") return l.tp == 1;
+  if (path == "layout.sequence_parallel" || path == "layout.tensor_overlap") return l.tp == 1;
   if (path.starts_with("train.loss_scale")) {
     if (t.precision != Precision::kFp16) return true;
     return path != "train.loss_scale" && t.loss_scale > 0;

@@ -125,8 +125,8 @@ void add_pipeline(Account& account, Toml& out, std::vector<File>& files) {
 void add_layout(Account& account, Toml& out, std::vector<File>& files) {
   const Case& c = account.of();
   const Layout& l = c.layout;
-  account.say({"layout.dp", "layout.tp", "layout.cp", "layout.sequence_parallel", "layout.zero", "layout.hybrid_shard",
-               "layout.overlap", "layout.bucket_bytes", "layout.fsdp."});
+  account.say({"layout.dp", "layout.tp", "layout.cp", "layout.sequence_parallel", "layout.tensor_overlap", "layout.zero",
+               "layout.hybrid_shard", "layout.overlap", "layout.bucket_bytes", "layout.fsdp."});
   out.table("parallelism");
   // With context parallelism torchtitan folds cp into the shards of FSDP by itself.
   const bool sharded = l.zero == 3 && l.dp > 1;
@@ -143,6 +143,7 @@ void add_layout(Account& account, Toml& out, std::vector<File>& files) {
   account.require(l.overlap || l.dp == 1, "layout.overlap", "torchtitan always overlaps: set overlap=true");
   account.require(!asks_for_buckets(c), "layout.bucket_bytes", "buckets have torchtitan's own size: set bucket_bytes=0");
   out.key("tensor_parallel_degree", l.tp);
+  if (l.tp > 1 && l.tensor_overlap) out.key("enable_async_tensor_parallel", true);
   account.require(l.tp == 1 || l.sequence_parallel, "layout.sequence_parallel",
                   "tensor parallelism always shards the sequence there: set sequence_parallel=true");
   add_pipeline(account, out, files);

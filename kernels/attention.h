@@ -17,6 +17,9 @@ struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank; kv_heads divides heads
   TokenOrder order{};                         ///< of the tokens; canonical: its parts divide 16
   bool canonical = false;                     ///< the leaves of docs/canonical-order.md, else one
+  /// Of packed documents: the place of each token in its document, i32[sequences,tokens], by place in memory. A query sees the keys of
+  /// its own document alone. Null: each sequence is one document.
+  const int32_t* positions = nullptr;
   [[gnu::always_inline]] constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
   [[gnu::always_inline]] constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
 };
@@ -50,6 +53,7 @@ struct AttentionBlockShape {
   int64_t tokens = 0, first_query = 0, first_key = 0;
   TokenOrder order{};
   bool canonical = false;
+  const int32_t* positions = nullptr;  ///< as AttentionShape's, of the whole sequence
   [[gnu::always_inline]] constexpr int64_t q_width() const { return int64_t{heads} * head_dim; }
   [[gnu::always_inline]] constexpr int64_t kv_width() const { return 2 * int64_t{kv_heads} * head_dim; }
 };

@@ -185,10 +185,13 @@ void route_input(const Kernels& k, const RouteInput& a) {
   const bool balances = s.balance != 0;
   for (int64_t q = 0; q < s.sequences; ++q) {
     if (balances) {
-      std::fill(even, even + s.experts, 0.0f);  // counts are whole numbers, exact in fp32 up to 2^24
-      for (int64_t i = q * s.tokens * s.top_k; i < (q + 1) * s.tokens * s.top_k; ++i) even[a.choice[i]] += 1.0f;
+      const int64_t tokens = a.load != nullptr ? a.whole_tokens : s.tokens;
+      if (a.load != nullptr)
+        std::copy_n(a.load + q * s.experts, s.experts, even);
+      else
+        expert_load({a.choice + q * s.tokens * s.top_k, even, 1, s.tokens, s.top_k, s.experts});
       for (int64_t e = 0; e < s.experts; ++e)
-        even[e] = (s.balance * ((static_cast<float>(s.experts) * even[e]) / static_cast<float>(s.top_k * s.tokens))) * per_token;
+        even[e] = (s.balance * ((static_cast<float>(s.experts) * even[e]) / static_cast<float>(s.top_k * tokens))) * per_token;
     }
     for (int64_t row = q * s.tokens; row < (q + 1) * s.tokens; ++row) {
       const float* logits = a.logits + row * s.experts;
@@ -225,6 +228,12 @@ void route_input(const Kernels& k, const RouteInput& a) {
       for (int64_t e = 0; e < s.experts; ++e) dlogits[e] = dlogits[e] + slope * (soft[e] * inverse);
     }
   }
+}
+
+void expert_load(const ExpertLoad& a) {
+  std::fill(a.load, a.load + a.sequences * a.experts, 0.0f);
+  for (int64_t q = 0; q < a.sequences; ++q)
+    for (int64_t i = q * a.tokens * a.top_k; i < (q + 1) * a.tokens * a.top_k; ++i) a.load[q * a.experts + a.choice[i]] += 1.0f;
 }
 
 void dispatch(const Dispatch& a) {
@@ -276,6 +285,7 @@ void grouped_linear(const Kernels& k, const GroupedLinear& a) {
                       .rows = rows,
                       .in = a.in,
                       .out = a.out,
+                      .out_part = a.part,
                       .canonical = a.canonical,
                       .scratch = a.scratch});
     else
@@ -285,6 +295,7 @@ void grouped_linear(const Kernels& k, const GroupedLinear& a) {
                         .rows = rows,
                         .in = a.in,
                         .out = a.out,
+                        .in_part = a.part,
                         .canonical = a.canonical,
                         .scratch = a.scratch});
   });

@@ -32,14 +32,24 @@ struct RouteForward {
   int64_t ranks = 1, leaves = 1;
   void* scratch = nullptr;  ///< route_scratch_bytes(...) bytes, aligned to 64
 };
-/// I. dweights, logits, choice -> dlogits, the gradients of the two losses included.
+/// I. dweights, logits, choice -> dlogits, the gradients of the two losses included. Where the tokens are a part of each sequence,
+/// `load`[sequences,experts] is of the whole, which has `whole_tokens`.
 struct RouteInput {
   RouteShape shape;
   const float* dweights = nullptr;
   const float* logits = nullptr;
   const int32_t* choice = nullptr;
+  const float* load = nullptr;
+  int64_t whole_tokens = 0;
   float* dlogits = nullptr;
   void* scratch = nullptr;  ///< as RouteForward
+};
+
+/// choice[sequences,tokens,top_k] -> load[sequences,experts]: tokens that go to each expert, whole numbers, exact in fp32 up to 2^24.
+struct ExpertLoad {
+  const int32_t* choice = nullptr;
+  float* load = nullptr;
+  int64_t sequences = 1, tokens = 0, top_k = 1, experts = 1;
 };
 
 /// F: from[tokens,width] (x) -> to[tokens * top_k,width] (rows). I: from rows, to[tokens,width]: dx, the sum of a token's rows by expert.
@@ -89,6 +99,7 @@ struct GroupedLinear {
   const float* w = nullptr;
   float* y = nullptr;  ///< dx in I
   int64_t in = 0, out = 0;
+  Part part;  ///< which part of the logical contraction extent `in`, or `out` in I, is (canonical mode)
   bool back = false;
   bool canonical = false;
   void* scratch = nullptr;  ///< grouped_scratch_bytes(...) bytes, aligned to 64
@@ -118,6 +129,7 @@ struct GroupedActivation {
 
 void route_forward(const Kernels& k, const RouteForward& a);
 void route_input(const Kernels& k, const RouteInput& a);
+void expert_load(const ExpertLoad& a);
 void dispatch(const Dispatch& a);
 void combine_forward(const CombineForward& a);
 void combine_input(const CombineInput& a);

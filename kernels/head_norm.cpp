@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/checks.h"
 #include "plan/base/tree.h"
 
 namespace shardlab::kernels {
@@ -55,6 +56,8 @@ void sum_heads(const Kernels& k, const HeadNormWeight& a, int64_t first, int64_t
   const int64_t d = s.head_dim, heads = each * s.kv_heads;
   const Rows r = rows_in(a);
   const PartLeaves leaves(s.tokens.part, s.tokens.tokens);
+  expect(a.apart <= 1 || a.apart == leaves.count(), "head_norm: a sum for each leaf that the tokens are of; leaves",
+         leaves.count());
   for (int64_t b = 0; b < s.tokens.sequences; ++b) {
     for (int leaf = 0; leaf < leaves.count(); ++leaf) {
       std::fill(r.heads, r.heads + heads * d, 0.0f);
@@ -68,10 +71,11 @@ void sum_heads(const Kernels& k, const HeadNormWeight& a, int64_t first, int64_t
           for (int64_t i = 0; i < d; ++i) sum[i] = sum[i] + a.dy[at + i] * (a.qkv[at + i] * inverse);
         }
       }
-      combine(k, r, r.heads, heads, d, r.leaves + leaf * d);
+      combine(k, r, r.heads, heads, d, a.apart > 1 ? dgamma + (b * a.apart + leaf) * d : r.leaves + leaf * d);
     }
-    combine(k, r, r.leaves, leaves.count(), d, r.all + b * d);
+    if (a.apart <= 1) combine(k, r, r.leaves, leaves.count(), d, a.apart == 1 ? dgamma + b * d : r.all + b * d);
   }
+  if (a.apart > 0) return;
   combine(k, r, r.all, s.tokens.sequences, d, a.accumulate ? r.total : dgamma);
   for (int64_t i = 0; i < d && a.accumulate; ++i) dgamma[i] = dgamma[i] + r.total[i];
 }

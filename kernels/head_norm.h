@@ -33,7 +33,8 @@ struct HeadNormInput {
   const float* stats = nullptr;
   float* dqkv = nullptr;
 };
-/// W. dy, qkv, stats -> dgamma_q, dgamma_k; with `accumulate` added to what they hold. Flops: 3 an element of q and k.
+/// W. dy, qkv, stats -> dgamma_q, dgamma_k; with `accumulate` added to what they hold. `apart`: sums of each sequence are not added up, one
+/// (1), or one for each leaf of it that the tokens are of: dgamma[sequences,apart,head_dim]. Flops: 3 an element of q and k.
 struct HeadNormWeight {
   HeadNormShape shape;
   const float* dy = nullptr;
@@ -42,6 +43,7 @@ struct HeadNormWeight {
   float* dgamma_q = nullptr;
   float* dgamma_k = nullptr;
   bool accumulate = false;
+  int64_t apart = 0;
   void* scratch = nullptr;  ///< head_norm_scratch_bytes(...) bytes, aligned to 64
 };
 

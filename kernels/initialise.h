@@ -19,6 +19,7 @@ struct InitialiseNormal {
   double deviation = 0.02;
   RandomKey key;
   float* values = nullptr;
+  int threads = 1;  ///< that share out rows of the block; of a block of fewer than 2^18 elements one does all
 };
 void initialise_normal(const InitialiseNormal& a);
 

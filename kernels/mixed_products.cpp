@@ -96,7 +96,11 @@ namespace {
 
 /// One kv head's group of query heads in one sequence: an attention of its own.
 AttentionShape group_of(const AttentionShape& s) {
-  return {1, s.tokens, s.heads / s.kv_heads, 1, s.head_dim, s.order, s.canonical};
+  return {1, s.tokens, s.heads / s.kv_heads, 1, s.head_dim, s.order, s.canonical, s.positions};
+}
+/// The positions of one sequence's tokens in their documents, where there are documents.
+const int32_t* positions_of(const int32_t* positions, int64_t tokens, int64_t sequence) {
+  return positions == nullptr ? nullptr : positions + sequence * tokens;
 }
 
 /// First element of a group's columns.
@@ -129,6 +133,7 @@ void MixedKernels::attention_forward(const MixedAttentionForward& a, Scratch& sc
       args.qkv = qkv.read(at.qkv, in);
       args.o = o.place(at.out, out);
       args.lse = a.lse + at.lse;
+      args.shape.positions = positions_of(a.shape.positions, a.shape.tokens, b);
       k_.attention_forward(args);
       o.write();
     }
@@ -151,6 +156,7 @@ void MixedKernels::attention_input(const MixedAttentionInput& a, Scratch& scratc
       args.qkv = qkv.read(at.qkv, in);
       args.dqkv = dqkv.place(at.qkv, in);
       args.lse = a.lse + at.lse;
+      args.shape.positions = positions_of(a.shape.positions, a.shape.tokens, b);
       k_.attention_input(args);
       dqkv.write();
     }
@@ -186,6 +192,7 @@ BlockGroup group_of(const AttentionBlockShape& s, int64_t sequence, int group) {
   g.one.sequences = 1;
   g.one.heads = s.heads / s.kv_heads;
   g.one.kv_heads = 1;
+  g.one.positions = positions_of(s.positions, s.tokens, sequence);
   g.q = sequence * s.queries * s.q_width() + group * g.one.q_width();
   g.kv = sequence * s.keys * s.kv_width() + group * g.one.kv_width();
   g.by_head = 2 * (sequence * s.keys * s.q_width() + group * g.one.q_width());
@@ -215,6 +222,7 @@ void MixedKernels::attention_block_forward(const MixedAttentionBlockForward& a, 
       args.o = a.carry ? o.read(g.q, rows) : o.place(g.q, rows);
       args.lse = a.lse == nullptr ? nullptr : a.lse + g.rows;
       args.sums = a.sums == nullptr ? nullptr : a.sums + 2 * g.rows;
+      args.shape.positions = g.one.positions;
       k_.attention_block_forward(args);
       o.write();
     }
@@ -243,6 +251,7 @@ void MixedKernels::attention_block_input(const MixedAttentionBlockInput& a, Scra
       args.dq = a.carry ? dq.read(g.q, rows) : dq.place(g.q, rows);
       args.dkv = a.carry_kv ? dkv.read(at, gradient) : dkv.place(at, gradient);
       args.lse = a.lse + g.rows;
+      args.shape.positions = g.one.positions;
       k_.attention_block_input(args);
       dq.write();
       dkv.write();

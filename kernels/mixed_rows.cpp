@@ -57,7 +57,10 @@ void MixedKernels::rope(const MixedRope& a, Scratch& scratch) const {
       r.sequences = 1;
       r.tokens = rows;
       r.position_begin = a.rope.position_begin + first;
-      r.table = a.rope.table + first * r.head_dim;
+      if (a.rope.positions == nullptr)
+        r.table = a.rope.table + first * r.head_dim;
+      else
+        r.positions = a.rope.positions + b * a.rope.positions_stride + first;
       k_.rope(r);
       qkv.write();
     });

@@ -19,6 +19,10 @@ struct Rope {
   float theta = 10000.0f;
   bool backward = false;
   const float* table = nullptr;  ///< rope_table(...)'s [tokens, head_dim/2, 2], or null: computed as it goes (slower)
+  /// Of packed documents: token t of sequence b has position positions[b * positions_stride + t], and the table has a row for each
+  /// position.
+  const int32_t* positions = nullptr;
+  int64_t positions_stride = 0;
 };
 
 /// Cosine and sine of p * theta^(-2i/head_dim), in fp64 and rounded -> table[tokens, head_dim/2, 2]. p is the position of the token at

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "plan/base/documents.h"
 #include "plan/limits.h"
 #include "plan/technique_settings.h"
 #include "plan/techniques.h"
@@ -105,6 +106,16 @@ float learning_rate_at(const LearningRate& lr, int64_t step) {
   return static_cast<float>(lr.floor + (lr.peak - lr.floor) * left);
 }
 
+TokenOrder token_order_of(const Layout& l) {
+  switch (l.cp_kind) {
+    case ContextKind::kAllGather:
+    case ContextKind::kZigzag: return {TokenOrder::Kind::kZigzag, l.cp};
+    case ContextKind::kStriped: return {TokenOrder::Kind::kStriped, l.cp};
+    case ContextKind::kUsp: return {TokenOrder::Kind::kZigzag, l.ring_ranks()};
+    default: return {};
+  }
+}
+
 int64_t memory_per_rank(const Case& c) {
   const int64_t devices = std::max(1, c.machine.devices()), ranks = c.layout.world_size();
   if (!c.machine.local || ranks <= devices) return c.machine.device.memory_bytes;
@@ -192,7 +203,7 @@ Result<void> check_products(const Case& c) {
 /// What this version has no strategy for is refused by name, never ignored.
 Result<void> check_missing(const Case& c) {
   const auto missing = [](std::string what, std::string have) {
-    return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
+    return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have), ErrorKind::kMissing);
   };
   if (c.train.precision == Precision::kFp4)
     return missing(fmt::format("precision={}", name_of(c.train.precision)), "precision: fp32, bf16, fp16 or fp8");
@@ -230,7 +241,8 @@ Result<void> check_batch(const Case& c) {
     return refusal(fmt::format("global_batch_tokens={} is not seq_len {} * micro_batch {} * grad_accumulation {} * dp {} = {}",
                                t.global_batch_tokens, t.seq_len, t.micro_batch, t.grad_accumulation, c.layout.dp, tokens),
                    fmt::format("make global_batch_tokens a multiple of seq_len * micro_batch * dp = {}",
-                               t.seq_len * t.micro_batch * c.layout.dp));
+                               t.seq_len * t.micro_batch * c.layout.dp),
+                   ErrorKind::kBatch);
   if (!(t.clip_norm >= 0) || std::isinf(t.clip_norm))
     return refusal(fmt::format("clip_norm={} bounds no norm", t.clip_norm), "set clip_norm above 0, or to 0 for no clipping");
   if (c.model.max_positions > 0 && t.seq_len > c.model.max_positions)
@@ -245,6 +257,16 @@ Result<void> check_batch(const Case& c) {
 }
 
 }  // namespace
+
+std::optional<double> model_flops_per_token(const Case& c) {
+  const int64_t s = c.train.seq_len;
+  if (!c.data.packed) return model_flops_per_token(c.model, s);
+  if (c.data.document_tokens == 0) return std::nullopt;
+  // Half of a sequence's length stands for the keys that a token sees on average.
+  const double seen = expected_pairs({}, s, c.data.document_tokens, 0, s, 0, s) / static_cast<double>(s);
+  const double none = model_flops_per_token(c.model, 0);
+  return none + (model_flops_per_token(c.model, s) - none) * 2 * seen / static_cast<double>(s);
+}
 
 Result<void> check(const Case& c) {
   SHARDLAB_TRY(check(c.model));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/base/result.h"
+#include "plan/base/token_order.h"
 #include "plan/machine.h"
 #include "plan/model.h"
 #include "plan/pipeline_schedule.h"
@@ -115,6 +116,7 @@ struct Layout {
   std::string schedule_table;           ///< of kTable: the slots, as `from_csv` reads them
   std::string stage_layers;             ///< layers of each part of the model, in order: "3,4,4,1"; empty: as even as can be
   bool sequence_parallel = false;
+  bool tensor_overlap = false;               ///< of sequence_parallel: products in strips, beside the messages that bring or take them
   ContextKind cp_kind = ContextKind::kNone;  ///< kNone iff cp == 1
   int cp_ulysses = 0;                        ///< of kUsp: ranks of cp that exchange heads; cp/cp_ulysses ranks form a ring. 0: none
   Recompute recompute = Recompute::kNone;
@@ -141,6 +143,8 @@ struct Layout {
   /// Data-parallel ranks that share one set of shards, and how many such sets there are.
   int shard_ranks() const { return hybrid_shard > 0 ? hybrid_shard : dp; }
   int replicas() const { return dp / shard_ranks(); }
+  /// Data-parallel ranks among the `ep` that share experts: ranks of context parallelism, their neighbours, come first.
+  int expert_shards_of_dp() const { return ep > 1 ? ep / cp : 1; }
 };
 
 struct LearningRate {
@@ -201,6 +205,10 @@ struct Train {
 struct DataSource {
   std::string text;    ///< path of a file or folder, or empty
   std::string tokens;  ///< path of a .bin of uint16, or empty
+  /// A sequence is several documents, one behind the other: a token attends within its own, in which its position counts.
+  bool packed = false;
+  int64_t document_end = -1;    ///< id of the last token of each document of `tokens`; of `text` each file is a document
+  int64_t document_tokens = 0;  ///< expected of a document of packed data, for predictions of attention's work; 0: not known
   friend bool operator==(const DataSource&, const DataSource&) = default;
 };
 
@@ -241,6 +249,14 @@ struct Case {
   /// Micro-batches of one step over all data-parallel ranks.
   int64_t sequences_per_step() const { return train.micro_batch * train.grad_accumulation * layout.dp; }
 };
+
+/// The order in which a layout keeps the tokens of every sequence. Sums over tokens follow it: runs of one order have equal bits in
+/// canonical mode.
+TokenOrder token_order_of(const Layout& layout);
+
+/// `model_flops_per_token` of the case's sequences. Of packed documents attention counts the pairs of a query and a key that are
+/// expected; where nothing is known of them there is no such number.
+std::optional<double> model_flops_per_token(const Case& c);
 
 /// Device-space bytes that one rank may use: the device's memory or, where the ranks of a local machine outnumber its devices,
 /// their equal part of what all devices have.

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "plan/base/check.h"
 #include "plan/case.h"
 #include "plan/plan.h"
 #include "plan/program.h"
@@ -37,6 +38,12 @@ class Recorder {
   virtual void record_step(int32_t step, int32_t rank, double begin, double end) = 0;
 };
 
+/// A sequence of several documents, token by token in the order of the text: its id, the id that follows it in its document, and its
+/// place in the document, from 0.
+struct PackedSequence {
+  std::span<int32_t> tokens, targets, positions;  ///< seq_len each
+};
+
 /// The sequences of a data set, in the order of training. Implementations are safe to call from several threads.
 class BatchSource {
  public:
@@ -44,6 +51,12 @@ class BatchSource {
   /// Fills `out` with the tokens of sequence number `sequence` (0 is the first of the run): seq_len + 1 ids, of which
   /// the first seq_len are inputs and the last seq_len are targets.
   virtual void sequence(int64_t sequence, std::span<int32_t> out) const = 0;
+  /// Fills `out` with sequence number `sequence` of packed documents. A sequence begins with a document, or with the rest of one,
+  /// whose positions count from 0 too. A bug where the source knows no documents.
+  virtual void packed(int64_t sequence, const PackedSequence& out) const {
+    (void)out;
+    SHARDLAB_CHECK(false, "packed sequence {} of a source without documents", sequence);
+  }
 };
 
 /// Monotonic seconds. Injected, so that time-outs and the watchdog are tested without waiting.

@@ -110,7 +110,8 @@ void for_each_entry(std::string_view flow, const Use& use) {
   }
 }
 
-/// A name, or a table of slots with ";" between its rows.
+/// A name, or a table of slots with ";" between its rows. A table that does not hold is refused by the check of the case, which
+/// names the cell.
 bool set_schedule(Case& c, const std::string& text) {
   Layout& l = c.layout;
   l.schedule_table.clear();
@@ -121,7 +122,7 @@ bool set_schedule(Case& c, const std::string& text) {
   l.schedule_table = text;
   std::ranges::replace(l.schedule_table, ';', '\n');
   l.schedule = Schedule::kTable;
-  return from_csv(l.schedule_table, "schedule").ok();
+  return text.find_first_of(",;") != std::string::npos || from_csv(l.schedule_table, "schedule").ok();
 }
 
 std::string get_schedule(const Case& c) {
@@ -357,9 +358,19 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "framework whose run is predicted"},
 
     CaseKey{"data.text", "", Form::kPath, "", "", FIELD_TEXT(data.text),
-            "text that is trained on, byte by byte"},
+            "text that is trained on, byte by byte"}
+        .estimated(),
     CaseKey{"data.tokens", "", Form::kPath, "", "", FIELD_TEXT(data.tokens),
-            "file of uint16 tokens that is trained on"},
+            "file of uint16 tokens that is trained on"}
+        .estimated(),
+    CaseKey{"data.packed", "packed", Form::kBool, "", "", FIELD_BOOL(data.packed),
+            "a sequence is several documents: attention stays within one, and positions begin anew"},
+    CaseKey{"data.document_end", "", Form::kInteger, "", "", FIELD_INT(data.document_end),
+            "id of the token that ends a document of data.tokens; -1: none"}
+        .from(-1).up_to(65535),
+    CaseKey{"data.document_tokens", "", Form::kCount, "", "", FIELD_COUNT(data.document_tokens),
+            "tokens expected of a packed document, by which attention is predicted; 0: as if each sequence were one"}
+        .from(0).up_to(1 << 27),
 
     CaseKey{"layout.dp", "dp", Form::kInteger, "", "", FIELD_INT(layout.dp),
             "data-parallel ranks"}
@@ -394,10 +405,13 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "order of the pipeline's micro-batches"}
         .axis().estimated(),
     CaseKey{"layout.stage_layers", "stage_layers", Form::kText, "", "", FIELD_TEXT(layout.stage_layers),
-            "layers of each part of the model, as 3,4,4,1, or balanced; empty: as even as can be"},
+            "layers of each part of the model, as 3,4,4,1, balanced (by predicted time) or measured (by the trace of the run that is resumed); empty: as even as can be"},
     CaseKey{"layout.sequence_parallel", "sequence_parallel", Form::kBool, "", "", FIELD_BOOL(layout.sequence_parallel),
             "activations sharded along the sequence over tp"}
         .axis().estimated(),
+    CaseKey{"layout.tensor_overlap", "tensor_overlap", Form::kBool, "", "", FIELD_BOOL(layout.tensor_overlap),
+            "matrix products in strips of the sequence, each beside the messages of another (collective matmul, async tensor parallel)"}
+        .flag().estimated(),
     CaseKey{"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, a list of sub-layers, or runs of layers as 3*full 5*none", set_recompute, get_recompute,
             "what backward computes again"}
         .axis().estimated(),

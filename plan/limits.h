@@ -21,6 +21,8 @@ inline constexpr int64_t kMaxLayers = int64_t{1} << 20;
 inline constexpr int64_t kMaxHeads = int64_t{1} << 20;
 /// Reads of one op, and writes.
 inline constexpr int64_t kMaxOperands = 65535;
+/// Ranks whose strips are put together.
+inline constexpr int kMaxStrips = 64;
 /// Elements of one buffer on one rank.
 inline constexpr int64_t kMaxElements = int64_t{1} << 42;
 /// Bytes of all buffers of a role, and of all locals of a segment; the sum of both fits in 63 bits.

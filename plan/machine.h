@@ -38,6 +38,7 @@ struct Calibration {
   double wake_latency_s = 0;  ///< one stream waking another
   double handover_s = 0;      ///< one stream taking over the core of another (runtime/core_scheduler.h)
   double turn_s = 0;          ///< as long a stream keeps a core that another wants, but for its op; 0: they take turns op by op
+  bool launch_ahead = false;  ///< a GPU was measured: `op_overhead_s` is the host's, which launches ops ahead of the device
 };
 
 struct Device {
@@ -69,6 +70,8 @@ struct Machine {
   std::shared_ptr<const Calibration> calibration;
 
   int devices() const { return devices_per_node * nodes; }
+  /// Do ranks run on cores of this machine? Else each has a device, or shares one of the `cores` devices of a local machine.
+  bool runs_on_cores() const { return local && (calibration == nullptr || !calibration->launch_ahead); }
 };
 
 }  // namespace shardlab

@@ -35,7 +35,9 @@ std::string_view kind_of(const Work& work) {
                                                                                   "dispatch",
                                                                                   "grouped_linear",
                                                                                   "combine",
-                                                                                  "head_norm"};
+                                                                                  "head_norm",
+                                                                                  "strips",
+                                                                                  "expert_load"};
   static constexpr std::array<std::string_view, 5> kCollectives{"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                                                 "all_to_all"};
   if (const auto* c = std::get_if<Collective>(&work)) return kCollectives[static_cast<size_t>(c->kind)];

@@ -22,8 +22,12 @@ namespace shardlab {
 enum class Phase : uint8_t { kNone, kF, kI, kW };
 
 /// Reads the next sequences of the data set. -> tokens i32[b,s], or targets i32[b,s] (the tokens shifted by one).
+/// `packed`: a sequence is several documents, and a token's target is the next token of its own document. With `positions`
+/// -> positions i32[b,S]: the place of each of the S tokens of the whole sequence in its document, from 0, on every rank alike.
 struct LoadBatch {
   bool targets = false;
+  bool packed = false;
+  bool positions = false;
 };
 
 /// Token embedding. F: tokens, table[V,h] -> x[b,s,h]; rows outside this rank's part of a sharded table give 0.
@@ -33,10 +37,12 @@ struct Embed {
   bool accumulate = false;
 };
 
-/// Learned positions. F: x, table[p,h], p >= s -> y (in place of x): a token takes the row of its position (`Plan::token_order`).
-/// W: dx -> dtable[p,h]; rows of positions that are not here get 0.
+/// Learned positions. F: x, table[p,h], p >= s, (positions) -> y (in place of x): a token takes the row of its position
+/// (`Plan::token_order`). W: dx, (positions) -> dtable[p,h]; rows of positions that are not here get 0.
+/// `packed`, here and below: `positions` i32[b,S] of LoadBatch is an operand, and a token's position is the one in its document.
 struct Positions {
   Phase phase = Phase::kF;
+  bool packed = false;
   bool accumulate = false;
 };
 
@@ -66,14 +72,29 @@ struct Norm {
 /// I: dy, w -> dx. W: x, dy -> dw, (dbias). Factors of 8 bits are followed by their scales (plan/README.md, "Factors of 8 bits").
 /// `chunks` above 1: the tokens are one of so many equal parts of those that the rank has of a sequence, and their sums have that part's
 /// leaves (docs/canonical-order.md). F reads the part as a view of all.
+/// `strips` above 1, of F and I: each of so many ranks along an axis has a strip of every sequence, one behind the other, and the op
+/// multiplies the strip of the rank `turn` further along. Either read 0 is that strip and the result is of all tokens, of which the op
+/// writes the strip (`carry`: beside strips before it, in the last read, in place); or read 0 is of all tokens and the result is the strip,
+/// this rank's summand of it. Strips put them together.
 struct Linear {
   Phase phase = Phase::kF;
   bool bias = false;
   bool accumulate = false;
   int chunks = 1;
+  int strips = 1;
+  int turn = 0;
+  bool carry = false;
 };
 
-/// Rotary positions on the q and k rows of qkv[b,s,groups*(q_per_kv+2)*d] (in place). I rotates back.
+/// Strips of n ranks along an axis, put together: operand i is from the rank `step` * i further along, i = 0 ... n-1.
+/// x[b,s/n,h], x ... -> y[b,s,h], each rank's strip of every sequence in its place. With `sum` the operands are summands of this rank's
+/// strip: x, x ... -> y[b,s/n,h], their canonical tree in the order of the ranks, in fp32, rounded once.
+struct Strips {
+  int step = 1;
+  bool sum = false;
+};
+
+/// Rotary positions on the q and k rows of qkv[b,s,groups*(q_per_kv+2)*d] (in place). qkv, (positions) -> qkv. I rotates back.
 /// Rows are grouped by kv head: q_per_kv query heads, one key, one value, each of d = head_dim.
 /// Rotation pairs element i with i + d/2 (as Llama's Hugging Face weights).
 struct Rope {
@@ -82,12 +103,14 @@ struct Rope {
   int kv_heads = 0;
   int head_dim = 0;
   float theta = 10000.0f;
+  bool packed = false;
 };
 
 /// RMSNorm over each head of q, and of k, of qkv[b,s,groups*(q_per_kv+2)*d]; values pass as they are. Stats are 1/rms, by kv head those of its
 /// query heads and of its key.
 /// F: qkv, gamma_q[d], gamma_k[d] -> y[b,s,..], stats[b,s,heads+kv_heads]. I: dy, qkv, gamma_q, gamma_k, stats -> dqkv.
-/// W: dy, qkv, stats -> dgamma_q, dgamma_k.
+/// W: dy, qkv, stats -> dgamma_q, dgamma_k. kTokens: dy, qkv, stats -> two f32[b,n,d], sums over the heads of the rank by leaf of a sequence
+/// (n leaves, in canonical mode those that the rank has tokens of; else 1). kSequences: f32[b,n,d], f32[b,n,d] -> dgamma_q, dgamma_k.
 struct HeadNorm {
   Phase phase = Phase::kF;
   int heads = 0;
@@ -95,15 +118,19 @@ struct HeadNorm {
   int head_dim = 0;
   float epsilon = 1e-5f;
   bool accumulate = false;
+  SumOver over = SumOver::kAll;  ///< of W
 };
 
-/// Causal attention core. F: qkv -> o[b,s,heads*d], lse[b,heads,s]. I: do, o, lse, qkv -> dqkv. `heads` and `kv_heads` count the
-/// heads of this rank.
+/// Causal attention core. F: qkv, (positions) -> o[b,s,heads*d], lse[b,heads,s]. I: do, o, lse, qkv, (positions) -> dqkv. `heads` and
+/// `kv_heads` count the heads of this rank. `packed`: a token attends to the tokens of its own document. `document` tokens are expected
+/// of one, for the work alone; 0: nothing is known, and the work is that of sequences of one document.
 struct Attention {
   Phase phase = Phase::kF;
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  bool packed = false;
+  int64_t document = 0;
 };
 
 /// Takes the rows of qkv apart, for attention in blocks. F: qkv -> q[b,s,heads*d], kv[b,s,kv_heads*2*d] (by kv head a key and a value).
@@ -123,6 +150,7 @@ struct SplitHeads {
 ///   With `partial`: q, kv -> o, sums f32[b,heads,sq,2]: o is not divided yet, and sums are m and l of docs/canonical-order.md.
 /// I: do, o, lse, q, kv, (dq), (dkv) -> dq, dkv. With `carry` dq is added to in place, with `carry_kv` dkv is. With `partial`
 ///   dkv is f32[b,sk,heads*2*d], by query head: AttentionMerge adds up a group's.
+/// `packed` and `document` as of Attention; `positions` is the last read.
 struct AttentionBlock {
   Phase phase = Phase::kF;
   int heads = 0;
@@ -132,6 +160,8 @@ struct AttentionBlock {
   bool carry = false;
   bool carry_kv = false;
   bool partial = false;
+  bool packed = false;
+  int64_t document = 0;
 };
 
 /// What partial AttentionBlocks of the n ranks along an axis made, combined by the canonical tree in the order of the ranks. Operand
@@ -166,6 +196,8 @@ struct Activation {
 /// I: dweights, logits, choice -> dlogits. It adds the gradients of two losses of the step, which no op computes: `balance` times the
 ///   mean over sequences of sum over e of (E / (k s) tokens to e) * (mean score of e), and `z_loss` times the mean over tokens of the
 ///   squared log-sum-exp. `tokens` is the number of tokens of the step.
+/// `sequence`: the rank has a part of each sequence, which has so many tokens. I then reads load f32[b,E] last: tokens of the whole sequence
+///   that go to each expert (ExpertLoad, summed over the parts).
 struct Route {
   Phase phase = Phase::kF;
   bool sigmoid = false;
@@ -176,7 +208,11 @@ struct Route {
   int groups = 1;
   int groups_chosen = 1;
   int64_t tokens = 1;
+  int64_t sequence = 0;  ///< 0: sequences are whole
 };
+
+/// choice i32[b,s,k] -> load f32[b,E]: tokens of each sequence that go to each of E experts.
+struct ExpertLoad {};
 
 /// A row for each token and expert that it goes to, by expert and then by token, without gaps from the first row on. rows[n,r,h] has
 /// n r >= b s k.
@@ -281,7 +317,8 @@ struct AdamW {
   float weight_decay = 0;
 };
 
-/// a -> b: same elements to another buffer, space or dtype.
+/// a -> b: same elements to another buffer, space or dtype. Where b is a shard along an axis along which a is whole, of one micro-batch,
+/// the rank's part of them.
 struct Copy {};
 
 /// A kernel by name: quantising, orthogonalising, loss scales. plan/named_kernels.h says what its name means. Of a name that is not
@@ -341,7 +378,19 @@ struct Recv {
 
 using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
                           Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel,
-                          Collective, Send, Recv, Regroup, Route, Dispatch, GroupedLinear, Combine, HeadNorm>;
+                          Collective, Send, Recv, Regroup, Route, Dispatch, GroupedLinear, Combine, HeadNorm, Strips, ExpertLoad>;
+
+/// Whether an op of packed sequences goes by documents: LoadBatch, Positions, Rope, Attention, AttentionBlock. No value for others.
+inline std::optional<bool> packed_of(const Work& work) {
+  return std::visit(
+      []<class W>(const W& w) -> std::optional<bool> {
+        if constexpr (requires { w.packed; })
+          return w.packed;
+        else
+          return std::nullopt;
+      },
+      work);
+}
 
 /// Equal parts of a rank's tokens of a sequence, of which the op has one.
 inline int chunks_of(const Work& work) {
@@ -363,6 +412,13 @@ struct Op {
   std::string label;
   std::string strategy;  ///< the pass that put it there
 };
+
+/// The read that holds the positions of tokens in their documents, or none: the last, or of Positions the second last before an old sum.
+inline std::optional<size_t> positions_read(const Op& op) {
+  if (!packed_of(op.work).value_or(false) || std::holds_alternative<LoadBatch>(op.work)) return std::nullopt;
+  const auto* learned = std::get_if<Positions>(&op.work);
+  return op.reads.size() - (learned != nullptr && learned->accumulate ? 2 : 1);
+}
 
 /// An all_to_all of packed rows, by the counts of those that are sent and of those that are received.
 inline bool moves_packed_rows(const Op& op) {

@@ -21,6 +21,8 @@ inline constexpr std::array<std::string_view, 5> kAlgorithms{"ring", "halving-do
 template <class A>
 void op_fields(A& a, LoadBatch& w) {
   a.flag("targets", w.targets);
+  a.flag("packed", w.packed);
+  a.flag("positions", w.positions);
 }
 template <class A>
 void op_fields(A& a, Embed& w) {
@@ -28,6 +30,7 @@ void op_fields(A& a, Embed& w) {
 }
 template <class A>
 void op_fields(A& a, Positions& w) {
+  a.flag("packed", w.packed);
   a.flag("accumulate", w.accumulate);
 }
 template <class A>
@@ -43,6 +46,14 @@ void op_fields(A& a, Linear& w) {
   a.flag("bias", w.bias);
   a.flag("accumulate", w.accumulate);
   a.number("chunks", w.chunks, 1);
+  a.number("strips", w.strips, 1);
+  a.number("turn", w.turn, 0);
+  a.flag("carry", w.carry);
+}
+template <class A>
+void op_fields(A& a, Strips& w) {
+  a.number("step", w.step, 1);
+  a.flag("sum", w.sum);
 }
 template <class A>
 void op_fields(A& a, Rope& w) {
@@ -50,6 +61,7 @@ void op_fields(A& a, Rope& w) {
   a.number("kv_heads", w.kv_heads, 0);
   a.number("head_dim", w.head_dim, 0);
   a.number("theta", w.theta, Rope{}.theta);
+  a.flag("packed", w.packed);
 }
 template <class A>
 void op_fields(A& a, HeadNorm& w) {
@@ -58,12 +70,15 @@ void op_fields(A& a, HeadNorm& w) {
   a.number("head_dim", w.head_dim, 0);
   a.number("epsilon", w.epsilon, HeadNorm{}.epsilon);
   a.flag("accumulate", w.accumulate);
+  a.choice("over", w.over, kSumsOver, SumOver::kAll);
 }
 template <class A>
 void op_fields(A& a, Attention& w) {
   a.number("heads", w.heads, 0);
   a.number("kv_heads", w.kv_heads, 0);
   a.number("head_dim", w.head_dim, 0);
+  a.flag("packed", w.packed);
+  a.number("document", w.document, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, SplitHeads& w) {
@@ -80,6 +95,8 @@ void op_fields(A& a, AttentionBlock& w) {
   a.flag("carry", w.carry);
   a.flag("carry_kv", w.carry_kv);
   a.flag("partial", w.partial);
+  a.flag("packed", w.packed);
+  a.number("document", w.document, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, AttentionMerge& w) {
@@ -184,7 +201,10 @@ void op_fields(A& a, Route& w) {
   a.number("groups", w.groups, 1);
   a.number("groups_chosen", w.groups_chosen, 1);
   a.number("tokens", w.tokens, int64_t{1});
+  a.number("sequence", w.sequence, int64_t{0});
 }
+template <class A>
+void op_fields(A&, ExpertLoad&) {}
 template <class A>
 void op_fields(A& a, Dispatch& w) {
   a.number("experts", w.experts, 1);

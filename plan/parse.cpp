@@ -77,7 +77,7 @@ std::vector<Work> prototypes() {
                         SplitHeads{}, AttentionBlock{}, AttentionMerge{}, Activation{},  Residual{}, Dropout{},  CrossEntropy{},
                         Add{},        Fill{},           SumScalars{},     SquaredNorm{}, Sgd{},      AdamW{},    Copy{},
                         Kernel{},     Send{},           Recv{},           Regroup{},     Route{},    Dispatch{}, GroupedLinear{},
-                        Combine{},    HeadNorm{}};
+                        Combine{},    HeadNorm{},       Strips{},         ExpertLoad{}};
   for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather,
                                     CollectiveKind::kBroadcast, CollectiveKind::kAllToAll})
     all.push_back(Collective{.kind = kind});
@@ -110,7 +110,8 @@ class Parser {
   const Token& peek(size_t ahead = 0) const { return tokens_[std::min(at_ + ahead, tokens_.size() - 1)]; }
   bool failed() const { return error_.has_value(); }
 
-  bool fail(const Token& token, std::string message, std::string hint = {}) {
+  bool fail(const Token& token, std::string message,
+            std::string hint = "correct the text at this place; plan/README.md explains the syntax of plans") {
     if (!error_)
       error_ =
           Error{ExitCode::kUsage, std::move(message), std::move(hint), fmt::format("{}:{}:{}", file_, token.line, token.column)};

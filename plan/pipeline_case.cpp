@@ -37,22 +37,38 @@ Result<void> check_table(const Case& c) {
   const auto table = table_of(c);
   if (!table) return table.error();
   if (table->stages != c.layout.pp)
-    return refusal(fmt::format("the table of the schedule has {} rows, one a stage, and pp={}", table->stages, c.layout.pp),
+    return refusal(fmt::format("the table of the schedule has {} {}, one a stage, and pp={}", table->stages,
+                               table->stages == 1 ? "row" : "rows", c.layout.pp),
                    fmt::format("set pp: {}", table->stages));
   if (table->micro_batches != c.train.grad_accumulation)
-    return refusal(fmt::format("the table of the schedule has {} micro-batches, and grad_accumulation={}", table->micro_batches,
-                               c.train.grad_accumulation),
+    return refusal(fmt::format("the table of the schedule has {} {}, and grad_accumulation={}", table->micro_batches,
+                               table->micro_batches == 1 ? "micro-batch" : "micro-batches", c.train.grad_accumulation),
                    fmt::format("set grad_accumulation: {}", table->micro_batches));
   if (c.layout.vpp != 1)
     return refusal(fmt::format("vpp={} with schedule=table: the table says what parts a stage has", c.layout.vpp), "leave vpp out");
   return {};
 }
 
+bool is_dealt(const Case& c) { return c.layout.stage_layers != kBalanced && c.layout.stage_layers != kMeasured; }
+
+/// Refuses `stage_layers: measured` where nothing has been measured, or where it is not known of how many parts.
+Result<void> check_measured(const Case& c) {
+  if (c.layout.stage_layers != kMeasured) return {};
+  if (c.checkpoint.resume.empty())
+    return refusal("stage_layers=measured in a run that begins from its seed: nothing has been measured",
+                   "set checkpoint.resume to a checkpoint of a measured run, or stage_layers: balanced", ErrorKind::kNotMeasured);
+  if (c.layout.schedule == Schedule::kAuto)
+    return refusal("stage_layers=measured with schedule=auto: the number of parts is not known",
+                   "name a schedule, or leave stage_layers out: schedule=auto deals layers out by predicted time");
+  return {};
+}
+
 Result<void> check_layers(const Case& c) {
+  SHARDLAB_TRY(check_measured(c));
   const int parts = parts_of(c);
   const int64_t layers = c.model.layers;
   const std::string& listed = c.layout.stage_layers;
-  if (listed.empty() || listed == kBalanced) {
+  if (listed.empty() || !is_dealt(c)) {
     if (parts <= layers) return {};
     if (parts == c.layout.pp)
       return refusal(fmt::format("pp={} stages for {} layers: a stage would be empty", parts, layers),
@@ -78,10 +94,11 @@ Result<void> check_layers(const Case& c) {
 
 }  // namespace
 
-bool is_pipeline_decided(const Case& c) { return c.layout.schedule != Schedule::kAuto && c.layout.stage_layers != kBalanced; }
+bool is_pipeline_decided(const Case& c) { return c.layout.schedule != Schedule::kAuto && is_dealt(c); }
 
 bool ends_share_stage(const Case& c) {
-  if (c.layout.schedule != Schedule::kTable) return c.layout.pp == 1 || is_folded(c.layout.schedule) || is_mirrored(c.layout.schedule);
+  if (c.layout.schedule != Schedule::kTable)
+    return c.layout.pp == 1 || is_folded(c.layout.schedule) || is_mirrored(c.layout.schedule);
   const PipelineSchedule table = *table_of(c);
   return table.stage_of(0, 0) == table.stage_of(table.parts - 1, 0);
 }
@@ -92,7 +109,7 @@ int parts_of(const Case& c) {
 }
 
 std::vector<int> first_layers(const Case& c) {
-  SHARDLAB_CHECK(c.layout.stage_layers != kBalanced, "the layers of the stages of `{}` have not been dealt out", c.name);
+  SHARDLAB_CHECK(is_dealt(c), "the layers of the stages of `{}` have not been dealt out", c.name);
   const int parts = parts_of(c), layers = static_cast<int>(c.model.layers);
   std::vector<int> first{0};
   if (const auto list = read_list(c.layout.stage_layers))

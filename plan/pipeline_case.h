@@ -19,7 +19,11 @@ std::vector<int> first_layers(const Case& c);
 /// The value of `stage_layers` that asks for layers to be dealt out by predicted time.
 inline constexpr std::string_view kBalanced = "balanced";
 
-/// Whether nothing of the pipeline is left to choose by whoever knows seconds: neither `schedule: auto` nor `stage_layers: balanced`.
+/// The value of `stage_layers` that asks for layers to be dealt out by the time that they took in the run that is resumed.
+inline constexpr std::string_view kMeasured = "measured";
+
+/// Whether nothing of the pipeline is left to choose by whoever knows seconds: neither `schedule: auto` nor `stage_layers: balanced`
+/// nor `stage_layers: measured`.
 bool is_pipeline_decided(const Case& c);
 
 /// Whether the embedding and the head lie on one stage.

@@ -4,6 +4,14 @@
 #include <cctype>
 
 namespace shardlab {
+
+std::string reason_of(const Error& error) {
+  std::string text = error.message;
+  if (!error.hint.empty()) text += "; " + error.hint;
+  if (!error.where.empty()) text += " (" + error.where + ")";
+  return text;
+}
+
 namespace {
 
 bool ends_word(char c) {

@@ -7,7 +7,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "plan/base/result.h"
+
 namespace shardlab {
+
+/// An error as it stands in a row of results: what is wrong, after "; " what to do about it, and in parentheses where.
+std::string reason_of(const Error& error);
 
 /// One reason and the cases that have it.
 struct Reason {

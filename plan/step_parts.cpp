@@ -14,13 +14,14 @@ double StepParts::*part_of(const Plan& plan, const Instruction& i) {
     const CommId comm = std::visit(Overload{[](const Collective& c) { return c.comm; }, [](const Send& s) { return s.comm; },
                                             [](const Recv& r) { return r.comm; }, [](const auto&) { return CommId(); }},
                                    i.op->work);
+    if (plan.comms[comm.index()].name == "ep") return &StepParts::expert_s;  // along cp too, where parts of sequences share experts
     const AxisSet axes = plan.comms[comm.index()].axes;
     const auto along = [&](std::string_view name) {
       const auto axis = plan.mesh.find(name);
       return axis && axes.contains(*axis);
     };
     if (std::holds_alternative<Send>(i.op->work) || std::holds_alternative<Recv>(i.op->work))
-      return along("cp") ? &StepParts::context_s : &StepParts::pipeline_s;
+      return along("cp") ? &StepParts::context_s : along("tp") ? &StepParts::tensor_s : &StepParts::pipeline_s;
     // Gradients and weights travel along dp, whatever other axes they are shared on.
     if (along("dp")) return i.micro_batch >= 0 && along("ep") ? &StepParts::expert_s : &StepParts::data_s;
     if (along("ep")) return &StepParts::expert_s;

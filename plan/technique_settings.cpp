@@ -8,6 +8,7 @@
 
 #include "plan/automatic.h"
 #include "plan/base/tree.h"
+#include "plan/limits.h"
 #include "plan/techniques.h"
 #include "plan/treatment.h"
 
@@ -253,6 +254,7 @@ Result<void> check_tensor_parallel(const Case& c) {
   SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
   if (m.kv_heads % l.tp != 0) SHARDLAB_TRY(check_shared_heads(c));
   SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
+  if (m.is_mixture()) SHARDLAB_TRY(divides("moe_ffn", m.experts.ffn, "tp", l.tp));
   if (m.vocab_rows() % l.tp != 0)
     return refusal(fmt::format("vocab {} of {} rows is not divisible by tp={}", m.vocab, m.vocab_rows(), l.tp),
                    fmt::format("pad the tables of tokens: set model.vocab_multiple: {}", 128 % l.tp == 0 ? 128 : 128 * l.tp));
@@ -285,19 +287,47 @@ Result<void> check_context_parallel(const Case& c) {
   return {};
 }
 
-/// Groups of `ep` neighbours among the data ranks share the experts.
+/// Groups of `ep` neighbours among the data ranks share the experts, those of context parallelism first.
 Result<void> check_expert_parallel(const Case& c) {
-  const int ep = c.layout.ep;
-  if (ep < 1 || c.layout.dp % ep != 0)
-    return refusal(fmt::format("ep={} with dp={}: experts are shared by groups of data ranks", ep, c.layout.dp),
-                   "set ep to a divisor of dp, or dp to a multiple of ep");
+  const int ep = c.layout.ep, cp = c.layout.cp;
+  if (ep >= 1 && ep % cp != 0)
+    return refusal(fmt::format("ep={} with cp={}: ranks that have the parts of a sequence share the experts together", ep, cp),
+                   fmt::format("set ep to a multiple of cp: {}", cp));
+  if (ep < 1 || c.layout.data_ranks() % ep != 0)
+    return refusal(
+        cp == 1
+            ? fmt::format("ep={} with dp={}: experts are shared by groups of data ranks", ep, c.layout.dp)
+            : fmt::format("ep={} with dp={} and cp={}: experts are shared by groups of the dp*cp data ranks", ep, c.layout.dp, cp),
+        cp == 1 ? "set ep to a divisor of dp, or dp to a multiple of ep" : "set ep to a divisor of dp*cp, a multiple of cp");
   if (c.model.experts.count % ep != 0)
     return refusal(fmt::format("ep={} with model.experts={}: every rank has as many", ep, c.model.experts.count),
                    "set ep to a divisor of model.experts");
   return {};
 }
 
+/// Tensor-parallel ranks norm whole heads of their own.
+Result<void> check_head_norm(const Case& c) {
+  const Model& m = c.model;
+  const int tp = c.layout.tp;
+  if (tp == 1) return {};
+  if (m.kv_heads % tp != 0)
+    return refusal(fmt::format("model.qk_norm=true with kv_heads {} and tp={}: ranks that share a kv head would norm it apart",
+                               m.kv_heads, tp),
+                   "choose a tp that divides the kv heads");
+  for (const auto& [what, heads] : {std::pair{"heads", m.heads / tp}, {"kv_heads", m.kv_heads / tp}})
+    if (c.canonical && !std::has_single_bit(static_cast<uint64_t>(heads)))
+      return refusal(fmt::format("canonical with model.qk_norm=true and tp={}: {} {} a rank", tp, heads, what),
+                     "what a rank sums over heads must be an aligned block of the tree: a power of two of them");
+  return {};
+}
+
 /// A piece is some sequences of a micro-batch, or a part of one: memory without a gap.
+Result<void> check_tensor_overlap(const Case& c) {
+  if (c.layout.tp <= kMaxStrips) return {};
+  return refusal(fmt::format("tensor_overlap with tp={}: strips of up to {} ranks are put together", c.layout.tp, kMaxStrips),
+                 fmt::format("set tensor_overlap: false, or tp: {} or less", kMaxStrips));
+}
+
 Result<void> check_loss_chunks(const Case& c) {
   const int64_t chunks = c.layout.loss_chunks, sequences = c.train.micro_batch, tokens = c.train.seq_len / c.layout.cp;
   const int64_t of_sequence = std::max<int64_t>(1, chunks / sequences);
@@ -313,6 +343,26 @@ Result<void> check_loss_chunks(const Case& c) {
         fmt::format("a piece must be an aligned block of a rank's {} leaves of a sequence: set loss_chunks: {} or less, a "
                     "power of two",
                     leaves, leaves * sequences));
+  return {};
+}
+
+/// Where documents end must be known, and is asked for packed data alone.
+Result<void> check_documents(const Case& c) {
+  const DataSource& d = c.data;
+  if (!d.packed && (d.document_end != -1 || d.document_tokens != 0))
+    return refusal(fmt::format("{} without data.packed: sequences are not cut at the ends of documents",
+                               d.document_end != -1 ? fmt::format("data.document_end={}", d.document_end)
+                                                    : fmt::format("data.document_tokens={}", d.document_tokens)),
+                   "set data.packed: true, or leave it out");
+  if (d.packed && !d.tokens.empty() && d.document_end < 0)
+    return refusal("data.packed with data.tokens: which token ends a document is not known",
+                   "set data.document_end to its id (50256 in GPT-2's vocabulary)");
+  if (d.document_end != -1 && d.tokens.empty())
+    return refusal(fmt::format("data.document_end={} without data.tokens: of a text each file is a document", d.document_end),
+                   "leave data.document_end out, or name a file in data.tokens");
+  if (d.document_end >= c.model.vocab)
+    return refusal(fmt::format("data.document_end={} is no id of a vocabulary of {}", d.document_end, c.model.vocab),
+                   fmt::format("set data.document_end below {}", c.model.vocab));
   return {};
 }
 
@@ -470,7 +520,7 @@ Result<void> check_canonical(const Case& c) {
     return refusal(fmt::format("canonical with micro_batch={}, no power of two", t.micro_batch),
                    "canonical sums are binary trees over sequences");
   // Each micro-batch is summed over the ranks by itself.
-  const bool scattered = (c.layout.zero >= 2 || c.layout.ep > 1) && t.grad_accumulation > 1;
+  const bool scattered = (c.layout.zero >= 2 || c.layout.expert_shards_of_dp() > 1) && t.grad_accumulation > 1;
   if (!power_of_two(c.layout.ep))
     return refusal(fmt::format("canonical with ep={}, no power of two", c.layout.ep),
                    "what the ranks that share experts sum must be an aligned block of the tree over sequences");

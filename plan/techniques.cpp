@@ -118,6 +118,8 @@ constexpr Fact kOnDevice{[](const Case& c) { return c.transport == TransportKind
                          transport_text};
 constexpr Fact kCuda{[](const Case& c) { return c.backend == BackendKind::kCuda; },
                      [](const Case&) { return std::string("backend=cuda"); }};
+constexpr Fact kCudnn{[](const Case& c) { return c.attention == AttentionBy::kCudnn; },
+                      [](const Case&) { return std::string("attention=cudnn"); }};
 constexpr Fact kDry{[](const Case& c) { return c.backend == BackendKind::kDry; },
                     [](const Case&) { return std::string("backend=dry"); }};
 constexpr Fact kNotAdam{[](const Case& c) { return c.train.optimizer != Optimizer::kAdamW; },
@@ -143,11 +145,12 @@ constexpr Fact kInPlaceAlgorithm{[](const Case& c) {
                                  kOwnAlgorithm.text};
 bool shares_experts(const Case& c) { return c.layout.ep > 1; }
 constexpr Fact kNarrow{[](const Case& c) { return c.train.precision != Precision::kFp32; }, precision_text};
-constexpr Fact kCutSequences{cuts_sequences, [](const Case& c) { return fmt::format("cp={}", c.layout.cp); }};
 constexpr Fact kPowerSgd{is_compression<Kind::kPowerSgd>, compression_text};
 constexpr Fact kMirrored{[](const Case& c) { return is_mirrored(c.layout.schedule); }, schedule_text};
 constexpr Fact kDense{[](const Case& c) { return !c.model.is_mixture(); },
                       [](const Case&) { return std::string("a dense model"); }};
+constexpr Fact kMixture{[](const Case& c) { return c.model.is_mixture(); },
+                        [](const Case&) { return std::string("a mixture of experts"); }};
 constexpr Fact kMixedLayers{
     [](const Case& c) { return c.model.is_mixture() && c.model.mixture_layers() < c.model.layers; },
     [](const Case& c) { return fmt::format("{} of {} layers with experts", c.model.mixture_layers(), c.model.layers); }};
@@ -217,6 +220,16 @@ constexpr Apart kSequenceApart[] = {
      "use collective_algorithm: auto or direct, which send as much"},
 };
 constexpr std::string_view kMissing = " is not implemented in this version";
+constexpr std::string_view kHalves = "a hop's two halves run on two streams, and NCCL takes them as one call";
+constexpr Apart kTensorOverlapApart[] = {
+    {{[](const Case& c) { return !c.layout.sequence_parallel; },
+      [](const Case&) { return std::string("sequence_parallel=false"); }},
+     "nobody gathers or scatters tokens",
+     "set sequence_parallel: true, or tensor_overlap: false"},
+    {kFp8, kMissing, "set tensor_overlap: false, or precision: bf16"},
+    {kMixture, "a layer's router and its experts take all tokens at once", "set tensor_overlap: false"},
+    {kNccl, kHalves, "set tensor_overlap: false, or transport: one-gpu"},
+};
 constexpr Apart kContextApart[] = {
     {kNoCpKind, "nobody would attend to the tokens of other ranks",
      "set cp_kind: zigzag, ring, striped, all-gather, ulysses or usp, or cp: 1"},
@@ -230,15 +243,15 @@ constexpr Apart kChunksApart[] = {
     {kSecondary, ": it copies what forward gathers, and head and loss in pieces gather their weight in backward alone",
      "leave zero_plus_plus.secondary out, or set loss_chunks: 1"},
 };
+constexpr Apart kDocumentsApart[] = {
+    {kCudnn, ", which is asked for whole sequences", "use attention: auto or own"},
+};
 constexpr Apart kExpertsApart[] = {
-    {kTp, "no expert is cut along tp", "set tp: 1, and share the experts among data ranks: ep"},
-    {kCutSequences, "routes are counted by whole sequences", "set cp: 1"},
     {kNarrow, "kernels of experts compute in fp32", "use precision: fp32"},
     {kCuda, ", which has no kernels of experts", "use backend: cpu, or simulate with a described machine"},
     {kPowerSgd, "weights of experts are stacks of matrices", "use compression.kind: int8"},
 };
 constexpr Apart kHeadNormApart[] = {
-    {kTp, "a gamma's gradient would have to be added up over the heads of tp's ranks", "set tp: 1"},
     {kNarrow, "its kernels compute in fp32", "use precision: fp32"},
     {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
 };
@@ -256,8 +269,7 @@ constexpr Apart kExpertParallelApart[] = {
     {kCanonicalSlices, "each micro-batch is summed over the ranks by itself", "set zero: 0 or 2"},
 };
 constexpr Apart kRingApart[] = {
-    {kNccl, "a hop's two halves run on two streams, and NCCL takes them as one call",
-     "use cp_kind: all-gather or ulysses, or transport: one-gpu"},
+    {kNccl, kHalves, "use cp_kind: all-gather or ulysses, or transport: one-gpu"},
 };
 
 constexpr std::string_view kEightBits = "what layers keep in 8 bits has not been told apart layer by layer";
@@ -442,6 +454,10 @@ constexpr Choice kSequenceChoices[] = {{"sequence_parallel", [](Case& c) {
                                           c.layout.tp = std::max(c.layout.tp, 2);
                                           c.layout.sequence_parallel = true;
                                         }}};
+constexpr Choice kOverlapChoices[] = {{"tensor_overlap", [](Case& c) {
+                                         kSequenceChoices[0].set(c);
+                                         c.layout.tensor_overlap = true;
+                                       }}};
 template <ContextKind kind>
 void cut_sequences(Case& c) {
   c.layout.cp = 2;
@@ -459,6 +475,7 @@ constexpr Choice kContextChoices[] = {{"cp_kind: all-gather", cut_sequences<Cont
                                          c.layout.cp_ulysses = 2;
                                        }}};
 constexpr Choice kChunkChoices[] = {{"loss_chunks: 4", [](Case& c) { c.layout.loss_chunks = 4; }}};
+constexpr Choice kDocumentChoices[] = {{"data.packed: true", [](Case& c) { c.data.packed = true; }}};
 constexpr Choice kPpChoices[] = {{"pp: 2, afab", stages<Schedule::kAfab>},
                                  {"pp: 2, 1f1b", stages<Schedule::k1F1B>},
                                  {"pp: 2, interleaved", stages<Schedule::kInterleaved>},
@@ -602,6 +619,12 @@ constexpr std::array kTable{
               .apart = kSequenceApart,
               .check = check_sequence_parallel,
               .choices = kSequenceChoices},
+    Technique{.id = "tensor-overlap",
+              .on = [](const Case& c) { return c.layout.tensor_overlap && c.layout.tp > 1; },
+              .text = [](const Case&) { return std::string("tensor_overlap"); },
+              .apart = kTensorOverlapApart,
+              .check = check_tensor_overlap,
+              .choices = kOverlapChoices},
     Technique{.id = "pipeline", .on = always, .check = check_pipeline, .choices = kPpChoices},
     Technique{
         .id = "accumulation", .on = [](const Case& c) { return c.train.grad_accumulation > 1; }, .choices = kAccumulationChoices},
@@ -647,7 +670,8 @@ constexpr std::array kTable{
     Technique{.id = "head-norm",
               .on = [](const Case& c) { return c.model.qk_norm; },
               .text = [](const Case&) { return std::string("model.qk_norm=true"); },
-              .apart = kHeadNormApart},
+              .apart = kHeadNormApart,
+              .check = check_head_norm},
     Technique{.id = "expert-parallel",
               .on = shares_experts,
               .text = [](const Case& c) { return fmt::format("ep={}", c.layout.ep); },
@@ -664,6 +688,12 @@ constexpr std::array kTable{
               .apart = kChunksApart,
               .check = check_loss_chunks,
               .choices = kChunkChoices},
+    Technique{.id = "document-settings", .on = always, .check = check_documents},
+    Technique{.id = "packed-documents",
+              .on = [](const Case& c) { return c.data.packed; },
+              .text = [](const Case&) { return std::string("data.packed=true"); },
+              .apart = kDocumentsApart,
+              .choices = kDocumentChoices},
     // What is made again, and what waits elsewhere.
     Technique{.id = "recompute", .on = always, .check = check_recompute},
     Technique{.id = "recompute-budget", .on = has_budget, .text = budget_text, .apart = kBudgetApart, .check = check_budget},
@@ -808,7 +838,7 @@ Error refusal_by(const Technique& technique, const Apart& row, const Case& c) {
     message += (row.because.front() == ',' || row.because.front() == ' ' ? "" : ": ") + std::string(row.because);
   std::string instead(row.instead);
   if (!technique.or_else.empty()) instead += ", " + std::string(technique.or_else);
-  return refusal(std::move(message), std::move(instead));
+  return refusal(std::move(message), std::move(instead), row.because == kMissing ? ErrorKind::kMissing : ErrorKind::kApart);
 }
 
 }  // namespace

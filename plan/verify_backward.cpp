@@ -17,6 +17,9 @@
 // An attention over parts of a sequence meets each block of keys once before anything else reads its result. Its backward ops read
 // the output and log-sum-exp of all blocks together, and give each a summand of dq and its own dk and dv.
 //
+// A product in strips multiplies each rank's tokens once, and its result is read by nothing else before. A summand of another rank's strip
+// goes home, where one of each rank is added up.
+//
 // A value that products read in parts has a gradient in parts: each where the part is, and together the whole. Read in parts by other
 // ops its gradient is not derived.
 #include <algorithm>
@@ -32,6 +35,7 @@
 #include "plan/named_kernels.h"
 #include "plan/op_fields.h"
 #include "plan/verify_chain.h"
+#include "plan/work.h"
 
 namespace shardlab::verifying {
 namespace backward {
@@ -46,9 +50,11 @@ struct Source {
   enum class Kind : uint8_t {
     kGradient,  ///< the gradient of the forward op's result `index`
     kRead,      ///< the forward op's read `index`
+    kLastRead,  ///< the forward op's last read
     kMade,      ///< the forward op's write `index`
     kLast,      ///< write `index` of the last op that carried on the forward op's result
     kTerm,      ///< another gradient, added to result `index`
+    kLoad,      ///< the load of the experts that result `index` names
     kSums,      ///< what the op over tokens made, its result `index`, summed over the ranks that have tokens
     kFree,      ///< an old value of a sum over micro-batches
   } kind = Kind::kFree;
@@ -62,11 +68,18 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
   constexpr Source kGradient{Kind::kGradient, 0}, kX{Kind::kRead, 0}, kParameter{Kind::kRead, 1}, kY{Kind::kMade, 0},
       kSaved{Kind::kMade, 1}, kTerm{Kind::kTerm, 0};
   const bool input = phase_of(work) == Phase::kI;
+  // Positions in documents are the last operand of a packed op going forward.
+  const auto with_positions = [](bool packed, std::vector<Source> sources) {
+    if (packed) sources.push_back({Kind::kLastRead, 0});
+    return sources;
+  };
   return std::visit(
       Overload{
           [&](const Embed&) {
             return std::vector{kX, kGradient};
           },
+          [&](const Positions& w) { return with_positions(w.packed, {kGradient}); },
+          [&](const Rope& w) { return with_positions(w.packed, {kGradient}); },
           [&](const Norm& w) {
             constexpr Source kOfGamma{Kind::kSums, 0}, kOfBeta{Kind::kSums, 1};
             if (w.over == SumOver::kSequences) return w.rms ? std::vector{kOfGamma} : std::vector{kOfGamma, kOfBeta};
@@ -74,18 +87,20 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
           },
           [&](const Linear& w) {
             constexpr Source kScales{Kind::kFree, 0}, kXScales{Kind::kRead, 2}, kWScales{Kind::kRead, 3};
+            if (input && w.carry) return std::vector{kGradient, kParameter, kTerm};
             if (!scaled) return input ? std::vector{kGradient, kParameter} : std::vector{kX, kGradient};
             if (input) return std::vector{kGradient, kParameter, kScales, kWScales};
             std::vector sources{kX, kGradient, kXScales, kScales};
             if (w.bias) sources.push_back(kGradient);
             return sources;
           },
-          [&](const HeadNorm&) {
+          [&](const HeadNorm& w) {
+            if (w.over == SumOver::kSequences) return std::vector{Source{Kind::kSums, 0}, Source{Kind::kSums, 1}};
             if (!input) return std::vector{kGradient, kX, kSaved};
             return std::vector{kGradient, kX, kParameter, Source{Kind::kRead, 2}, kSaved};
           },
-          [&](const Attention&) {
-            return std::vector{kGradient, kY, kSaved, kX};
+          [&](const Attention& w) {
+            return with_positions(w.packed, {kGradient, kY, kSaved, kX});
           },
           [&](const SplitHeads&) {
             return std::vector{kGradient, Source{Kind::kGradient, 1}};
@@ -94,13 +109,15 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
             std::vector sources{kGradient, Source{Kind::kLast, 0}, Source{Kind::kLast, 1}, kX, Source{Kind::kRead, 1}};
             if (w.carry) sources.push_back(kTerm);
             if (w.carry_kv) sources.push_back({Kind::kTerm, 1});
-            return sources;
+            return with_positions(w.packed, std::move(sources));
           },
           [&](const Activation& w) {
             return w.counted ? std::vector{kGradient, kX, kParameter} : std::vector{kGradient, kX};
           },
-          [&](const Route&) {
-            return std::vector{kGradient, kX, kSaved};
+          [&](const Route& w) {
+            std::vector sources{kGradient, kX, kSaved};
+            if (w.sequence != 0) sources.push_back({Kind::kLoad, 1});
+            return sources;
           },
           [&](const Dispatch&) {
             return std::vector{kGradient, kParameter};
@@ -115,7 +132,7 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
           [&](const Residual& w) {
             return std::vector{w.over == SumOver::kSequences ? Source{Kind::kSums, 0} : kGradient};
           },
-          [&](const auto&) { return std::vector{kGradient}; },  // positions, rope, dropout
+          [&](const auto&) { return std::vector{kGradient}; },  // dropout
       },
       work);
 }
@@ -128,11 +145,17 @@ Way way_of(const Work& work, size_t read) {
                         [&](const Embed&) { return Way::kNone; },
                         [&](const Residual&) { return read < 2 ? Way::kPass : Way::kNone; },
                         [&](const Add&) { return Way::kPass; },
-                        [&](const AttentionBlock&) { return read < 2    ? Way::kTerm
-                                                            : read == 2 ? Way::kPass
-                                                                        : Way::kNone; },
+                        [&](const AttentionBlock& w) {
+                          return read < 2 ? Way::kTerm : read == 2 && w.carry ? Way::kPass : Way::kNone;
+                        },
                         [&](const AttentionMerge&) { return read % 2 == 0 ? Way::kPass : Way::kNone; },
+                        [&](const Linear& w) {
+                          const size_t before = w.bias ? 3 : 2;  // strips
+                          return read == 0 ? Way::kTerm : w.carry && read == before ? Way::kPass : Way::kNone;
+                        },
+                        [&](const Strips&) { return Way::kPass; },
                         [&](const Combine&) { return read < 2 ? Way::kTerm : Way::kNone; },
+                        [&](const ExpertLoad&) { return Way::kNone; },
                         [&](const Positions&) { return read == 0 ? Way::kPass : Way::kNone; },
                         [&](const CrossEntropy& w) {
                           const bool back = w.part == CrossEntropy::Part::kFused || w.part == CrossEntropy::Part::kGrad;
@@ -143,13 +166,17 @@ Way way_of(const Work& work, size_t read) {
                     work);
 }
 
+/// What a load brings.
+std::string_view content_of(const LoadBatch& load) { return load.positions ? "positions" : load.targets ? "targets" : "tokens"; }
+
 /// All that the ops of one label must agree on, as text. Apart are what accumulates or adds a residual, a bias, which a gradient of
-/// the input has no use for, and the part of a loss.
+/// the input has no use for, the part of a loss, and strips, of which a gradient of weights knows nothing (`check_strip`).
 class Settings {
  public:
   static std::string of(Work work) {
     Settings s;
     s.text_ = kind_of(work);
+    if (auto* product = std::get_if<Linear>(&work)) product->strips = 1, product->turn = 0;
     std::visit([&](auto& w) { op_fields(s, w); }, work);
     return s.text_;
   }
@@ -188,6 +215,7 @@ struct Act {
     kKernel,
     kAdd,
     kMerge,
+    kStrips,
     kFill,
     kTransfer,
     kSend,
@@ -219,6 +247,12 @@ SumOver over_of(const Work& work) {
       work);
 }
 
+/// A product of one rank's strip of tokens.
+bool multiplies_strip(const Work& work) {
+  const auto* product = std::get_if<Linear>(&work);
+  return product != nullptr && product->strips > 1;
+}
+
 /// The identity of the sums over tokens that go to the n-th parameter of a node.
 uint64_t sums_of(int32_t node, size_t n) { return static_cast<uint64_t>(node) * 2 + n; }
 
@@ -227,7 +261,9 @@ Act::Kind kind_of_act(const Op& op) {
   const Phase phase = phase_of(op.work);
   if (std::holds_alternative<Kernel>(op.work)) return Kind::kKernel;
   if (std::holds_alternative<AttentionMerge>(op.work) && phase == Phase::kI) return Kind::kMerge;
-  if (phase == Phase::kF || std::holds_alternative<CrossEntropy>(op.work)) return Kind::kForward;
+  if (std::holds_alternative<Strips>(op.work)) return Kind::kStrips;
+  if (phase == Phase::kF || std::holds_alternative<CrossEntropy>(op.work) || std::holds_alternative<ExpertLoad>(op.work))
+    return Kind::kForward;
   if (phase != Phase::kNone) return Kind::kBackward;
   if (std::holds_alternative<LoadBatch>(op.work)) return Kind::kLoad;
   if (std::holds_alternative<Add>(op.work)) return Kind::kAdd;
@@ -336,7 +372,7 @@ class Mail {
   std::vector<std::optional<Held>> brought_;
 };
 
-/// Along which axis blocks go round, which layers the model has, and which layer a parameter's name says it belongs to
+/// Whether blocks go round some axis, which layers the model has, and which layer a parameter's name says it belongs to
 /// ("layers.3.attn.wqkv"), or -1.
 struct ModelOrder {
   explicit ModelOrder(const Plan& plan) {
@@ -347,7 +383,7 @@ struct ModelOrder {
       for (const Step& step : segment.steps)
         if (const Op* op = std::get_if<Op>(&step))
           if (const auto* r = std::get_if<Recv>(&op->work); r != nullptr && !joins_roles(plan, plan.comms[r->comm.index()]))
-            ring_axis = std::countr_zero(plan.comms[r->comm.index()].axes.mask);
+            rings = true;
     for (const Parameter& p : plan.parameters) {
       constexpr std::string_view kLayers = "layers.";
       int32_t layer = -1;
@@ -358,7 +394,7 @@ struct ModelOrder {
 
   int32_t layers = 0;
   std::vector<int32_t> of_parameter;
-  int ring_axis = -1;  ///< along which blocks go round within a role, or -1
+  bool rings = false;  ///< blocks go round within a role
 };
 
 /// The program of one role, which stops where it reads what no message has brought yet.
@@ -387,6 +423,15 @@ class Replay {
   void meet_all(const Act& act, int32_t node);
   int32_t last_of(int32_t node) const;
   void play_merge(const Act& act);
+  int strip_axis_of(const Act& act) const { return strip_axis(*segment_, *act.op, plan_.mesh); }
+  int32_t turn_of_strip(const Act& act) const;
+  bool is_summand(const Act& act) const;
+  void check_strip(const Act& act, int32_t node);
+  void meet_strip(const Act& act, int32_t node);
+  void play_strips(const Act& act);
+  void check_join(const Act& act, int32_t n);
+  void check_summands(const Act& act, int32_t n);
+  Held away(const Act& act, Held held) const;
   void play_load(const Act& act);
   void play_forward(const Act& act);
   void play_again(const Act& act, int32_t node);
@@ -410,6 +455,7 @@ class Replay {
   void check_gradient(const Act& act, size_t i, int32_t node, size_t result);
   void check_parameters(const Act& act, int32_t node);
   void check_same(const Act& act, size_t i, const Held& noted, std::string_view which);
+  void check_load(const Act& act, size_t i, const Held& choice);
   void check_settings(const Act& act, int32_t node);
 
   Region region(int32_t slot);
@@ -644,6 +690,7 @@ void Replay::play(const Act& act) {
     case Kind::kKernel: return play_kernel(act);
     case Kind::kAdd: return play_add(act);
     case Kind::kMerge: return play_merge(act);
+    case Kind::kStrips: return play_strips(act);
     case Kind::kTransfer: return play_transfer(act);
     case Kind::kSend: return send(act, std::get<Send>(act.op->work));
     case Kind::kReceive: return receive(act, std::get<Recv>(act.op->work));
@@ -706,10 +753,9 @@ void Replay::check_turns(const Act& act) {
             held.turn, turn);
     turn = held.turn;
   }
-  if (phase_of(act.op->work) == Phase::kI || phase_of(act.op->work) == Phase::kW || order_.ring_axis < 0) return;
-  const MeshAxis& ring = plan_.mesh.axes[static_cast<size_t>(order_.ring_axis)];
+  if (phase_of(act.op->work) == Phase::kI || phase_of(act.op->work) == Phase::kW || !order_.rings) return;
   for (const Held& held : held_)
-    if (held.kind == Held::Kind::kValue) rule_.read_block(held, ring.size, ring.name, site(act));
+    if (held.kind == Held::Kind::kValue) rule_.read_block(held, plan_.mesh, site(act));
 }
 
 /// A value written in place of a block that has come round a ring belongs to that block.
@@ -734,13 +780,21 @@ int Replay::axis_of_parts(int32_t slot) const {
 
 /// What an attention has made of some of its blocks is read by its next step alone.
 void Replay::check_complete(const Act& act) {
-  if (std::holds_alternative<AttentionBlock>(act.op->work) || std::holds_alternative<AttentionMerge>(act.op->work)) return;
+  if (std::holds_alternative<AttentionBlock>(act.op->work) || std::holds_alternative<AttentionMerge>(act.op->work) ||
+      std::holds_alternative<Strips>(act.op->work))
+    return;
+  const auto* strip = std::get_if<Linear>(&act.op->work);
   for (size_t i = 0; i < held_.size(); ++i) {
-    if (held_[i].kind != Held::Kind::kValue) continue;
-    const Blocks* blocks = rule_.known_blocks(rule_.maker(held_[i]));
+    if (held_[i].kind != Held::Kind::kValue || (strip != nullptr && strip->carry && i + 1 == held_.size())) continue;
+    const int32_t maker = rule_.maker(held_[i]);
+    const Blocks* blocks = rule_.known_blocks(maker);
     if (blocks == nullptr || (!blocks->partial && static_cast<int32_t>(blocks->turns.size()) == blocks->size)) continue;
-    fault(Rule::kValues, act, "reads %{}, and {} is there: an attention to {} of {} blocks of keys{}", name(act.reads[i]),
-          rule_.name_of(held_[i]), blocks->turns.size(), blocks->size, blocks->partial ? ", not merged" : "");
+    const bool product = std::holds_alternative<Linear>(rule_.node(maker).op->work);
+    fault(Rule::kValues, act, "reads %{}, and {} is there: {} {} of {} {}{}", name(act.reads[i]), rule_.name_of(held_[i]),
+          product ? "a product of" : "an attention to", blocks->turns.size(), blocks->size, product ? "strips" : "blocks of keys",
+          !blocks->partial ? ""
+          : product        ? ", not added up"
+                           : ", not merged");
   }
 }
 
@@ -842,6 +896,122 @@ void Replay::play_merge(const Act& act) {
   write(act.writes[0], sum ? Held{Held::Kind::kGradient, *sum, 0} : Held{});
 }
 
+/// How far along the rank is whose strip a product takes.
+int32_t Replay::turn_of_strip(const Act& act) const {
+  const Linear& w = std::get<Linear>(act.op->work);
+  return ((w.turn % w.strips) + w.strips) % w.strips;
+}
+
+/// Whether a product in strips makes a summand of another rank's strip, and no strip of a whole.
+bool Replay::is_summand(const Act& act) const {
+  const auto tokens = [&](int32_t slot) { return segment_->slots[static_cast<size_t>(slot)].type.shape[1]; };
+  return tokens(act.reads[0]) > tokens(act.writes[0]);
+}
+
+/// A summand of the strip of a rank some way along belongs there.
+Held Replay::away(const Act& act, Held held) const {
+  held.turn = turn_of_strip(act);
+  held.axis = held.turn == 0 ? int8_t{-1} : static_cast<int8_t>(strip_axis_of(act));
+  return held;
+}
+
+/// A product takes the strip that it says, and goes back as it went forward.
+void Replay::check_strip(const Act& act, int32_t node) {
+  const Linear& w = std::get<Linear>(act.op->work);
+  const Linear* forward = std::get_if<Linear>(&rule_.node(node).op->work);
+  if (forward != nullptr && (forward->strips != w.strips || forward->turn != w.turn))
+    fault(Rule::kGradients, act, "strips={} turn={} where the forward op has strips={} turn={}", w.strips, w.turn, forward->strips,
+          forward->turn);
+  if (!is_summand(act) && held_[0].kind != Held::Kind::kUnknown && held_[0].turn != turn_of_strip(act))
+    fault(Rule::kValues, act, "turn={}, and %{} has come {} hops", w.turn, name(act.reads[0]), held_[0].turn);
+}
+
+/// A product meets the next strip: of the same tokens and weight as those before, and each once.
+void Replay::meet_strip(const Act& act, int32_t node) {
+  const Linear& w = std::get<Linear>(act.op->work);
+  check_strip(act, node);
+  Blocks blocks;
+  blocks.size = w.strips;
+  blocks.partial = is_summand(act);
+  if (w.carry) {
+    const Held& old = held_.back();
+    const int32_t before = old.kind == Held::Kind::kValue ? rule_.maker(old) : -1;
+    const Blocks* met = before < 0 ? nullptr : rule_.known_blocks(before);
+    if (met == nullptr || met->partial || old != rule_.made(before, 0))
+      fault(Rule::kValues, act, "goes on with %{}, which is not the running result of one product", name(act.reads.back()));
+    else if (!same_blocks(held_[0], rule_.read(before, 0)))
+      fault(Rule::kValues, act, "reads %{}, which is no strip of the tokens of the strips before", name(act.reads[0]));
+    else
+      for (size_t i = 1; i + 1 < held_.size(); ++i) check_same(act, i, rule_.read(before, i), "the weight of the strips before");
+    if (met != nullptr) {
+      blocks.turns = met->turns;
+      rule_.blocks(before).next = node;
+    }
+  }
+  if (!blocks.turns.insert(turn_of_strip(act)).second)
+    fault(Rule::kValues, act, "multiplies the strip of the rank {} further along a second time", w.turn);
+  rule_.blocks(node) = std::move(blocks);
+}
+
+/// Strips of one value, each of the rank that its place says.
+void Replay::check_join(const Act& act, int32_t n) {
+  const int32_t step = std::get<Strips>(act.op->work).step;
+  for (int32_t i = 0; i < n; ++i) {
+    const Held& held = held_[static_cast<size_t>(i)];
+    const int32_t wanted = ((step * i) % n + n) % n;
+    if (held.kind != Held::Kind::kUnknown && held.turn != wanted)
+      fault(Rule::kValues, act, "takes %{} for the strip of the rank {} further along, and it has come {} hops",
+            name(act.reads[static_cast<size_t>(i)]), wanted, held.turn);
+    if (!same_blocks(held, held_[0]))
+      fault(Rule::kValues, act, "puts %{} beside %{}, and they are of other tensors", name(act.reads[static_cast<size_t>(i)]),
+            name(act.reads[0]));
+  }
+}
+
+/// Summands of the rank's own strip, one of each rank, in the order of the ranks: each has come home.
+void Replay::check_summands(const Act& act, int32_t n) {
+  const int32_t step = std::get<Strips>(act.op->work).step;
+  const int32_t first = held_[0].kind == Held::Kind::kValue ? rule_.maker(held_[0]) : -1;
+  for (int32_t i = 0; i < n; ++i) {
+    const Held& held = held_[static_cast<size_t>(i)];
+    const std::string& slot = name(act.reads[static_cast<size_t>(i)]);
+    if (held.kind == Held::Kind::kUnknown) continue;
+    if (held.turn != 0) fault(Rule::kValues, act, "adds %{}, which is {} hops away from home", slot, held.turn);
+    std::optional<int32_t> turn;
+    if (held.kind == Held::Kind::kGradient) turn = rule_.turn_of_term(held.what);
+    if (held.kind == Held::Kind::kValue) {
+      const int32_t maker = rule_.maker(held);
+      const Blocks* part = rule_.known_blocks(maker);
+      if (part != nullptr && part->partial && part->size == n && held == rule_.made(maker, 0)) turn = *part->turns.begin();
+      if (turn && first >= 0 && rule_.node(maker).reads == rule_.node(first).reads &&
+          (rule_.read(maker, 0) != rule_.read(first, 0) || rule_.read(maker, 1) != rule_.read(first, 1)))
+        fault(Rule::kValues, act, "adds %{}, which is of another product than %{}", slot, name(act.reads[0]));
+    }
+    const int32_t wanted = ((-step * i) % n + n) % n;  // the rank that made it took the strip of the rank so far along
+    if (!turn || *turn != wanted)
+      fault(Rule::kValues, act, "takes %{} for the summand that the rank {} further along made, and it is {}", slot,
+            ((step * i) % n + n) % n,
+            turn ? fmt::format("one for a rank {} further along", *turn) : "no summand of a product in strips");
+  }
+}
+
+/// What is put together is the value, or the gradient, that its strips are of. Summands make a value of their own, or the sum of terms.
+void Replay::play_strips(const Act& act) {
+  read_all(act);
+  const auto n = static_cast<int32_t>(act.reads.size());
+  const bool sum = std::get<Strips>(act.op->work).sum;
+  if (sum) check_summands(act, n);
+  const auto is = [&](Held::Kind kind) { return std::ranges::all_of(held_, [&](const Held& h) { return h.kind == kind; }); };
+  if (sum && is(Held::Kind::kValue)) return play_forward(act);
+  if (!sum) {
+    check_join(act, n);
+    return write(act.writes[0], held_[0]);
+  }
+  uint64_t terms = 0;
+  for (const Held& held : held_) terms += held.what;
+  write(act.writes[0], is(Held::Kind::kGradient) ? Held{Held::Kind::kGradient, terms, 0} : Held{});
+}
+
 /// Packed rows go by the counts of the router that chose where they go, exchanged.
 void Replay::check_packed(const Act& act) {
   for (const int32_t slot : act.reads) held_.push_back(read(slot));
@@ -891,7 +1061,7 @@ void Replay::check_sources(const Act& act, int32_t node) {
 /// The batch of a micro-batch is one, however often it is read.
 void Replay::play_load(const Act& act) {
   Act by_content = act;
-  by_content.label = std::get<LoadBatch>(act.op->work).targets ? hash_text("targets") : hash_text("tokens");
+  by_content.label = hash_text(content_of(std::get<LoadBatch>(act.op->work)));
   const uint64_t k = key(by_content);
   int32_t node = rule_.find(k);
   if (node < 0) node = rule_.add(k, site(act), act.settings, {}, 1, 0);
@@ -910,12 +1080,16 @@ void Replay::play_forward(const Act& act) {
   check_batch(act);
   if (std::holds_alternative<AttentionBlock>(act.op->work)) meet_block(act, node);
   if (std::holds_alternative<AttentionMerge>(act.op->work)) meet_all(act, node);
+  const bool strip = multiplies_strip(act.op->work), summand = strip && is_summand(act);
+  if (strip) meet_strip(act, node);
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
   if (loss) check_part(act);
   if (loss) check_loss_parts(act, node);
   check_route(act);
-  for (size_t i = 0; i < act.writes.size(); ++i)
-    write(act.writes[i], loss && i == 1 ? Held{Held::Kind::kGradient, ChainRule::term_of(node), 0} : rule_.made(node, i));
+  for (size_t i = 0; i < act.writes.size(); ++i) {
+    const Held made = summand ? away(act, rule_.made(node, i)) : rule_.made(node, i);
+    write(act.writes[i], loss && i == 1 ? Held{Held::Kind::kGradient, ChainRule::term_of(node), 0} : made);
+  }
 }
 
 /// An op that runs again reads what it read, and makes the same values.
@@ -924,21 +1098,29 @@ void Replay::play_again(const Act& act, int32_t node) {
   if (rule_.node(node).reads != act.reads.size() || rule_.node(node).writes != act.writes.size())
     return fault(Rule::kValues, act, "runs again with other operands than the first time");
   for (size_t i = 0; i < act.reads.size(); ++i) check_same(act, i, rule_.read(node, i), "what the op read when it first ran");
+  const bool strip = multiplies_strip(act.op->work), summand = strip && is_summand(act);
+  if (strip) check_strip(act, node);
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
-  for (size_t i = 0; i < act.writes.size(); ++i)
-    write(act.writes[i], loss && i == 1 ? Held{Held::Kind::kGradient, ChainRule::term_of(node), 0} : rule_.made(node, i));
+  for (size_t i = 0; i < act.writes.size(); ++i) {
+    const Held made = summand ? away(act, rule_.made(node, i)) : rule_.made(node, i);
+    write(act.writes[i], loss && i == 1 ? Held{Held::Kind::kGradient, ChainRule::term_of(node), 0} : made);
+  }
 }
 
-/// Embeddings read tokens; losses read targets, which are the tokens shifted by one.
+/// Embeddings read tokens; losses read targets, which are the tokens shifted by one; ops of packed documents read positions.
 void Replay::check_batch(const Act& act) {
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
-  const size_t at = loss ? 1 : 0;
-  if ((!loss && !std::holds_alternative<Embed>(act.op->work)) || held_.size() <= at) return;
-  if (held_[at].kind != Held::Kind::kValue) return;
+  const auto positions = positions_read(*act.op);
+  if (!loss && !positions && !std::holds_alternative<Embed>(act.op->work)) return;
+  const size_t at = loss ? 1 : positions.value_or(0);
+  const std::string_view wanted = loss ? "targets" : positions ? "positions" : "tokens";
+  if (held_.size() <= at || held_[at].kind != Held::Kind::kValue) return;
   const auto* load = std::get_if<LoadBatch>(&rule_.node(rule_.maker(held_[at])).op->work);
-  if (load != nullptr && load->targets != loss)
-    fault(Rule::kValues, act, "reads %{}, which are {}", name(act.reads[at]),
-          load->targets ? "targets and no tokens" : "tokens and no targets");
+  if (load == nullptr && positions)
+    fault(Rule::kValues, act, "reads %{} as positions in documents, and {} is there", name(act.reads[at]),
+          rule_.name_of(held_[at]));
+  if (load != nullptr && content_of(*load) != wanted)
+    fault(Rule::kValues, act, "reads %{}, which are {} and no {}", name(act.reads[at]), content_of(*load), wanted);
 }
 
 /// Where tokens go through head and loss in parts, logits and targets are of the same part.
@@ -1032,6 +1214,10 @@ void Replay::play_backward(const Act& act) {
   check_settings(act, node);
   if (phase_of(act.op->work) == Phase::kW) check_parameters(act, node);
   const bool block = std::holds_alternative<AttentionBlock>(act.op->work);
+  const bool strip =
+      multiplies_strip(act.op->work) || (std::holds_alternative<Linear>(rule_.node(node).op->work) &&
+                                         multiplies_strip(rule_.node(node).op->work) && phase_of(act.op->work) == Phase::kI);
+  if (strip) check_strip(act, node);
   std::vector<std::optional<uint64_t>> sums;  // by result
   for (size_t w = 0; w < act.writes.size(); ++w)
     sums.emplace_back(ChainRule::term_of(node, way_of(act.op->work, w) == Way::kTerm ? w : 0));
@@ -1040,6 +1226,8 @@ void Replay::play_backward(const Act& act) {
                   sums[std::min(act.sources[i].kind == Source::Kind::kTerm ? act.sources[i].index : 0, sums.size() - 1)]);
   const bool over_tokens = over_of(act.op->work) == SumOver::kTokens;
   if (block) rule_.note_block_term(node, held_[4].turn);
+  const bool summand = multiplies_strip(act.op->work) && is_summand(act);
+  if (summand) rule_.note_block_term(node, turn_of_strip(act));
   for (size_t w = 0; w < act.writes.size(); ++w) {
     if (!script_->slots[static_cast<size_t>(act.writes[w])].slice) continue;
     if (over_tokens) {
@@ -1047,6 +1235,7 @@ void Replay::play_backward(const Act& act) {
       continue;
     }
     Held held = sums[w] ? Held{Held::Kind::kGradient, *sums[w], 0} : Held{};
+    if (summand && sums[w]) held = away(act, held);
     if (block && w == 1) {  // the gradient of keys that have come round a ring goes on from where they are
       held.turn = held_[4].turn;
       held.axis = held_[4].axis;
@@ -1076,6 +1265,8 @@ void Replay::check_operand(const Act& act, size_t i, int32_t node, std::optional
     case Source::Kind::kLast:
       return check_same(act, i, rule_.made(last_of(node), source.index), "what the attention of this label made of all blocks");
     case Source::Kind::kRead: return check_same(act, i, rule_.read(node, source.index), "what the forward op of this label read");
+    case Source::Kind::kLastRead:
+      return check_same(act, i, rule_.read(node, rule_.node(node).reads - 1), "what the forward op of this label read last");
     case Source::Kind::kMade: return check_same(act, i, rule_.made(node, source.index), "what the forward op of this label made");
     case Source::Kind::kTerm:
       if (held_[i].kind == Held::Kind::kGradient && sum) *sum += held_[i].what;
@@ -1083,6 +1274,7 @@ void Replay::check_operand(const Act& act, size_t i, int32_t node, std::optional
         fault(Rule::kGradients, act, "adds %{} to a gradient, and it is a forward value", name(act.reads[i]));
       if (held_[i].kind != Held::Kind::kGradient && held_[i].kind != Held::Kind::kZero) sum.reset();
       return;
+    case Source::Kind::kLoad: return check_load(act, i, rule_.made(node, source.index));
     case Source::Kind::kSums:
       if (held_[i] == Held{Held::Kind::kTokenSums, sums_of(node, source.index), 0}) return;
       return fault(Rule::kGradients, act,
@@ -1098,6 +1290,18 @@ void Replay::check_gradient(const Act& act, size_t i, int32_t node, size_t resul
     return rule_.expect(node, result, held, name(act.reads[i]), site(act));
   if (held.kind == Held::Kind::kParameter || (held.kind == Held::Kind::kValue && !rule_.is_trusted(held)))
     fault(Rule::kGradients, act, "reads %{} as a gradient, and it is a forward value", name(act.reads[i]));
+}
+
+/// The load of experts counts the choice of the router that it goes back through.
+void Replay::check_load(const Act& act, size_t i, const Held& choice) {
+  const Held& held = held_[i];
+  if (held.kind == Held::Kind::kUnknown) return;
+  if (held.kind == Held::Kind::kValue)
+    if (const int32_t by = rule_.maker(held);
+        std::holds_alternative<ExpertLoad>(rule_.node(by).op->work) && rule_.read(by, 0) == choice)
+      return;
+  fault(Rule::kValues, act, "reads %{} as the load of {}, and {} is there", name(act.reads[i]), rule_.name_of(choice),
+        held.kind == Held::Kind::kValue ? rule_.name_of(held) : "something else");
 }
 
 void Replay::check_same(const Act& act, size_t i, const Held& noted, std::string_view which) {
@@ -1207,6 +1411,9 @@ void Replay::play_add(const Act& act) {
   const bool trusted =
       std::ranges::any_of(held_, [&](const Held& h) { return h.kind == Held::Kind::kValue && rule_.is_trusted(h); });
   if (zero(0) || zero(1)) return write(act.writes[0], zero(0) ? held_[1] : held_[0]);
+  for (const size_t i : {size_t{0}, size_t{1}})
+    if (!trusted && held_[i].kind == Held::Kind::kValue && held_[1 - i].kind == Held::Kind::kGradient)
+      fault(Rule::kGradients, act, "adds %{} to a gradient, and it is a forward value", name(act.reads[i]));
   if (is(Held::Kind::kGradient)) return write(act.writes[0], {Held::Kind::kGradient, held_[0].what + held_[1].what, 0});
   if (is(Held::Kind::kValue) && !trusted) return play_forward(act);
   for (const int32_t slot : act.reads) for_values(slot, [&](const Held& value, bool) { rule_.hide(value); });

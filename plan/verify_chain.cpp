@@ -48,12 +48,13 @@ bool ChainRule::stands_for(const Held& value, const Held& made) const {
   return false;
 }
 
-void ChainRule::read_block(const Held& value, int32_t size, std::string_view axis, const Site& site) {
+void ChainRule::read_block(const Held& value, const Mesh& mesh, const Site& site) {
   Ring& ring = rings_[value.what];
-  ring.reads.resize(static_cast<size_t>(size));
+  const size_t size = value.turn == 0 ? 1 : static_cast<size_t>(mesh.axes[static_cast<size_t>(value.axis)].size);
+  ring.reads.resize(std::max(ring.reads.size(), size));
   ++ring.reads[static_cast<size_t>(value.turn)];
   if (value.turn == 0) return;
-  ring.axis = axis;
+  ring.axis = mesh.axes[static_cast<size_t>(value.axis)].name;
   ring.site = site;
 }
 

@@ -118,8 +118,8 @@ class ChainRule {
   void replace(const Held& value, const Held& by) { values_[by.what].before = static_cast<int64_t>(value.what); }
   /// Whether a value is `made` or stands in its place since.
   bool stands_for(const Held& value, const Held& made) const;
-  /// The op at `site` read the value's blocks, `value.turn` ranks around a ring of `size`. `settle` asks for each block once.
-  void read_block(const Held& value, int32_t size, std::string_view axis, const Site& site);
+  /// The op at `site` read the value's block that is `value.turn` ranks around a ring. `settle` asks for each block as often.
+  void read_block(const Held& value, const Mesh& mesh, const Site& site);
 
   /// The op at `site` reads a sum of terms as the gradient of the result of node `n`; judged by `settle`, when all
   /// readers are known.

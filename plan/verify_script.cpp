@@ -41,7 +41,9 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
   act.source = hash_text(use_label(op.label));
   const auto micro = [&](SlotId s) { return segment.slots[s.index()].type.micro; };
   const bool sums = std::ranges::any_of(op.writes, [&](SlotId s) { return micro(s) == Micro::kSum; });
-  act.uses_parameters = phase_of(op.work) == Phase::kF;
+  const auto* product = std::get_if<Linear>(&op.work);
+  // A product in strips uses its weight once; that all strips read the same is proved with the rest of the chain rule.
+  act.uses_parameters = phase_of(op.work) == Phase::kF && (product == nullptr || product->turn == 0);
   if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work))
     act.kind = Act::Kind::kOptimizer;
   else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work) || rounds(op.work))

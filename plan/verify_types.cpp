@@ -22,6 +22,7 @@
 #include "plan/limits.h"
 #include "plan/named_kernels.h"
 #include "plan/verify_internal.h"
+#include "plan/work.h"
 
 namespace shardlab::verifying {
 namespace {
@@ -50,13 +51,17 @@ struct Written {
 struct Equation {
   std::vector<Operand> reads;
   std::vector<Written> writes;
-  std::string frozen;        ///< letters that must not be sharded: the op needs all of them
-  std::string loose;         ///< letters whose extents may differ between operands
-  bool sums_micro = false;   ///< a sum over tokens: micro-batch slices in, a sum over micro-batches out
-  bool may_alias = false;    ///< writes may lie exactly over reads
-  uint32_t may_replace = 0;  ///< reads that writes may lie exactly over, where not all may
-  char queries = 0;          ///< letter of a part of a sequence whose tokens attend to the tokens of `keys`
-  char keys = 0;             ///< letter of the same or another part of that sequence, or of the whole
+  std::string frozen;           ///< letters that must not be sharded: the op needs all of them
+  std::string loose;            ///< letters whose extents may differ between operands
+  bool sums_micro = false;      ///< a sum over tokens: micro-batch slices in, a sum over micro-batches out
+  bool may_alias = false;       ///< writes may lie exactly over reads
+  uint32_t may_replace = 0;     ///< reads that writes may lie exactly over, where not all may
+  bool tokens_in_rows = false;  ///< the letter r counts rows of tokens: it is cut along what the tokens are cut along, b or s
+  char queries = 0;             ///< letter of a part of a sequence whose tokens attend to the tokens of `keys`
+  char keys = 0;                ///< letter of the same or another part of that sequence, or of the whole
+  int strip_axis = -1;          ///< along which ranks have strips of tokens ...
+  int strips = 1;               ///< ... of which a product takes that of the rank `turn` further along
+  int turn = 0;
 };
 
 /// Builds the equation of one op and says what is wrong with its operands.
@@ -88,6 +93,10 @@ class Builder {
     equation.writes.push_back({i < op_.writes.size() ? op_.writes[i] : SlotId(), std::move(dims), uses, replaces, trusted});
   }
   SlotId slot_of_read(size_t i) const { return i < op_.reads.size() ? op_.reads[i] : SlotId(); }
+  /// The positions of packed documents: of whole sequences, along whichever axes the tokens are cut. `check_packed_positions` says more.
+  void read_positions(bool packed) {
+    if (packed) read("positions", "bS", Pass::kNonlinear);
+  }
   /// Old values that an accumulating op reads, one for each of its results, in place.
   void accumulate(bool on) {
     equation.sums_micro = true;
@@ -102,7 +111,7 @@ class Builder {
     }
   }
 
-  void describe(const LoadBatch&) { write("tokens", "bs", ~0u, SlotId(), true); }
+  void describe(const LoadBatch& w) { write(w.positions ? "positions" : "tokens", "bs", ~0u, SlotId(), true); }
   void describe(const Embed& w);
   void describe(const Positions& w);
   void describe(const Norm& w);
@@ -130,7 +139,9 @@ class Builder {
   void describe(const Send&) { read("x", first_dims(), Pass::kTerm); }
   void describe(const Recv&);
   void describe(const Regroup& w);
+  void describe(const Strips& w);
   void describe(const Route& w);
+  void describe(const ExpertLoad&);
   void describe(const Dispatch& w);
   void describe(const GroupedLinear& w);
   void describe(const Combine& w);
@@ -171,10 +182,12 @@ void Builder::describe(const Positions& w) {
   if (w.phase == Phase::kF) {
     read("x", "bsh", Pass::kTerm);
     read("table", "ph", Pass::kTerm);
-    write("y", "bsh", ~0u, slot_of_read(0));
+    read_positions(w.packed);
+    write("y", "bsh", 0b11u, slot_of_read(0));
   } else {
     read("dx", "bsh", Pass::kFactor);
-    write("dtable", "ph");
+    read_positions(w.packed);
+    write("dtable", "ph", 0b1u);
     accumulate(w.accumulate);
   }
 }
@@ -226,17 +239,27 @@ void Builder::describe(const Linear& w) {
     }
   };
   const uint32_t bias = w.bias ? 1u << (scaled ? 4 : 2) : 0u;
+  if (w.strips > 1) {
+    equation.loose = "s";  // a strip, and all tokens
+    equation.strips = w.strips;
+    equation.turn = w.turn;
+  }
+  const auto result = [&](const char* name, const std::string& dims, uint32_t uses) {
+    const size_t n = equation.reads.size();
+    if (w.carry) read("old", dims, Pass::kTerm);
+    write(name, dims, uses | (w.carry ? 1u << n : 0u), w.carry ? slot_of_read(n) : SlotId());
+  };
   if (w.phase == Phase::kF) {
     read("x", b + "i", Pass::kFactor);
     read("w", "oi", Pass::kFactor);
     scales("x_scales", "w_scales");
     if (w.bias) read("bias", "o", Pass::kTerm);
-    write("y", b + "o", 0b11u | bias);
+    result("y", b + "o", 0b11u | bias);
   } else if (w.phase == Phase::kI) {
     read("dy", b + "o", Pass::kFactor);
     read("w", "oi", Pass::kFactor);
     scales("dy_scales", "w_scales");
-    write("dx", b + "i", 0b11u);
+    result("dx", b + "i", 0b11u);
   } else {
     read("x", b + "i", Pass::kFactor);
     read("dy", b + "o", Pass::kFactor);
@@ -248,13 +271,15 @@ void Builder::describe(const Linear& w) {
   }
 }
 
-void Builder::describe(const Rope&) {
+void Builder::describe(const Rope& w) {
   read("qkv", "bsg", Pass::kFactor);
-  write("qkv", "bsg", ~0u, slot_of_read(0));
+  read_positions(w.packed);
+  write("qkv", "bsg", 0b1u, slot_of_read(0));
 }
 
 /// Each head of a token by itself: along g ranks may have other heads, whose sums over tokens are then summands.
 void Builder::describe(const HeadNorm& w) {
+  if (w.over == SumOver::kSequences) return describe_sequences(2, w.accumulate);
   equation.loose = "g";  // rows of qkv, and a number a head
   if (w.phase == Phase::kF) {
     read("qkv", "bsg", Pass::kNonlinear);
@@ -272,9 +297,10 @@ void Builder::describe(const HeadNorm& w) {
   }
   read("stats", "bsg", Pass::kNonlinear);
   if (w.phase == Phase::kI) return write("dqkv", "bsg");
-  write("dgamma_q", "d", 0b111u);
-  write("dgamma_k", "d", 0b111u);
-  accumulate(w.accumulate);
+  const bool apart = w.over == SumOver::kTokens;
+  write("dgamma_q", apart ? "bnd" : "d", 0b111u);
+  write("dgamma_k", apart ? "bnd" : "d", 0b111u);
+  if (!apart) accumulate(w.accumulate);
 }
 
 void Builder::describe(const Attention& w) {
@@ -282,14 +308,16 @@ void Builder::describe(const Attention& w) {
   equation.loose = "g";   // rows of qkv, rows of o, and heads are all counted along it
   if (w.phase == Phase::kF) {
     read("qkv", "bsg", Pass::kNonlinear);
-    write("o", "bsg");
-    write("lse", "bgs");
+    read_positions(w.packed);
+    write("o", "bsg", 0b1u);
+    write("lse", "bgs", 0b1u);
   } else {
     read("do", "bsg", Pass::kFactor);
     read("o", "bsg", Pass::kNonlinear);
     read("lse", "bgs", Pass::kNonlinear);
     read("qkv", "bsg", Pass::kNonlinear);
-    write("dqkv", "bsg");
+    read_positions(w.packed);
+    write("dqkv", "bsg", 0b1111u);
   }
 }
 
@@ -317,12 +345,13 @@ void Builder::describe(const AttentionBlock& w) {
       read("o", "bqg", Pass::kNonlinear);
       read("lse", "bgq", Pass::kNonlinear);
     }
-    write("o", "bqg", ~0u, w.carry ? slot_of_read(2) : SlotId());
+    const uint32_t uses = w.carry ? 0b1111u : 0b11u;
+    write("o", "bqg", uses, w.carry ? slot_of_read(2) : SlotId());
     if (w.partial)
-      write("sums", "bgqc");
+      write("sums", "bgqc", uses);
     else
-      write("lse", "bgq", ~0u, w.carry ? slot_of_read(3) : SlotId());
-    return;
+      write("lse", "bgq", uses, w.carry ? slot_of_read(3) : SlotId());
+    return read_positions(w.packed);
   }
   read("do", "bqg", Pass::kFactor);
   read("o", "bqg", Pass::kNonlinear);
@@ -335,6 +364,7 @@ void Builder::describe(const AttentionBlock& w) {
   write("dkv", "bkg", 0b11111u | dkv_old, w.carry_kv ? slot_of_read(w.carry ? 6 : 5) : SlotId());
   if (w.carry) read("dq", "bqg", Pass::kTerm);
   if (w.carry_kv) read("dkv", "bkg", Pass::kTerm);
+  read_positions(w.packed);
 }
 
 void Builder::describe(const AttentionMerge& w) {
@@ -374,26 +404,34 @@ void Builder::describe(const Activation& w) {
 // is the rank's own, and where r is cut a sum over rows is a summand.
 
 void Builder::describe(const Route& w) {
-  equation.frozen = w.balance == 0 ? "E" : "sE";  // a mean over the tokens of a sequence
-  equation.loose = "b";                           // sequences, and the parts of their tokens that are counted
+  equation.frozen = w.balance == 0 || w.sequence != 0 ? "E" : "sE";  // a mean over the tokens of a sequence
+  equation.loose = "r";
+  equation.tokens_in_rows = true;
   if (w.phase == Phase::kF) {
     read("logits", "bsE", Pass::kNonlinear);
     write("weights", "bsk");
     write("choice", "bsk");
-    write("counts", "xbe");
+    write("counts", "xre");
     return;
   }
   read("dweights", "bsk", Pass::kNonlinear);
   read("logits", "bsE", Pass::kNonlinear);
   read("choice", "bsk", Pass::kNonlinear);
+  if (w.sequence != 0) read("load", "bE", Pass::kNonlinear);
   write("dlogits", "bsE");
 }
 
-void Builder::describe(const Dispatch& w) {
-  equation.loose = "b";
-  read(w.phase == Phase::kF ? "x" : "drows", w.phase == Phase::kF ? "bsh" : "xbh", Pass::kFactor);
+void Builder::describe(const ExpertLoad&) {
   read("choice", "bsk", Pass::kNonlinear);
-  write(w.phase == Phase::kF ? "rows" : "dx", w.phase == Phase::kF ? "xbh" : "bsh");
+  write("load", "bE");
+}
+
+void Builder::describe(const Dispatch& w) {
+  equation.loose = "r";
+  equation.tokens_in_rows = true;
+  read(w.phase == Phase::kF ? "x" : "drows", w.phase == Phase::kF ? "bsh" : "xrh", Pass::kFactor);
+  read("choice", "bsk", Pass::kNonlinear);
+  write(w.phase == Phase::kF ? "rows" : "dx", w.phase == Phase::kF ? "xrh" : "bsh");
 }
 
 void Builder::describe(const GroupedLinear& w) {
@@ -413,19 +451,20 @@ void Builder::describe(const GroupedLinear& w) {
 }
 
 void Builder::describe(const Combine& w) {
-  equation.loose = "b";
+  equation.loose = "r";
+  equation.tokens_in_rows = true;
   if (w.phase == Phase::kF) {
-    read("rows", "xbh", Pass::kFactor);
+    read("rows", "xrh", Pass::kFactor);
     read("weights", "bsk", Pass::kFactor);
     read("choice", "bsk", Pass::kNonlinear);
     write("y", "bsh");
     return;
   }
   read("dy", "bsh", Pass::kFactor);
-  read("rows", "xbh", Pass::kNonlinear);
-  read("weights", "bsk", Pass::kNonlinear);
+  read("rows", "xrh", Pass::kFactor);
+  read("weights", "bsk", Pass::kFactor);
   read("choice", "bsk", Pass::kNonlinear);
-  write("drows", "xbh", 0b1101u);
+  write("drows", "xrh", 0b1101u);
   write("dweights", "bsk", 0b1011u);
 }
 
@@ -510,6 +549,10 @@ void Builder::describe(const AdamW&) {
 }
 
 void Builder::describe(const Copy&) {
+  const Type* from = type_of_read(0);
+  const bool own_part =
+      from != nullptr && !op_.writes.empty() && from->micro == Micro::kSlice && from->place != slot(op_.writes[0]).type.place;
+  equation.loose = own_part ? "abcd" : "";  // `check_own_part` says more
   read("a", first_dims(), Pass::kTerm);
   write("b", first_dims());
 }
@@ -552,6 +595,12 @@ void Builder::describe(const Regroup& w) {
   write("y", w.join ? "bsw" : "nsbv");
 }
 
+void Builder::describe(const Strips&) {
+  equation.loose = "s";
+  for (size_t i = 0; i < std::max<size_t>(1, op_.reads.size()); ++i) read("strip", "bsh", Pass::kTerm);
+  write("y", "bsh");
+}
+
 void Builder::describe(const Recv&) {
   write("x", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, SlotId(), true);
 }
@@ -568,7 +617,8 @@ std::string Builder::operands_fault() const {
   if (op_.reads.size() != equation.reads.size() || op_.writes.size() != equation.writes.size())
     return fmt::format("takes ({}) -> ({}), found {} reads and {} writes", names_, outs_, op_.reads.size(), op_.writes.size());
   if (op_.reads.size() > 32 && !std::holds_alternative<AttentionMerge>(op_.work) && !std::holds_alternative<SumScalars>(op_.work) &&
-      !std::holds_alternative<SquaredNorm>(op_.work) && !std::holds_alternative<Kernel>(op_.work))
+      !std::holds_alternative<SquaredNorm>(op_.work) && !std::holds_alternative<Kernel>(op_.work) &&
+      !std::holds_alternative<Strips>(op_.work))
     return fmt::format("{} reads are too many", op_.reads.size());
   const auto dims_fault = [&](SlotId id, const std::string& dims) -> std::string {
     const int rank = slot(id).type.shape.rank;
@@ -648,7 +698,12 @@ std::string extent_fault(const Slot& slot, int dim, int64_t expected, std::strin
 std::string Builder::settings_fault() const {
   const auto read_slot = [&](size_t i) -> const Slot& { return slot(op_.reads[i]); };
   const auto write_slot = [&](size_t i) -> const Slot& { return slot(op_.writes[i]); };
+  const auto document_fault = [](bool packed, int64_t document) -> std::string {
+    if (document == 0 || (packed && document > 0 && document <= kMaxTokens)) return "";
+    return fmt::format("document={}: tokens expected of a packed document, up to {}", document, kMaxTokens);
+  };
   const auto of_attention = [&](const Attention& w) -> std::string {
+    if (std::string fault = document_fault(w.packed, w.document); !fault.empty()) return fault;
     const bool forward = w.phase == Phase::kF;
     const Slot &qkv = forward ? read_slot(0) : read_slot(3), &o = forward ? write_slot(0) : read_slot(1),
                &lse = forward ? write_slot(1) : read_slot(2);
@@ -660,7 +715,23 @@ std::string Builder::settings_fault() const {
       return fault;
     return extent_fault(write_slot(0), 2, qkv.type.shape[2], "the gradient of q, k and v");
   };
+  const auto leaves_fault = [&](const Slot& sums) -> std::string {
+    if (sums.type.dtype != DType::f32)
+      return fmt::format("%{} is {}, and sums that are to be added up are f32", sums.name, name_of(sums.type.dtype));
+    if (sums.type.shape[1] <= kContractionLeaves) return "";
+    return fmt::format("%{} has sums of {} leaves of a sequence: one, or up to {}", sums.name, sums.type.shape[1],
+                       kContractionLeaves);
+  };
   const auto of_head_norm = [&](const HeadNorm& w) -> std::string {
+    if (w.over != SumOver::kAll) {
+      if (w.phase != Phase::kW) return "only a sum over tokens, of phase W, is over tokens or sequences alone";
+      if (w.over == SumOver::kTokens && w.accumulate)
+        return "sums of one micro-batch are not added to others: that is for over=sequences";
+      for (const size_t i : {size_t{0}, size_t{1}})
+        if (std::string fault = leaves_fault(w.over == SumOver::kTokens ? write_slot(i) : read_slot(i)); !fault.empty())
+          return fault;
+      if (w.over == SumOver::kSequences) return "";
+    }
     const bool forward = w.phase == Phase::kF, weight = w.phase == Phase::kW;
     const Slot &qkv = read_slot(forward ? 0 : 1), &stats = forward ? write_slot(1) : read_slot(weight ? 2 : 4);
     if (std::string fault = heads_fault(w.heads, w.kv_heads, w.head_dim, qkv); !fault.empty()) return fault;
@@ -676,8 +747,8 @@ std::string Builder::settings_fault() const {
     if (stats.type.dtype != DType::f32)
       return fmt::format("%{} is {}, and statistics are f32", stats.name, name_of(stats.type.dtype));
     for (const size_t i : {size_t{0}, size_t{1}})
-      if (std::string fault =
-              extent_fault(weight ? write_slot(i) : read_slot((forward ? 1 : 2) + i), 0, w.head_dim, "as wide as a head");
+      if (std::string fault = extent_fault(weight ? write_slot(i) : read_slot((forward ? 1 : 2) + i),
+                                           w.over == SumOver::kTokens ? 2 : 0, w.head_dim, "as wide as a head");
           !fault.empty())
         return fault;
     return w.epsilon > 0 ? "" : fmt::format("epsilon={} is not positive", w.epsilon);
@@ -692,6 +763,7 @@ std::string Builder::settings_fault() const {
     return extent_fault(kv, 2, 2 * static_cast<int64_t>(w.kv_heads) * w.head_dim, "a key and a value of every kv head");
   };
   const auto of_block = [&](const AttentionBlock& w) -> std::string {
+    if (std::string fault = document_fault(w.packed, w.document); !fault.empty()) return fault;
     const bool forward = w.phase == Phase::kF;
     if (w.heads < 1 || w.kv_heads < 1 || w.head_dim < 1 || w.heads % w.kv_heads != 0 ||
         std::max({w.heads, w.kv_heads, w.head_dim}) > kMaxHeads)
@@ -789,7 +861,8 @@ std::string Builder::settings_fault() const {
       return fmt::format("groups={} groups_chosen={}: {} experts of %{} in whole groups, of which {} are chosen", w.groups,
                          w.groups_chosen, l.last(), logits.name, choice.type.shape.last());
     if (w.tokens < 1 || w.tokens > kMaxTokens) return fmt::format("tokens={}: a mean is of 1 to {} tokens", w.tokens, kMaxTokens);
-    if (std::string fault = extent_fault(choice, 0, l[0], "the sequences"); !fault.empty()) return fault;
+    if (w.sequence < 0 || w.sequence > kMaxTokens)
+      return fmt::format("sequence={}: a sequence has up to {} tokens", w.sequence, kMaxTokens);
     if (!forward) return integers({&choice});
     const Slot& counts = write_slot(2);
     const Shape& c = counts.type.shape;
@@ -807,19 +880,18 @@ std::string Builder::settings_fault() const {
       return fmt::format("%{} has {} rows, and {} tokens go to {} experts each", rows.name, r[0] * r[1], c[0] * c[1], c[2]);
     return integers({&choice});
   };
+  const auto of_load = [&](const ExpertLoad&) -> std::string {
+    const Slot& load = write_slot(0);
+    if (load.type.dtype != DType::f32) return fmt::format("%{} is {}, and loads are f32", load.name, name_of(load.type.dtype));
+    return integers({&read_slot(0)});
+  };
   const auto of_dispatch = [&](const Dispatch& w) -> std::string {
     const bool forward = w.phase == Phase::kF;
-    if (std::string fault = extent_fault(forward ? read_slot(0) : write_slot(0), 0, read_slot(1).type.shape[0], "the sequences");
-        !fault.empty())
-      return fault;
     return rows_fault(forward ? write_slot(0) : read_slot(0), read_slot(1), w.experts);
   };
   const auto of_combine = [&](const Combine& w) -> std::string {
     const bool forward = w.phase == Phase::kF;
-    const Slot &y = forward ? write_slot(0) : read_slot(0), &rows = read_slot(forward ? 0 : 1),
-               &weights = read_slot(forward ? 1 : 2), &choice = read_slot(forward ? 2 : 3);
-    for (const Slot* s : {&y, &weights, forward ? &weights : &write_slot(1)})
-      if (std::string fault = extent_fault(*s, 0, choice.type.shape[0], "the sequences"); !fault.empty()) return fault;
+    const Slot &rows = read_slot(forward ? 0 : 1), &choice = read_slot(forward ? 2 : 3);
     if (!forward && !(write_slot(0).type.shape == rows.type.shape))
       return fmt::format("%{} and %{} have other extents", write_slot(0).name, rows.name);
     return rows_fault(rows, choice, w.experts);
@@ -859,6 +931,20 @@ std::string Builder::settings_fault() const {
       return fmt::format("%{} has parts of {} rows, and a part is queries, a key and a value of {} each", parted.name, width, d);
     return extent_fault(whole, 2, groups * (w.copies * queries + 2 * d), "queries, keys and values of its parts");
   };
+  const auto of_strips = [&](const Strips& w) -> std::string {
+    const auto n = static_cast<int64_t>(op_.reads.size());
+    if (n < 2 || n > kMaxStrips) return fmt::format("{} strips: 2 to {} are put together", n, kMaxStrips);
+    for (const SlotId read : op_.reads)
+      if (slot(read).type.dtype != write_slot(0).type.dtype)
+        return fmt::format("%{} is {}, and the result {}", slot(read).name, name_of(slot(read).type.dtype),
+                           name_of(write_slot(0).type.dtype));
+    for (const SlotId read : op_.reads)
+      if (std::string fault = extent_fault(write_slot(0), 1, slot(read).type.shape[1] * (w.sum ? 1 : n),
+                                           w.sum ? "a sum of strips" : "strips one behind the other");
+          !fault.empty())
+        return fault;
+    return w.step == 1 || w.step == -1 ? "" : fmt::format("step={}: ranks in their order, 1 or -1", w.step);
+  };
   const auto of_positions = [&](const Positions& w) -> std::string {
     const Slot &table = w.phase == Phase::kF ? read_slot(1) : write_slot(0), &x = read_slot(0);
     if (table.type.shape[0] >= x.type.shape[1]) return "";
@@ -883,7 +969,17 @@ std::string Builder::settings_fault() const {
         return fmt::format("chunks={}: %{} is no view of one of so many equal parts of each sequence of tokens", w.chunks,
                            part.name);
     }
-    if (!has_scales(read_slot(0).type.dtype) && !has_scales(read_slot(1).type.dtype)) return "";
+    const bool scaled = has_scales(read_slot(0).type.dtype) || has_scales(read_slot(1).type.dtype);
+    if (w.strips != 1 || w.turn != 0 || w.carry) {
+      const Shape &x = read_slot(0).type.shape, &y = write_slot(0).type.shape;
+      const bool gathers = x.rank == 3 && x[1] * w.strips == y[1], scatters = x.rank == 3 && y[1] * w.strips == x[1];
+      if (w.strips < 2 || w.strips > kMaxStrips || w.phase == Phase::kW || w.chunks != 1 || scaled || gathers == scatters)
+        return fmt::format("strips={}: one of %{} and %{} has all tokens, the other one of 2 to {} strips of them, in phase F or I",
+                           w.strips, read_slot(0).name, write_slot(0).name, kMaxStrips);
+      if (scatters && (w.bias || w.carry)) return "a rank's summand of a strip stands alone: no bias, and no strip beside it";
+      return "";
+    }
+    if (!scaled) return "";
     for (const size_t i : {size_t{0}, size_t{1}})
       if (std::string fault = scales_fault(read_slot(i), read_slot(i + 2)); !fault.empty()) return fault;
     return "";
@@ -897,10 +993,17 @@ std::string Builder::settings_fault() const {
       return "";
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
-  return std::visit(Overload{of_kernel,   of_linear,    of_attention, of_head_norm,  of_split,
-                             of_block,    of_merge,     of_rope,      of_activation, of_norm,
-                             of_residual, of_positions, of_loss,      of_dropout,    of_regroup,
-                             of_route,    of_dispatch,  of_grouped,   of_combine,    [](const auto&) { return std::string(); }},
+  return std::visit(Overload{of_kernel,     of_linear,
+                             of_attention,  of_head_norm,
+                             of_split,      of_block,
+                             of_merge,      of_rope,
+                             of_activation, of_norm,
+                             of_residual,   of_positions,
+                             of_loss,       of_dropout,
+                             of_regroup,    of_route,
+                             of_load,       of_dispatch,
+                             of_grouped,    of_combine,
+                             of_strips,     [](const auto&) { return std::string(); }},
                     op_.work);
 }
 
@@ -969,13 +1072,19 @@ class TypeChecker {
   Placement grouped_result(const Op& op, const Collective& c, int axis);
   Placement collective_result(const Op& op, const Collective& c, int axis);
   bool counts_its_own(const Op& op, Placement declared, int axis) const;
+  bool takes_own_part(const Op& op, int axis) const;
+  void check_own_part(const Op& op);
   bool may_be_whole(const Op& op, Placement derived, Placement declared, int axis) const;
   Derived derive(const Equation& equation, const Written& w, int axis) const;
+  Equation with_rows_cut(Equation equation, int axis) const;
   Derived derive_block(const Equation& equation, const Written& w, int axis) const;
   bool cuts_queries(const Equation& equation, int axis) const;
   void check_block(const Op& op, const Equation& equation, const AttentionBlock& block);
   void check_merge(const Op& op, const AttentionMerge& merge);
+  Derived derive_strip(const Equation& equation, const Written& w, int axis) const;
+  void check_strips(const Op& op);
   void check_positions(const Op& op);
+  void check_packed_positions(const Op& op, SlotId x);
   Derived derive_sharded(const Equation& equation, const Written& w, int axis, char letter) const;
   Derived derive_partial(const Equation& equation, const Written& w, int axis, bool contracts) const;
   bool used(const Written& w, size_t read) const { return read >= 32 || (w.uses >> read) & 1; }
@@ -1006,6 +1115,10 @@ void TypeChecker::check(const Op& op) {
     const int64_t tokens = logical_shape(type(op.reads[0]), plan_.mesh)[1], rows = logical_shape(table, plan_.mesh)[0];
     if (tokens > rows) fault(op, Rule::kTypes, "a table of {} positions for sequences of {} tokens", rows, tokens);
   }
+  if (const auto* w = std::get_if<Route>(&op.work); w != nullptr && w->sequence != 0)
+    if (const int64_t tokens = logical_shape(type(op.reads[w->phase == Phase::kF ? 0 : 1]), plan_.mesh)[1]; w->sequence != tokens)
+      fault(op, Rule::kTypes, "sequence={}, and sequences have {} tokens", w->sequence, tokens);
+  if (std::holds_alternative<Copy>(op.work)) check_own_part(op);
   if (const auto* w = std::get_if<CrossEntropy>(&op.work)) {
     const int64_t columns = logical_shape(type(op.reads[0]), plan_.mesh).last();
     if (w->words < 0 || w->words > columns)
@@ -1015,6 +1128,8 @@ void TypeChecker::check(const Op& op) {
   if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
   Builder builder(segment_, op);
   builder.build();
+  if (std::holds_alternative<Strips>(op.work) || builder.equation.strips > 1)
+    builder.equation.strip_axis = strip_axis(segment_, op, plan_.mesh);
   if (std::holds_alternative<CrossEntropy>(op.work) && builder.equation.reads.back().dims == "k") {
     const SlotId scale = builder.equation.reads.back().slot;
     check_factor(op, scale);
@@ -1025,6 +1140,7 @@ void TypeChecker::check(const Op& op) {
   check_positions(op);
   if (const auto* block = std::get_if<AttentionBlock>(&op.work)) check_block(op, builder.equation, *block);
   if (const auto* merge = std::get_if<AttentionMerge>(&op.work)) check_merge(op, *merge);
+  check_strips(op);
   const auto* kernel = std::get_if<Kernel>(&op.work);
   if (kernel == nullptr || !is_believed(*kernel)) return;
   for (const auto* operands : {&op.reads, &op.writes})
@@ -1044,10 +1160,11 @@ void TypeChecker::check_written(const Op& op, const Equation& equation, const Wr
     }
     const Placement declared = place(w.slot, axis);
     if (w.trusted || declared == derived.place || (derived.may_be_partial && declared.is_partial())) continue;
-    if (may_be_whole(op, derived.place, declared, axis) || counts_its_own(op, declared, axis)) continue;
-    const bool unread = declared.is_shard() && std::ranges::none_of(equation.reads, [&](const Operand& r) {
-                          return r.dims.find(w.dims[static_cast<size_t>(declared.dim)]) != std::string::npos;
-                        });
+    if (may_be_whole(op, derived.place, declared, axis) || counts_its_own(op, declared, axis) || takes_own_part(op, axis)) continue;
+    const bool unread =
+        declared.is_shard() && !equation.tokens_in_rows && std::ranges::none_of(equation.reads, [&](const Operand& r) {
+          return r.dims.find(w.dims[static_cast<size_t>(declared.dim)]) != std::string::npos;
+        });
     if (unread && derived.place.kind == Place::kReplicate) continue;  // rows of a sharded embedding: the rank makes its own only
     const char* hint = derived.place.is_partial() && declared.kind == Place::kReplicate
                            ? "; it must be reduced before it is read as replicated"
@@ -1070,6 +1187,33 @@ bool TypeChecker::may_be_whole(const Op& op, Placement derived, Placement declar
 /// proves that each element is counted once.
 bool TypeChecker::counts_its_own(const Op& op, Placement declared, int axis) const {
   return std::holds_alternative<SquaredNorm>(op.work) && role_axis(plan_) == axis && declared.is_partial();
+}
+
+/// A copy of the rank's part of what every rank along the axis has.
+bool TypeChecker::takes_own_part(const Op& op, int axis) const {
+  return std::holds_alternative<Copy>(op.work) && type(op.reads[0]).micro == Micro::kSlice &&
+         place(op.reads[0], axis).kind == Place::kReplicate && place(op.writes[0], axis).is_shard();
+}
+
+/// A copy has the extents of its source, less what it leaves to other ranks. The part is one piece of the dim: no later axis cuts the
+/// dim within it.
+void TypeChecker::check_own_part(const Op& op) {
+  Shape expected = type(op.reads[0]).shape;
+  for (int axis = 0; axis < axes(); ++axis) {
+    if (!split(axis) || !takes_own_part(op, axis)) continue;
+    const int dim = place(op.writes[0], axis).dim, size = plan_.mesh.axes[static_cast<size_t>(axis)].size;
+    for (int inner = axis + 1; inner < axes(); ++inner)
+      if (split(inner) && place(op.reads[0], inner) == Placement::shard(dim))
+        fault(op, Rule::kTypes, "along {}: the rank's part of dim {} of %{} is in pieces, for {} cuts the dim", axis_name(axis),
+              dim, name(op.reads[0]), axis_name(inner));
+    if (dim < expected.rank && expected[dim] % size == 0) expected[dim] /= size;
+  }
+  if (expected != type(op.reads[0]).shape && type(op.reads[0]).dtype != type(op.writes[0]).dtype)
+    fault(op, Rule::kTypes, "%{} is {}, and %{} {}: a part of a tensor is copied as it is", name(op.writes[0]),
+          name_of(type(op.writes[0]).dtype), name(op.reads[0]), name_of(type(op.reads[0]).dtype));
+  if (type(op.writes[0]).shape != expected)
+    fault(op, Rule::kTypes, "%{} has other extents than a copy of %{}, or of the rank's part of it", name(op.writes[0]),
+          name(op.reads[0]));
 }
 
 /// Whether the axis cuts the sequence of an attention.
@@ -1150,10 +1294,34 @@ void TypeChecker::check_positions(const Op& op) {
   const bool asks = block || attention || std::holds_alternative<Rope>(op.work) || std::holds_alternative<Positions>(op.work);
   if (!asks) return;
   const size_t rows = block != nullptr && block->phase == Phase::kI ? 3 : 0;
+  check_packed_positions(op, op.reads[rows]);
   const int64_t tokens = logical_shape(type(op.reads[rows]), plan_.mesh)[1], granule = plan_.token_order.granule();
   if (tokens % granule != 0)
     fault(op, Rule::kTypes, "%{} is of sequences of {} tokens, and the order of tokens takes multiples of {}", name(op.reads[rows]),
           tokens, granule);
+}
+
+/// Positions in documents are of the sequences that the rank's rows `x` belong to, and of the whole of each.
+void TypeChecker::check_packed_positions(const Op& op, SlotId x) {
+  const auto at = positions_read(op);
+  if (!at) return;
+  const SlotId positions = op.reads[*at];
+  const Type &of = type(positions), &rows = type(x);
+  const int64_t tokens = logical_shape(rows, plan_.mesh)[1];
+  if (of.dtype != DType::i32) fault(op, Rule::kTypes, "%{} is {}, and positions are i32", name(positions), name_of(of.dtype));
+  if (of.micro != Micro::kSlice || of.scale != Scale{})
+    fault(op, Rule::kTypes, "%{} must be micro:slice at scale 1", name(positions));
+  if (of.shape[0] != rows.shape[0] || of.shape[1] != tokens)
+    fault(op, Rule::kTypes, "%{} is of {} sequences of {} tokens, and %{} is of {} of {}", name(positions), of.shape[0],
+          of.shape[1], name(x), rows.shape[0], tokens);
+  for (int axis = 0; axis < axes(); ++axis) {
+    if (!split(axis)) continue;
+    const Placement wanted =
+        place(x, axis) == Placement::shard(0) || place(x, axis).kind == Place::kLocal ? place(x, axis) : Placement::replicate();
+    if (place(positions, axis) != wanted)
+      fault(op, Rule::kTypes, "along {}: {}, and positions of the sequences of %{} are {}", axis_name(axis),
+            placed(positions, axis), name(x), placement_name(wanted));
+  }
 }
 
 /// One operand of each rank along the axis that cuts the sequence, or one of the whole.
@@ -1168,8 +1336,78 @@ void TypeChecker::check_merge(const Op& op, const AttentionMerge& merge) {
           merge.step, ranks);
 }
 
+/// The axis along which ranks have strips. A product of a strip by a slice of the weight: where that slice makes columns of the result, the
+/// strip, the rank's own or one that came round, fills its rows; where it is contracted, the result is a summand of another rank's strip.
+/// Strips put together are those of all ranks. That each is there once, and is of the rank that the op says, is proved by rules 3 and 4.
+Derived TypeChecker::derive_strip(const Equation& equation, const Written& w, int axis) const {
+  const Operand& x = equation.reads[0];
+  const auto wanted = [&](SlotId slot, Placement p, std::string_view why) {
+    return place(slot, axis) == p ? "" : fmt::format("{}, and {} is {}", placed(slot, axis), why, placement_name(p));
+  };
+  if (equation.strips == 1) {  // Strips
+    const bool sum = place(w.slot, axis).is_shard();
+    for (const Operand& r : equation.reads) {
+      const bool own = !sum && r.slot == x.slot;
+      if (auto fault = wanted(r.slot, own ? Placement::shard(1) : Placement::local(), own ? "the rank's own strip" : "a strip");
+          !fault.empty())
+        return {{}, false, std::move(fault)};
+    }
+    return {sum ? Placement::shard(1) : Placement::replicate(), false, ""};
+  }
+  const Operand& weight = equation.reads[1];
+  const char cut = weight.dims[static_cast<size_t>(place(weight.slot, axis).dim)];
+  if (cut != w.dims.back()) {
+    if (auto fault = wanted(x.slot, Placement::shard(2), "a slice of what is contracted"); !fault.empty())
+      return {{}, false, std::move(fault)};
+    return {Placement::local(), false, ""};
+  }
+  if (type(x.slot).shape[1] > type(w.slot).shape[1])
+    return {{}, false, fmt::format("%{} has all tokens, and each rank makes columns of its own of them", name(x.slot))};
+  if (auto fault = wanted(x.slot, equation.turn == 0 ? Placement::shard(1) : Placement::local(), "a strip of that turn");
+      !fault.empty())
+    return {{}, false, std::move(fault)};
+  for (size_t i = 2; i < equation.reads.size(); ++i) {  // bias, and strips before
+    const Operand& term = equation.reads[i];
+    const auto columns = static_cast<int>(term.dims.size()) - 1;
+    if (auto fault = wanted(term.slot, Placement::shard(columns), "a slice of columns"); !fault.empty())
+      return {{}, false, std::move(fault)};
+  }
+  return {Placement::shard(2), false, ""};
+}
+
+void TypeChecker::check_strips(const Op& op) {
+  const auto* linear = std::get_if<Linear>(&op.work);
+  const bool put_together = std::holds_alternative<Strips>(op.work);
+  if (!put_together && (linear == nullptr || linear->strips == 1)) return;
+  if (strip_axis(segment_, op, plan_.mesh) < 0)
+    return fault(op, Rule::kTypes, "along no axis do {} ranks have strips of %{}",
+                 put_together ? op.reads.size() : static_cast<size_t>(linear->strips), name(op.reads[0]));
+  if (linear != nullptr && (linear->turn <= -linear->strips || linear->turn >= linear->strips))
+    fault(op, Rule::kTypes, "turn={} of {} strips", linear->turn, linear->strips);
+}
+
+/// The equation along an axis that cuts tokens, in which rows of them are cut as the tokens are.
+Equation TypeChecker::with_rows_cut(Equation equation, int axis) const {
+  const auto cuts_tokens = [&](const Operand& r) {
+    const Placement p = place(r.slot, axis);
+    return p.is_shard() && (r.dims[static_cast<size_t>(p.dim)] == 'b' || r.dims[static_cast<size_t>(p.dim)] == 's');
+  };
+  const auto by = std::ranges::find_if(equation.reads, cuts_tokens);
+  equation.tokens_in_rows = false;
+  if (by == equation.reads.end()) return equation;
+  const char letter = by->dims[static_cast<size_t>(place(by->slot, axis).dim)];
+  for (Operand& r : equation.reads) std::ranges::replace(r.dims, 'r', letter);
+  for (Written& w : equation.writes) std::ranges::replace(w.dims, 'r', letter);
+  return equation;
+}
+
 Derived TypeChecker::derive(const Equation& equation, const Written& w, int axis) const {
+  if (equation.tokens_in_rows) {
+    const Equation cut = with_rows_cut(equation, axis);
+    return derive(cut, cut.writes[static_cast<size_t>(&w - equation.writes.data())], axis);
+  }
   if (cuts_queries(equation, axis)) return derive_block(equation, w, axis);
+  if (equation.strip_axis == axis) return derive_strip(equation, w, axis);
   char letter = 0;
   bool any_partial = false, any_local = false;
   std::string contracted;
@@ -1435,6 +1673,9 @@ void TypeChecker::check_load(const Op& op) {
     if (split(axis) && t.place[static_cast<size_t>(axis)].is_partial())
       fault(op, Rule::kTypes, "along {}: %{} cannot be partial", axis_name(axis), name(op.writes[0]));
   if (t.dtype != DType::i32) fault(op, Rule::kTypes, "%{} must be i32", name(op.writes[0]));
+  const LoadBatch& load = std::get<LoadBatch>(op.work);
+  if (load.positions && (load.targets || !load.packed))
+    fault(op, Rule::kTypes, "%{} are positions in packed documents: the op is packed, and loads no targets", name(op.writes[0]));
   if (t.micro != Micro::kSlice || t.scale != Scale{})
     fault(op, Rule::kTypes, "%{} must be micro:slice at scale 1", name(op.writes[0]));
 }
@@ -1477,6 +1718,7 @@ void TypeChecker::check_collective(const Op& op, const Collective& c) {
 void TypeChecker::check_packed(const Op& op) {
   const SlotId rows[] = {op.reads[0], op.writes[0]}, counts[] = {op.reads[1], op.reads[2]};
   const Shape &from = type(rows[0]).shape, &to = type(rows[1]).shape;
+  const auto counted_as = [](Placement of_rows) { return of_rows.is_partial() ? Placement::replicate() : of_rows; };
   for (const SlotId slot : {rows[0], rows[1], counts[0], counts[1]})
     if (type(slot).shape.rank != 3)
       return fault(op, Rule::kTypes, "%{} has {} dims: rows and counts of experts have 3", name(slot), type(slot).shape.rank);
@@ -1487,7 +1729,7 @@ void TypeChecker::check_packed(const Op& op) {
       fault(op, Rule::kTypes, "%{} counts {} groups of rows, and %{} has {}", name(counts[i]), n.shape[0], name(rows[i]),
             r.shape[0]);
     for (int axis = 0; axis < axes(); ++axis)
-      if (split(axis) && place(rows[i], axis) != place(counts[i], axis))
+      if (split(axis) && place(counts[i], axis) != counted_as(place(rows[i], axis)))
         fault(op, Rule::kTypes, "along {}: {}, and {}: rows are counted where they are", axis_name(axis), placed(rows[i], axis),
               placed(counts[i], axis));
   }
@@ -1695,8 +1937,35 @@ std::vector<Aliasing> aliasing_of(const Segment& segment, const Op& op) {
   return found;
 }
 
+namespace {
+
+/// Sequences are packed for every op that goes by positions, or for none: rotary positions that go on over the end of a document, or an
+/// attention that looks past it, fit no loss of the documents.
+void check_packed(const Plan& plan, Report& report) {
+  const Op *packed = nullptr, *whole = nullptr;
+  const Segment* of = nullptr;
+  for (const Segment& segment : plan.segments)
+    for (const Step& step : segment.steps) {
+      const Op* op = std::get_if<Op>(&step);
+      const auto is_packed = op == nullptr ? std::nullopt : packed_of(op->work);
+      if (!is_packed) continue;
+      if (*is_packed)
+        packed = packed != nullptr ? packed : op;
+      else if (whole == nullptr)
+        whole = op, of = &segment;
+    }
+  if (packed != nullptr && whole != nullptr)
+    report.add(
+        Rule::kValues, -1, op_name(*of, *whole),
+        fmt::format("knows no documents, and {} is of packed ones: all of a plan's batches, positions and attentions are, or none",
+                    packed->label));
+}
+
+}  // namespace
+
 void check_types(const Plan& plan, Report& report) {
   for (const Segment& segment : plan.segments) TypeChecker(plan, segment, report).run();
+  check_packed(plan, report);
 }
 
 }  // namespace shardlab::verifying

@@ -4,7 +4,9 @@
 #include "plan/work.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "plan/base/documents.h"
 #include "plan/base/tree.h"
 #include "plan/named_kernels.h"
 #include "plan/precision.h"
@@ -53,7 +55,8 @@ std::vector<int64_t> extents_of(const Linear& linear, const Operands& o) {
     return {out, in, elements(o.read(0)) / in};
   }
   const Shape& w = o.read(1).shape;  // [out, in]
-  const int64_t tokens = elements(o.read(0)) / o.read(0).shape.last();
+  int64_t tokens = rows_of(o.read(0));
+  if (linear.strips > 1) tokens = std::min(tokens, rows_of(o.write(0)));  // of the strip
   return linear.phase == Phase::kI ? std::vector<int64_t>{tokens, w[1], w[0]} : std::vector<int64_t>{tokens, w[0], w[1]};
 }
 
@@ -78,8 +81,13 @@ int64_t flops_of(const Norm& w, const Operands& o) {
 
 int64_t flops_of(const Linear& w, const Operands& o) {
   const std::vector<int64_t> e = extents_of(w, o);
-  const int64_t bias = !w.bias ? 0 : w.phase == Phase::kW ? elements(o.read(1)) : w.phase == Phase::kF ? elements(o.write(0)) : 0;
+  const int64_t bias = !w.bias ? 0 : w.phase == Phase::kW ? elements(o.read(1)) : w.phase == Phase::kF ? e[0] * e[1] : 0;
   return 2 * e[0] * e[1] * e[2] + bias;
+}
+
+/// Of summands all but one are added.
+int64_t flops_of(const Strips& w, const Operands& o) {
+  return w.sum ? elements(o.write(0)) * (static_cast<int64_t>(o.reads()) - 1) : 0;
 }
 
 /// Each pair of a query or key: 4 products, 2 sums.
@@ -90,8 +98,15 @@ int64_t flops_of(const Rope& w, const Operands& o) {
 
 /// Per element of q and k, as of an RMSNorm.
 int64_t flops_of(const HeadNorm& w, const Operands& o) {
+  if (w.over == SumOver::kSequences) return elements(o.read(0)) + elements(o.read(1));
   const int64_t rows = w.heads + 2 * w.kv_heads, n = rows == 0 ? 0 : elements(o.read(0)) / rows * (w.heads + w.kv_heads);
   return n * (w.phase == Phase::kF ? 4 : w.phase == Phase::kI ? 7 : 3);
+}
+
+/// Pairs of a query and a key that it sees, in a sequence: those of one document, or what is expected of packed ones.
+int64_t pairs_of_sequence(const Attention& w, int64_t tokens) {
+  if (w.document > 0) return std::llround(expected_pairs({}, tokens, w.document, 0, tokens, 0, tokens));
+  return tokens * (tokens + 1) / 2;
 }
 
 /// Per query head and causal (query, key) pair. F: two products of d multiply-adds, scale, maximum, subtract, exp, sum.
@@ -99,7 +114,7 @@ int64_t flops_of(const HeadNorm& w, const Operands& o) {
 int64_t flops_of(const Attention& w, const Operands& o) {
   const Type& qkv = w.phase == Phase::kI ? o.read(3) : o.read(0);
   const int64_t sequences = qkv.shape[0], tokens = qkv.shape[1];
-  const int64_t pairs = sequences * w.heads * (tokens * (tokens + 1) / 2);
+  const int64_t pairs = sequences * w.heads * pairs_of_sequence(w, tokens);
   if (w.phase == Phase::kF) return pairs * (4 * w.head_dim + 5);
   return pairs * (10 * w.head_dim + 6) + 2 * elements(o.read(0));
 }
@@ -132,6 +147,8 @@ int64_t flops_of(const Route& w, const Operands& o) {
   if (w.phase == Phase::kF) return elements(o.read(0)) * 5 + elements(o.read(0)) * o.write(0).shape.last();
   return elements(o.read(1)) * (9 + (w.balance != 0 ? 1 : 0) + (w.z_loss != 0 ? 2 : 0));
 }
+/// A sum for each expert that a token goes to.
+int64_t flops_of(const ExpertLoad&, const Operands& o) { return elements(o.read(0)); }
 /// Of a token's rows all but one are added.
 int64_t flops_of(const Dispatch& w, const Operands& o) {
   return w.phase == Phase::kF ? 0 : elements(o.write(0)) * (o.read(1).shape.last() - 1);
@@ -191,6 +208,13 @@ int64_t memory_of(const Work& work, const Operands& o) {
   if (const auto* w = std::get_if<Activation>(&work); w != nullptr && w->counted)
     return expected_bytes(o.read(0), w->rows) + (w->phase == Phase::kI ? expected_bytes(o.read(1), w->rows) : 0) +
            expected_bytes(o.write(0), w->rows);
+  if (const auto* w = std::get_if<Linear>(&work); w != nullptr && w->strips > 1) {
+    // Rows of the strip: the others of the operands that have them are not touched.
+    const std::vector<int64_t> e = extents_of(*w, o);
+    const Type &x = o.read(0), &y = o.write(0);
+    return bytes_of(x.dtype, e[0] * x.shape.last()) + o.read(1).bytes() + (w->bias ? o.read(2).bytes() : 0) +
+           bytes_of(y.dtype, e[0] * y.shape.last());
+  }
   const Embed* embed = std::get_if<Embed>(&work);
   if (!embed || embed->phase != Phase::kF) return o.memory();
   return o.read(0).bytes() + 2 * o.write(0).bytes();  // a row of the table for each row written
@@ -237,13 +261,20 @@ int64_t scratch_of(const AttentionBlock& w, const Operands& o, bool canonical) {
   return attention_scratch(w, (w.phase == Phase::kI ? o.read(4) : o.read(1)).shape[1], canonical);
 }
 
+/// W of packed documents: the rows of tokens in the table, and the scratch of a sum over the rows of an embedding.
+int64_t scratch_of(const Positions& w, const Operands& o, bool) {
+  if (w.phase == Phase::kF || !w.packed) return 0;
+  const int64_t tokens = o.read(0).shape[0] * o.read(0).shape[1];
+  return floats(tokens) + 2 * aligned(8 * tokens);
+}
+
 int64_t scratch_of(const Embed& w, const Operands& o, bool) {
   return w.phase == Phase::kW ? 2 * aligned(8 * elements(o.read(0))) : 0;
 }
 
 /// W: sums by head, by leaf and by sequence, one over all, and where they lie.
 int64_t scratch_of(const HeadNorm& w, const Operands& o, bool) {
-  if (w.phase != Phase::kW) return 0;
+  if (w.phase != Phase::kW || w.over == SumOver::kSequences) return 0;
   const int64_t sequences = o.read(0).shape[0];
   return floats((w.heads + kContractionLeaves + sequences + 1) * w.head_dim) +
          aligned(8 * std::max<int64_t>({int64_t{w.heads}, int64_t{kContractionLeaves}, sequences}));
@@ -379,6 +410,10 @@ int64_t narrow_scratch(const Embed& w, const Operands& o, bool) {
 
 int64_t narrow_scratch(const Positions& w, const Operands& o, bool) {
   if (w.phase == Phase::kF) return windows(o, kBlock);
+  if (w.packed) {
+    const int64_t tokens = o.read(0).shape[0] * o.read(0).shape[1], columns = std::min(o.read(0).shape[2], kColumns);
+    return 3 * floats(tokens) + 2 * floats(tokens * columns) + 2 * aligned(8 * tokens);
+  }
   const int64_t sequences = o.read(0).shape[0], block = std::max<int64_t>(1, kBlock / sequences);
   return floats(sequences * block) + window(o.write(0), block);
 }
@@ -481,9 +516,27 @@ BlockParts block_parts(const Segment& segment, const Op& op, const Mesh& mesh, c
   return parts;
 }
 
+int strip_axis(const Segment& segment, const Op& op, const Mesh& mesh) {
+  const auto place = [&](SlotId slot, size_t axis) { return segment.slots[slot.index()].type.place[axis]; };
+  const auto* linear = std::get_if<Linear>(&op.work);
+  if (op.reads.size() < 2 || op.writes.empty()) return -1;
+  for (size_t a = 0; a < mesh.axes.size(); ++a) {
+    const Placement other = place(op.reads[1], a);  // the weight of a product; a strip of another rank, which no result is
+    const bool of_product = linear != nullptr && mesh.axes[a].size == linear->strips && other.is_shard();
+    const bool of_strips = linear == nullptr && static_cast<size_t>(mesh.axes[a].size) == op.reads.size() &&
+                           other.kind == Place::kLocal && place(op.writes[0], a).kind != Place::kLocal;
+    if (mesh.axes[a].size > 1 && (of_product || of_strips)) return static_cast<int>(a);
+  }
+  return -1;
+}
+
 int64_t pairs_of_block(const Segment& segment, const Op& op, const Mesh& mesh, const TokenOrder& order, const Coordinates* at) {
+  const int64_t document = std::get<AttentionBlock>(op.work).document;
   const auto pairs = [&](const Coordinates& c) {
     const BlockParts p = block_parts(segment, op, mesh, c);
+    if (document > 0)
+      return static_cast<int64_t>(std::llround(
+          expected_pairs(order, p.queries.total, document, p.queries.begin, p.queries.tokens, p.keys.begin, p.keys.tokens)));
     return seen_pairs(order, p.queries.total, p.queries.begin, p.queries.tokens, p.keys.begin, p.keys.tokens);
   };
   if (at != nullptr) return pairs(*at);
@@ -528,7 +581,9 @@ int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {
 
 int64_t rope_table_elements(const Segment& segment, const Op& op) {
   const Rope* rope = std::get_if<Rope>(&op.work);
-  return rope == nullptr ? 0 : Operands(segment, op).read(0).shape[1] * rope->head_dim;
+  if (rope == nullptr) return 0;
+  const Operands operands(segment, op);
+  return operands.read(rope->packed ? 1 : 0).shape[1] * rope->head_dim;  // packed: a row for each position of a sequence
 }
 
 std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op) {

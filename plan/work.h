@@ -34,6 +34,9 @@ BlockParts block_parts(const Segment& segment, const Op& op, const Mesh& mesh, c
 int64_t pairs_of_block(const Segment& segment, const Op& op, const Mesh& mesh, const TokenOrder& order,
                        const Coordinates* at = nullptr);
 
+/// The axis along which the ranks hold the strips of a Linear or of Strips, or -1 where there is none.
+int strip_axis(const Segment& segment, const Op& op, const Mesh& mesh);
+
 /// Extents of a Linear as a matmul [m, n, k], 2mnk flops: F is [tokens, out, in], I [tokens, in, out], W [out, in, tokens].
 std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op);
 

@@ -323,6 +323,7 @@ const std::vector<CaseColumn> kColumns = {
     of_key("cp_ulysses"),
     of_key("loss_chunks"),
     of_key("model.vocab_multiple", Unit::kNone, "", "vocab_multiple"),
+    of_key("tensor_overlap"),
     // By memory space and class, each space at its own peak, of the rank with the highest.
     OF_SPACE("device", "device memory", memory),
     OF_SPACE("host", "host memory", host_memory),
@@ -385,6 +386,7 @@ std::string layout_text(const Case& config) {
   if (l.zero > 0) add(fmt::format("zero{}", l.zero));
   if (l.schedule != Schedule::kNone) add(name_of(l.schedule));
   if (l.sequence_parallel) add("sequence-parallel");
+  if (l.tensor_overlap) add("tensor-overlap");
   if (l.recompute != Recompute::kNone) add(fmt::format("recompute-{}", name_of(l.recompute)));
   // This machine's cores train in fp32 unless a case says otherwise.
   if (config.train.precision != Precision::kFp32 || !config.machine.local) add(name_of(config.train.precision));
@@ -420,7 +422,8 @@ std::optional<double> mfu(const CaseOutcome& o, double step_s) {
   const std::optional<double> peak = peak_flops(config);
   if (!peak || step_s <= 0) return std::nullopt;
   const double tokens_per_s = static_cast<double>(config.train.global_batch_tokens) / step_s;
-  return model_flops_per_token(config.model, config.train.seq_len) * tokens_per_s / *peak;
+  const std::optional<double> flops = model_flops_per_token(config);
+  return flops ? std::optional(*flops * tokens_per_s / *peak) : std::nullopt;
 }
 
 std::optional<int64_t> steps_to_loss(const CaseOutcome& o) {

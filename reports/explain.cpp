@@ -164,10 +164,10 @@ void trace_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
 void contention_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   const Machine& m = o.config.machine;
   const int threads = o.config.layout.world_size() * std::max(1, o.config.threads_per_rank);
-  if (m.local && m.cores > 0 && threads > m.cores)
+  if (m.runs_on_cores() && m.cores > 0 && threads > m.cores)
     out.push_back(fmt::format(
         "{} compute threads share {} cores: ranks take turns, and a wait for a peer may be a wait for a core.", threads, m.cores));
-  if (o.predicted && o.predicted->extrapolated && o.config.canonical)
+  if (o.predicted && o.predicted->extrapolated && o.config.canonical && (m.runs_on_cores() || !m.local))
     out.push_back(
         "canonical multiplies matrices in its own fixed order, and calibration knows the library's faster matmul: the prediction "
         "is a "

@@ -1,10 +1,12 @@
 #include "reports/html.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
 #include <span>
 
 #include "reports/assets.h"
@@ -81,9 +83,19 @@ std::vector<Statement> said_of(const Report& report, const Summary& summary) {
   return all;
 }
 
-/// "2026-05-04 · Intel Xeon": of a run that measured, where; of any, when.
+/// "2026-05-04 · Intel Xeon", or "2026-05-04 · NVIDIA H200, host Intel Xeon": of a run that measured, where; of any, when.
 std::string subtitle_of(const Report& report) {
-  return fmt::format("{}{}{}", report.metadata.date, report.metadata.processor.empty() ? "" : " · ", report.metadata.processor);
+  std::set<std::string> gpus;
+  bool measured = false;
+  for (const CaseOutcome& o : report.cases) {
+    if (!o.measured) continue;
+    measured = true;
+    if (o.config.backend == BackendKind::kCuda) gpus.insert(o.config.machine.device.id);
+  }
+  const std::string& host = report.metadata.processor;
+  if (!measured || (host.empty() && gpus.empty())) return report.metadata.date;
+  if (gpus.empty()) return report.metadata.date + " · " + host;
+  return fmt::format("{} · {}{}{}", report.metadata.date, fmt::join(gpus, ", "), host.empty() ? "" : ", host ", host);
 }
 
 std::string statements_html(const std::vector<Statement>& all) {

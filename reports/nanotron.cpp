@@ -31,7 +31,8 @@ Value model_tflops(Outcome o) {
   const Value rate = tokens_per_gpu(o);
   // Of a model that no case can hold the case has the body alone.
   if (!std::holds_alternative<double>(rate) || o.parameters != parameter_count(o.config.model)) return nothing();
-  return std::get<double>(rate) * model_flops_per_token(o.config.model, o.config.train.seq_len) / 1e12;
+  const std::optional<double> flops = model_flops_per_token(o.config);
+  return flops ? Value(std::get<double>(rate) * *flops / 1e12) : nothing();
 }
 
 /// What is recomputed counts too.
@@ -68,61 +69,63 @@ Value dtype(Outcome o) {
   }
 }
 
-struct Column {
+struct NanotronColumn {
   std::string_view name;
   Value (*get)(Outcome);
 };
 
-constexpr std::array kColumns{
-    Column{"job_id", [](Outcome) { return nothing(); }},
-    Column{"name", [](Outcome o) { return Value(o.config.name); }},
-    Column{"nodes",
-           [](Outcome o) {
-             const int64_t of_node = std::max(1, o.config.machine.devices_per_node);
-             return Value((o.config.layout.world_size() + of_node - 1) / of_node);
-           }},
-    Column{"seq_len", [](Outcome o) { return Value(int64_t{o.config.train.seq_len}); }},
-    Column{"mbs", [](Outcome o) { return Value(int64_t{o.config.train.micro_batch}); }},
-    Column{"batch_accum", [](Outcome o) { return Value(int64_t{o.config.train.grad_accumulation}); }},
-    Column{"gbs", [](Outcome o) { return Value(o.config.train.global_batch_tokens / o.config.train.seq_len); }},
-    Column{"mTFLOPs", model_tflops},
-    Column{"hTFLOPs", hardware_tflops},
-    Column{"tok/s/gpu", tokens_per_gpu},
-    Column{"Mem Alloc (GB)", allocated},
-    Column{"Mem Res (GB)", [](Outcome) { return nothing(); }},
-    Column{"dp", [](Outcome o) { return Value(int64_t{o.config.layout.dp}); }},
-    Column{"pp", [](Outcome o) { return Value(int64_t{o.config.layout.pp}); }},
-    Column{"tp", [](Outcome o) { return Value(int64_t{o.config.layout.tp}); }},
-    Column{"cp", [](Outcome o) { return Value(int64_t{o.config.layout.cp}); }},
-    Column{"ep", [](Outcome o) { return Value(int64_t{o.config.layout.ep}); }},
-    Column{"pp_engine", engine},
-    Column{"tp_mode", tp_mode},
-    Column{"tp_async_comm", [](Outcome) { return nothing(); }},
-    Column{"recompute_layer", [](Outcome o) { return truth(o.config.layout.recompute != Recompute::kNone); }},
-    Column{"hidden_size", [](Outcome o) { return Value(o.config.model.hidden); }},
-    Column{"hidden_act", [](Outcome o) { return Value(std::string(o.config.model.is_llama() ? "silu" : "gelu")); }},
-    Column{"num_layers", [](Outcome o) { return Value(o.config.model.layers); }},
-    Column{"num_heads", [](Outcome o) { return Value(o.config.model.heads); }},
-    Column{"num_kv_heads", [](Outcome o) { return Value(o.config.model.kv_heads); }},
-    Column{"max_pos", [](Outcome o) { return o.config.model.max_positions > 0 ? Value(o.config.model.max_positions) : nothing(); }},
-    Column{"vocab_size", [](Outcome o) { return Value(o.config.model.vocab); }},
-    Column{"tie_word_embeddings", [](Outcome o) { return truth(o.config.model.tied_embeddings); }},
-    Column{"dtype", dtype},
-    Column{"zero_stage", [](Outcome o) { return Value(int64_t{o.config.layout.zero}); }},
-    Column{"ddp_bucket_cap_mb",
-           [](Outcome o) { return o.config.layout.bucket_bytes > 0 ? Value(o.config.layout.bucket_bytes >> 20) : nothing(); }},
-    Column{"accumulate_grad_in_fp32", [](Outcome o) { return truth(element_types(o.config).gradient == DType::f32); }},
-    Column{"Total Params", [](Outcome o) { return o.parameters > 0 ? Value(o.parameters) : nothing(); }},
-    Column{"Local Params", [](Outcome) { return nothing(); }}};
+constexpr std::array kNanotronColumns{
+    NanotronColumn{"job_id", [](Outcome) { return nothing(); }},
+    NanotronColumn{"name", [](Outcome o) { return Value(o.config.name); }},
+    NanotronColumn{"nodes",
+                   [](Outcome o) {
+                     const int64_t of_node = std::max(1, o.config.machine.devices_per_node);
+                     return Value((o.config.layout.world_size() + of_node - 1) / of_node);
+                   }},
+    NanotronColumn{"seq_len", [](Outcome o) { return Value(int64_t{o.config.train.seq_len}); }},
+    NanotronColumn{"mbs", [](Outcome o) { return Value(int64_t{o.config.train.micro_batch}); }},
+    NanotronColumn{"batch_accum", [](Outcome o) { return Value(int64_t{o.config.train.grad_accumulation}); }},
+    NanotronColumn{"gbs", [](Outcome o) { return Value(o.config.train.global_batch_tokens / o.config.train.seq_len); }},
+    NanotronColumn{"mTFLOPs", model_tflops},
+    NanotronColumn{"hTFLOPs", hardware_tflops},
+    NanotronColumn{"tok/s/gpu", tokens_per_gpu},
+    NanotronColumn{"Mem Alloc (GB)", allocated},
+    NanotronColumn{"Mem Res (GB)", [](Outcome) { return nothing(); }},
+    NanotronColumn{"dp", [](Outcome o) { return Value(int64_t{o.config.layout.dp}); }},
+    NanotronColumn{"pp", [](Outcome o) { return Value(int64_t{o.config.layout.pp}); }},
+    NanotronColumn{"tp", [](Outcome o) { return Value(int64_t{o.config.layout.tp}); }},
+    NanotronColumn{"cp", [](Outcome o) { return Value(int64_t{o.config.layout.cp}); }},
+    NanotronColumn{"ep", [](Outcome o) { return Value(int64_t{o.config.layout.ep}); }},
+    NanotronColumn{"pp_engine", engine},
+    NanotronColumn{"tp_mode", tp_mode},
+    NanotronColumn{"tp_async_comm", [](Outcome) { return nothing(); }},
+    NanotronColumn{"recompute_layer", [](Outcome o) { return truth(o.config.layout.recompute != Recompute::kNone); }},
+    NanotronColumn{"hidden_size", [](Outcome o) { return Value(o.config.model.hidden); }},
+    NanotronColumn{"hidden_act", [](Outcome o) { return Value(std::string(o.config.model.is_llama() ? "silu" : "gelu")); }},
+    NanotronColumn{"num_layers", [](Outcome o) { return Value(o.config.model.layers); }},
+    NanotronColumn{"num_heads", [](Outcome o) { return Value(o.config.model.heads); }},
+    NanotronColumn{"num_kv_heads", [](Outcome o) { return Value(o.config.model.kv_heads); }},
+    NanotronColumn{"max_pos",
+                   [](Outcome o) { return o.config.model.max_positions > 0 ? Value(o.config.model.max_positions) : nothing(); }},
+    NanotronColumn{"vocab_size", [](Outcome o) { return Value(o.config.model.vocab); }},
+    NanotronColumn{"tie_word_embeddings", [](Outcome o) { return truth(o.config.model.tied_embeddings); }},
+    NanotronColumn{"dtype", dtype},
+    NanotronColumn{"zero_stage", [](Outcome o) { return Value(int64_t{o.config.layout.zero}); }},
+    NanotronColumn{
+        "ddp_bucket_cap_mb",
+        [](Outcome o) { return o.config.layout.bucket_bytes > 0 ? Value(o.config.layout.bucket_bytes >> 20) : nothing(); }},
+    NanotronColumn{"accumulate_grad_in_fp32", [](Outcome o) { return truth(element_types(o.config).gradient == DType::f32); }},
+    NanotronColumn{"Total Params", [](Outcome o) { return o.parameters > 0 ? Value(o.parameters) : nothing(); }},
+    NanotronColumn{"Local Params", [](Outcome) { return nothing(); }}};
 
 }  // namespace
 
 Table nanotron_table(std::span<const CaseOutcome> cases) {
   Table table;
-  for (const Column& c : kColumns) table.columns.push_back({std::string(c.name)});
+  for (const NanotronColumn& c : kNanotronColumns) table.columns.push_back({std::string(c.name)});
   for (const CaseOutcome& o : cases) {
     auto& row = table.rows.emplace_back();
-    for (const Column& c : kColumns) row.push_back(c.get(o));
+    for (const NanotronColumn& c : kNanotronColumns) row.push_back(c.get(o));
   }
   return table;
 }

@@ -188,6 +188,7 @@ void visit_fields(V& v, T& x) {
   v("wake_latency_s", x.wake_latency_s);
   v("handover_s", x.handover_s);
   v("turn_s", x.turn_s);
+  v("launch_ahead", x.launch_ahead);
 }
 
 template <class V, class T>

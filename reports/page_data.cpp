@@ -315,8 +315,11 @@ Json summary_json(const Summary& s) {
                       {"at_step", g.at_step},
                       {"steps", g.steps},
                       {"unigram", g.unigram ? json_of(*g.unigram) : Json(nullptr)}});
+  Json fastest_by_model = Json::array();
+  for (const ModelBest& best : s.by_model) fastest_by_model.push_back(best.fastest);
   return {{"fastest", s.fastest},
           {"smallest", s.smallest},
+          {"fastest_by_model", fastest_by_model},
           {"by_measurement", s.by_measurement},
           {"accuracy", accuracy},
           {"losses", losses}};

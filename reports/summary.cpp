@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 
+#include "plan/op_fields.h"
 #include "reports/columns.h"
 #include "reports/format.h"
 
@@ -53,8 +54,13 @@ Accuracy accuracy_of(std::span<const CaseOutcome> cases, int world_size /* 0: al
 std::string loss_label(const Case& c) {
   std::string label = fmt::format("{}, {} tokens a step, {}, lr {}, seed {}", c.model.name, c.train.global_batch_tokens,
                                   name_of(c.train.optimizer), c.train.learning_rate.peak, c.train.seed);
+  if (c.data.packed) label += ", packed";
   if (c.train.dropout > 0) label += fmt::format(", dropout {}", c.train.dropout);
   if (c.train.precision != Precision::kFp32) label += fmt::format(", {}", name_of(c.train.precision));
+  // Sums over tokens in another order have other bits, which only canonical mode promises.
+  if (const TokenOrder order = token_order_of(c.layout);
+      c.canonical && order.kind != TokenOrder::Kind::kContiguous && order.parts > 1)
+    label += fmt::format(", tokens in {} order of {}", kTokenOrders[static_cast<size_t>(order.kind)], order.parts);
   return label;
 }
 
@@ -69,8 +75,9 @@ std::string loss_key(const Case& c) {
   if (const Experts& e = m.experts; e.count > 0)
     key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
                        e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen);
-  key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon, t.dropout,
-                     static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens);
+  key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {} {} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon,
+                     t.dropout, static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens,
+                     c.data.packed, c.data.document_end);
   return key;
 }
 
@@ -130,25 +137,42 @@ std::string counted(int64_t n, std::string_view one, std::string_view many) { re
 double step_of(const CaseOutcome& o, bool measured) { return measured ? o.measured->step_s : o.predicted->step_s; }
 int64_t peak_of(const CaseOutcome& o, bool measured) { return measured ? o.measured->peak_bytes : o.predicted->peak_bytes; }
 
-Statement fastest_statement(std::span<const CaseOutcome> cases, const Summary& s) {
-  const CaseOutcome& o = cases[static_cast<size_t>(s.fastest)];
-  const double step = step_of(o, s.by_measurement);
-  std::string text = fmt::format("Fastest: {}, {} {}, {} a step", case_title(o.config),
+/// `of`: " of MODEL" where several models ran, else nothing.
+Statement fastest_statement(std::span<const CaseOutcome> cases, const ModelBest& best, bool by_measurement, std::string_view of) {
+  const CaseOutcome& o = cases[static_cast<size_t>(best.fastest)];
+  const double step = step_of(o, by_measurement);
+  std::string text = fmt::format("Fastest{}: {}, {} {}, {} a step", of, case_title(o.config),
                                  tokens_per_second_text(static_cast<double>(o.config.train.global_batch_tokens) / step),
-                                 s.by_measurement ? "measured" : "predicted", seconds_text(step));
+                                 by_measurement ? "measured" : "predicted", seconds_text(step));
   if (const auto use = mfu(o, step)) text += fmt::format(", MFU {}", percent_text(*use));
-  return {Statement::Mood::kAnswer, text + fmt::format(", {} for the largest rank.", bytes_text(peak_of(o, s.by_measurement)))};
+  return {Statement::Mood::kAnswer, text + fmt::format(", {} for the largest rank.", bytes_text(peak_of(o, by_measurement)))};
 }
 
-Statement smallest_statement(std::span<const CaseOutcome> cases, const Summary& s) {
-  const CaseOutcome& o = cases[static_cast<size_t>(s.smallest)];
-  const CaseOutcome& fastest = cases[static_cast<size_t>(s.fastest)];
+Statement smallest_statement(std::span<const CaseOutcome> cases, const ModelBest& best, bool by_measurement, std::string_view of) {
+  const CaseOutcome& o = cases[static_cast<size_t>(best.smallest)];
+  const CaseOutcome& fastest = cases[static_cast<size_t>(best.fastest)];
   std::string text =
-      fmt::format("Smallest: {}, {} for the largest rank", case_title(o.config), bytes_text(peak_of(o, s.by_measurement)));
-  if (s.smallest == s.fastest) return {Statement::Mood::kAnswer, text + "; it is the fastest too."};
-  const double rate = static_cast<double>(o.config.train.global_batch_tokens) / step_of(o, s.by_measurement);
-  const double best = static_cast<double>(fastest.config.train.global_batch_tokens) / step_of(fastest, s.by_measurement);
-  return {Statement::Mood::kAnswer, text + fmt::format(", at {} of the fastest's tokens per second.", percent_text(rate / best))};
+      fmt::format("Smallest{}: {}, {} for the largest rank", of, case_title(o.config), bytes_text(peak_of(o, by_measurement)));
+  if (best.smallest == best.fastest) return {Statement::Mood::kAnswer, text + "; it is the fastest too."};
+  const double rate = static_cast<double>(o.config.train.global_batch_tokens) / step_of(o, by_measurement);
+  const double most = static_cast<double>(fastest.config.train.global_batch_tokens) / step_of(fastest, by_measurement);
+  return {Statement::Mood::kAnswer, text + fmt::format(", at {} of the fastest's tokens per second.", percent_text(rate / most))};
+}
+
+constexpr size_t kModelsSaid = 6;  ///< models whose best cases are said in sentences; the table has them all
+
+void best_statements(std::span<const CaseOutcome> cases, const Summary& s, std::vector<Statement>& out) {
+  const bool one = s.by_model.size() == 1;
+  for (size_t i = 0; i < std::min(s.by_model.size(), kModelsSaid); ++i) {
+    const ModelBest& best = s.by_model[i];
+    const std::string of = one ? std::string() : " of " + best.model;
+    out.push_back(fastest_statement(cases, best, s.by_measurement, of));
+    // Of several models a smallest case that is the fastest too needs no line of its own.
+    if (one || best.smallest != best.fastest) out.push_back(smallest_statement(cases, best, s.by_measurement, of));
+  }
+  if (s.by_model.size() > kModelsSaid)
+    out.push_back({Statement::Mood::kNote, fmt::format("{} further models ran: the table has their cases, the fastest first.",
+                                                       s.by_model.size() - kModelsSaid)});
 }
 
 Statement step_time_statement(std::span<const CaseOutcome> cases, const Summary& s) {
@@ -207,24 +231,83 @@ Statement spread_statement(const LossGroup& g, LossPromise promise) {
   return {};
 }
 
-void loss_statements(const LossGroup& g, std::vector<Statement>& out) {
-  if (!g.finite) {
-    out.push_back({Statement::Mood::kBad, fmt::format("Some loss is not finite ({}).", g.label)});
-    return;
-  }
-  for (const LossPromise promise : {LossPromise::kExact, LossPromise::kRounded, LossPromise::kDesigned}) {
-    const int cases = g.spread[static_cast<size_t>(promise)].cases;
-    if (cases > (promise == LossPromise::kDesigned && static_cast<int>(g.cases.size()) > cases ? 0 : 1))
-      out.push_back(spread_statement(g, promise));
-  }
+/// Whether the curves of one promise are worth a sentence: two of them, or one of another method beside others.
+bool has_spread(const LossGroup& g, LossPromise promise) {
+  const int cases = g.spread[static_cast<size_t>(promise)].cases;
+  return cases > (promise == LossPromise::kDesigned && static_cast<int>(g.cases.size()) > cases ? 0 : 1);
+}
+
+bool is_below_unigram(const LossGroup& g) { return g.unigram && g.last < *g.unigram; }
+
+Statement last_loss_statement(const LossGroup& g) {
   std::string text = fmt::format("The last loss ({}) is {:.4f}", g.label, g.last);
-  if (!g.unigram) {
-    out.push_back({Statement::Mood::kNote, text + "."});
+  if (!g.unigram) return {Statement::Mood::kNote, text + "."};
+  const bool below = is_below_unigram(g);
+  text += fmt::format(", {} the unigram model's {:.4f}.", below ? "below" : "not below", *g.unigram);
+  return {below ? Statement::Mood::kGood : Statement::Mood::kBad, text};
+}
+
+Statement not_finite_statement(const LossGroup& g) {
+  return {Statement::Mood::kBad, fmt::format("Some loss is not finite ({}).", g.label)};
+}
+
+void loss_statements_of(const LossGroup& g, std::vector<Statement>& out) {
+  if (!g.finite) {
+    out.push_back(not_finite_statement(g));
     return;
   }
-  const bool below = g.last < *g.unigram;
-  text += fmt::format(", {} the unigram model's {:.4f}.", below ? "below" : "not below", *g.unigram);
-  out.push_back({below ? Statement::Mood::kGood : Statement::Mood::kBad, text});
+  for (const LossPromise promise : {LossPromise::kExact, LossPromise::kRounded, LossPromise::kDesigned})
+    if (has_spread(g, promise)) out.push_back(spread_statement(g, promise));
+  out.push_back(last_loss_statement(g));
+}
+
+constexpr size_t kGroupsSaid = 2;  ///< groups of cases that train the same whose losses have sentences of their own
+
+/// Losses of many groups in one sentence a promise: what holds in all of them is counted, what breaks a promise is named.
+void many_groups_statements(std::span<const LossGroup> groups, std::vector<Statement>& out) {
+  int exact = 0, below = 0, compared = 0, exact_cases = 0;
+  const LossGroup* widest = nullptr;
+  for (const LossGroup& g : groups) {
+    if (!g.finite) {
+      out.push_back(not_finite_statement(g));
+      continue;
+    }
+    if (has_spread(g, LossPromise::kExact)) {
+      const LossSpread& s = g.spread[static_cast<size_t>(LossPromise::kExact)];
+      if (s.largest == 0)
+        ++exact, exact_cases += s.cases;
+      else
+        out.push_back(spread_statement(g, LossPromise::kExact));
+    }
+    if (has_spread(g, LossPromise::kRounded)) {
+      const auto rounded = [](const LossGroup& of) { return of.spread[static_cast<size_t>(LossPromise::kRounded)].largest; };
+      if (widest == nullptr || rounded(g) > rounded(*widest)) widest = &g;
+    }
+    if (has_spread(g, LossPromise::kDesigned)) out.push_back(spread_statement(g, LossPromise::kDesigned));
+    if (!g.unigram) continue;
+    ++compared;
+    if (is_below_unigram(g))
+      ++below;
+    else
+      out.push_back(last_loss_statement(g));
+  }
+  if (exact > 0)
+    out.push_back({Statement::Mood::kGood,
+                   fmt::format("Losses: in {} that train the same, {} in canonical mode are equal to the bit, as promised.",
+                               counted(exact, "group of cases", "groups of cases"), counted(exact_cases, "layout", "layouts"))});
+  if (widest != nullptr) {
+    Statement most = spread_statement(*widest, LossPromise::kRounded);
+    out.push_back({most.mood, "The widest of all groups: " + most.text});
+  }
+  if (below > 0)
+    out.push_back(
+        {Statement::Mood::kGood, fmt::format("The last loss is below the unigram model's in {} of {} that train the same.", below,
+                                             counted(compared, "group of cases", "groups of cases"))});
+}
+
+void loss_statements(std::span<const LossGroup> groups, std::vector<Statement>& out) {
+  if (groups.size() > kGroupsSaid) return many_groups_statements(groups, out);
+  for (const LossGroup& g : groups) loss_statements_of(g, out);
 }
 
 /// Of cases that ended well: those whose updates were left out, which no other figure shows.
@@ -236,6 +319,18 @@ std::optional<Statement> skipped_statement(std::span<const CaseOutcome> cases) {
                           o.reason.empty() ? counted(o.measured->skipped_steps, "update", "updates") : o.reason);
   if (text.empty()) return std::nullopt;
   return Statement{Statement::Mood::kBad, text + "."};
+}
+
+/// Of cases with packed documents: those whose attention is predicted without knowing how long these are.
+std::optional<Statement> documents_statement(std::span<const CaseOutcome> cases) {
+  int64_t unknown = 0;
+  for (const CaseOutcome& o : cases)
+    unknown += is_ok(o) && o.predicted && o.config.data.packed && o.config.data.document_tokens == 0;
+  if (unknown == 0) return std::nullopt;
+  return Statement{Statement::Mood::kBad,
+                   fmt::format("Attention of {} with packed documents was predicted as if each sequence were one document: set "
+                               "data.document_tokens to the tokens that a document has on average.",
+                               counted(unknown, "case", "cases"))};
 }
 
 Statement status_statement(const Summary& s) {
@@ -269,16 +364,29 @@ Summary summarise(std::span<const CaseOutcome> cases, const std::array<int64_t, 
     s.by_measurement = s.by_measurement || (is_ok(o) && o.measured);
   }
   std::vector<int> sizes;
-  double best_rate = 0;
+  const auto rate = [&](int i) {
+    const CaseOutcome& o = cases[static_cast<size_t>(i)];
+    return static_cast<double>(o.config.train.global_batch_tokens) / step_of(o, s.by_measurement);
+  };
+  const auto peak = [&](int i) { return peak_of(cases[static_cast<size_t>(i)], s.by_measurement); };
+  std::map<std::string, size_t> models;
   for (size_t i = 0; i < cases.size(); ++i) {
     const CaseOutcome& o = cases[i];
     if (!is_ok(o) || !(s.by_measurement ? o.measured.has_value() : o.predicted.has_value())) continue;
-    const double rate = static_cast<double>(o.config.train.global_batch_tokens) / step_of(o, s.by_measurement);
-    if (s.fastest < 0 || rate > best_rate) best_rate = rate, s.fastest = static_cast<int>(i);
-    if (s.smallest < 0 || peak_of(o, s.by_measurement) < peak_of(cases[static_cast<size_t>(s.smallest)], s.by_measurement))
-      s.smallest = static_cast<int>(i);
+    const int own = static_cast<int>(i);
+    const auto [found, fresh] = models.try_emplace(o.config.model.name, s.by_model.size());
+    if (fresh) s.by_model.push_back({o.config.model.name, own, own});
+    ModelBest& best = s.by_model[found->second];
+    if (rate(own) > rate(best.fastest)) best.fastest = own;
+    if (peak(own) < peak(best.smallest)) best.smallest = own;
     if (step_error_pct(o)) sizes.push_back(o.config.layout.world_size());
   }
+  for (ModelBest& best : s.by_model) {
+    if (peak(best.fastest) == peak(best.smallest)) best.smallest = best.fastest;
+    if (s.fastest < 0 || rate(best.fastest) > rate(s.fastest)) s.fastest = best.fastest;
+    if (s.smallest < 0 || peak(best.smallest) < peak(s.smallest)) s.smallest = best.smallest;
+  }
+  if (s.fastest >= 0 && peak(s.fastest) == peak(s.smallest)) s.smallest = s.fastest;
   std::sort(sizes.begin(), sizes.end());
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   s.all = accuracy_of(cases, 0);
@@ -320,8 +428,7 @@ std::optional<Statement> time_to_loss_statement(std::span<const CaseOutcome> cas
 std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summary& s) {
   std::vector<Statement> out;
   if (s.fastest >= 0) {
-    out.push_back(fastest_statement(cases, s));
-    out.push_back(smallest_statement(cases, s));
+    best_statements(cases, s, out);
   } else {
     out.push_back(
         {Statement::Mood::kBad, s.total == 0 ? "There are no cases." : "No case ran: the table gives the reason of each."});
@@ -330,9 +437,10 @@ std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summ
     out.push_back(step_time_statement(cases, s));
     out.push_back(exactness_statement(s.all));
   }
-  for (const LossGroup& g : s.losses) loss_statements(g, out);
+  loss_statements(s.losses, out);
   if (auto time = time_to_loss_statement(cases)) out.push_back(*std::move(time));
   if (auto skipped = skipped_statement(cases)) out.push_back(std::move(*skipped));
+  if (auto documents = documents_statement(cases)) out.push_back(std::move(*documents));
   if (s.total > 0) out.push_back(status_statement(s));
   return out;
 }

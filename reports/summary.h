@@ -55,12 +55,20 @@ struct LossGroup {
   double last = 0;                   ///< median of the last losses
 };
 
+/// The best cases of one model. Tokens per second of different models say nothing of their layouts.
+struct ModelBest {
+  std::string model;
+  int fastest = -1;   ///< most tokens/s among the model's ok cases, index
+  int smallest = -1;  ///< least peak bytes of a rank, index
+};
+
 struct Summary {
   int64_t total = 0;
   std::array<int64_t, 5> by_status{};  ///< by Status
   bool by_measurement = false;         ///< fastest and smallest are measured; else predicted
   int fastest = -1;                    ///< most tokens/s among the ok cases, index or -1
   int smallest = -1;                   ///< least peak bytes of a rank
+  std::vector<ModelBest> by_model;     ///< in the order of the cases
   Accuracy all;
   std::vector<std::pair<int, Accuracy>> by_world_size;  ///< ascending
   std::vector<LossGroup> losses;

@@ -19,6 +19,7 @@
 #include "runtime/named_kernels.h"
 #include "runtime/operands.h"
 #include "runtime/positions.h"
+#include "runtime/reduction.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -45,6 +46,7 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const LoadBatch& w);
   Launch bind_work(const BoundOp& op, const Embed& w);
   Launch bind_work(const BoundOp& op, const Positions& w);
+  Launch bind_packed(const BoundOp& op, const Positions& w);
   Launch bind_work(const BoundOp& op, const Norm& w);
   Launch bind_work(const BoundOp& op, const Linear& w);
   Launch bind_work(const BoundOp& op, const Rope& w);
@@ -53,8 +55,10 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const AttentionBlock& w);
   Launch bind_work(const BoundOp& op, const AttentionMerge& w);
   Launch bind_work(const BoundOp& op, const Regroup& w);
+  Launch bind_work(const BoundOp& op, const Strips& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
   Launch bind_work(const BoundOp& op, const Route& w);
+  Launch bind_work(const BoundOp& op, const ExpertLoad& w);
   Launch bind_work(const BoundOp& op, const Dispatch& w);
   Launch bind_work(const BoundOp& op, const GroupedLinear& w);
   Launch bind_work(const BoundOp& op, const Combine& w);
@@ -98,6 +102,21 @@ class CpuBackend final : public Backend {
   template <class Args, class Move>
   static Launch by_sequence(void (*kernel)(const Args&), Args args, kernels::Tokens tokens, Move move);
   Launch sum_sequences(const BoundOp& op, bool accumulate);
+  /// A product of each sequence's strip; `move` takes the operands to the first row that is read and the first that is written.
+  template <class Args, class Move>
+  Launch in_strips(const BoundOp& op, const StripRows& strips, void (*kernel)(const Args&), const Args& args, Move move) {
+    const int64_t scratch = kernels::linear_scratch_bytes(args);
+    std::vector<Launch> each;
+    for (int64_t b = 0; b < strips.sequences; ++b) {
+      Args one = args;
+      move(one, strips.read + b * strips.read_step, strips.written + b * strips.written_step);
+      each.push_back(with_scratch(op, kernel, one, scratch));
+    }
+    if (each.size() == 1) return each[0];
+    return [each = std::move(each)](const StepState& state) {
+      for (const Launch& one : each) one(state);
+    };
+  }
   /// The tools of mixed ops and named kernels.
   BindTools tools() const { return {k_, options_}; }
   Result<Launch> lend_scratch(const BoundOp& op, Result<ScratchLaunch> bound);
@@ -135,6 +154,7 @@ Result<Launch> CpuBackend::bind(const BoundOp& op) {
   if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work)) return lend_scratch(op, bind_named(op, *kernel, tools()));
   if (const Rope* rope = std::get_if<Rope>(&op.op().work)) want_rope_table(op, *rope);
   if (const Regroup* regroup = std::get_if<Regroup>(&op.op().work)) return bind_work(op, *regroup);
+  if (const Strips* strips = std::get_if<Strips>(&op.op().work)) return bind_work(op, *strips);
   if (is_mixed(op) || std::holds_alternative<SplitHeads>(op.op().work)) return lend_scratch(op, bind_mixed(op, tools()));
   const bool copies = std::holds_alternative<Copy>(op.op().work);
   if (copies && op.reads[0].type->dtype != op.writes[0].type->dtype)
@@ -166,9 +186,9 @@ Result<Launch> CpuBackend::lend_scratch(const BoundOp& op, Result<ScratchLaunch>
 void CpuBackend::want_rope_table(const BoundOp& op, const Rope& w) {
   const Type& qkv = *op.writes[0].type;
   SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
-  fill_rope_table_ = [part = part_of(op, qkv, 1), order = op.plan->token_order, n = tokens_of(op, qkv).tokens, d = w.head_dim,
-                      theta = w.theta,
-                      table = op.rope_table] { kernels::rope_table(part.begin, n, d, theta, table, order, part.total); };
+  fill_rope_table_ = [rows = rope_rows(op, qkv), d = w.head_dim, theta = w.theta, table = op.rope_table] {
+    kernels::rope_table(rows.begin, rows.count, d, theta, table, rows.order, rows.total);
+  };
 }
 
 void CpuBackend::enter_thread(int stream) {
@@ -181,20 +201,7 @@ void CpuBackend::enter_thread(int stream) {
 // ---- input and embeddings
 
 Launch CpuBackend::bind_work(const BoundOp& op, const LoadBatch& w) {
-  SHARDLAB_CHECK(op.source != nullptr, "`{}` reads a batch and the session has no data", describe(*op.plan, *op.instruction));
-  const Tensor& out = op.writes[0];
-  const int64_t sequences = out.shape()[0], length = logical_shape(*out.type, op.mesh())[1] + 1;
-  const int64_t first = op.first_sequence(*out.type), per_step = op.sequences_per_step(*out.type);
-  std::vector<int64_t> places = positions_of(op, *out.type);  // a target stands behind its token in the text, wherever that lies
-  for (int64_t& place : places) place += w.targets ? 1 : 0;
-  auto whole = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(length));
-  return [source = op.source, data = out.as<int32_t>(), whole, sequences, first, per_step, places](const StepState& state) {
-    int32_t* to = data;
-    for (int64_t i = 0; i < sequences; ++i) {
-      source->sequence(state.step * per_step + first + i, *whole);
-      for (const int64_t place : places) *to++ = (*whole)[static_cast<size_t>(place)];
-    }
-  };
+  return [rows = BatchRows(op, w), to = op.writes[0].as<int32_t>()](const StepState& state) { rows.read(state.step, to); };
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Embed& w) {
@@ -227,6 +234,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Embed& w) {
 
 /// A token takes the row of its position: where positions are consecutive, one call takes the rows of all.
 Launch CpuBackend::bind_work(const BoundOp& op, const Positions& w) {
+  if (w.packed) return bind_packed(op, w);
   const Type& x = *op.reads[0].type;
   const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
   if (w.phase == Phase::kF) {
@@ -265,6 +273,38 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Positions& w) {
   return [weight = k_.positions_weight, fill = k_.fill, calls, gaps, table = mutable_floats(op.writes[0])](const StepState&) {
     for (const auto& args : calls) weight(args);
     for (const auto& [first, n] : gaps) fill(table + first, n, 0.0f);
+  };
+}
+
+/// Positions in documents are known when the batch is there. Backward a row of the table is a row of an embedding by positions.
+Launch CpuBackend::bind_packed(const BoundOp& op, const Positions& w) {
+  const auto [documents, width, rows] = packed_positions(op, w);
+  const kernels::Tokens tokens = tokens_of(op, *op.reads[0].type);
+  if (w.phase == Phase::kF)
+    return [kernel = k_.positions_forward, documents = documents, tokens, width = width, rows = rows, x = floats(op.reads[0]),
+            table = floats(op.reads[1]), y = mutable_floats(op.writes[0])](const StepState&) {
+      for_document_runs(documents, tokens.sequences, tokens.tokens, rows, [&](int64_t first, int64_t n, int64_t position) {
+        kernel({x + first * width, table + position * width, y + first * width, 1, n, width});
+      });
+    };
+  if (w.accumulate) check_in_place(op, op.writes[0], op.reads[2]);
+  kernels::EmbedWeight args{.dx = floats(op.reads[0]),
+                            .dtable = mutable_floats(op.writes[0]),
+                            .sequences = tokens.sequences,
+                            .tokens = tokens.tokens,
+                            .width = width,
+                            .table_rows = rows,
+                            .accumulate = w.accumulate,
+                            .part = tokens.part};
+  const int64_t ids = aligned(4 * tokens.rows()), bytes = ids + kernels::embed_scratch_bytes(args);
+  SHARDLAB_CHECK(bytes <= static_cast<int64_t>(op.workspace.size()), "`{}` needs {} bytes of scratch and its stream has {}",
+                 describe(*op.plan, *op.instruction), bytes, op.workspace.size());
+  auto* const taken = reinterpret_cast<int32_t*>(op.workspace.data());
+  args.ids = taken;
+  args.scratch = op.workspace.data() + ids;
+  return [kernel = k_.embed_weight, args, documents = documents, taken](const StepState&) {
+    copy_positions(documents, args.sequences, args.tokens, taken);
+    kernel(args);
   };
 }
 
@@ -362,7 +402,9 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Linear& w) {
     return with_scratch(op, k_.linear_weight, args, kernels::linear_scratch_bytes(args));
   }
   const Tensor& weight = op.reads[1];
-  const int64_t rows = rows_of(*op.reads[0].type), out = weight.shape()[0], in = weight.shape()[1];
+  const StripRows strips = strip_rows(op, w);
+  const int64_t rows = strips.rows, out = weight.shape()[0], in = weight.shape()[1];
+  if (w.carry) check_in_place(op, op.writes[0], op.reads.back());
   if (w.phase == Phase::kI) {
     const kernels::LinearInput args{.dy = floats(op.reads[0]),
                                     .w = floats(weight),
@@ -372,7 +414,10 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Linear& w) {
                                     .out = out,
                                     .out_part = part_of(op, *weight.type, 0),
                                     .canonical = canonical};
-    return with_scratch(op, k_.linear_input, args, kernels::linear_scratch_bytes(args));
+    return in_strips(op, strips, k_.linear_input, args, [=](kernels::LinearInput& a, int64_t from, int64_t to) {
+      a.dy += from * out;
+      a.dx += to * in;
+    });
   }
   const kernels::LinearForward args{.x = floats(op.reads[0]),
                                     .w = floats(weight),
@@ -383,7 +428,10 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Linear& w) {
                                     .out = out,
                                     .in_part = part_of(op, *weight.type, 1),
                                     .canonical = canonical};
-  return with_scratch(op, k_.linear_forward, args, kernels::linear_scratch_bytes(args));
+  return in_strips(op, strips, k_.linear_forward, args, [=](kernels::LinearForward& a, int64_t from, int64_t to) {
+    a.x += from * in;
+    a.y += to * out;
+  });
 }
 
 /// Tables depend on the positions alone: all layers and both directions share one.
@@ -391,6 +439,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Rope& w) {
   const Type& qkv = *op.writes[0].type;
   const kernels::Tokens tokens = tokens_of(op, qkv);
   const int64_t begin = part_of(op, qkv, 1).begin;
+  const DocumentPositions documents = document_positions(op, qkv);
   check_in_place(op, op.writes[0], op.reads[0]);
   const kernels::Rope args{.qkv = mutable_floats(op.writes[0]),
                            .sequences = tokens.sequences,
@@ -401,11 +450,16 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Rope& w) {
                            .position_begin = begin,
                            .theta = w.theta,
                            .backward = w.phase == Phase::kI,
-                           .table = op.rope_table};
+                           .table = op.rope_table,
+                           .positions = documents.first,
+                           .positions_stride = documents.stride};
   return launch(k_.rope, args);
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const HeadNorm& w) {
+  for (size_t i = 0; i < op.writes.size() && w.accumulate; ++i)
+    check_in_place(op, op.writes[i], op.reads[op.reads.size() - op.writes.size() + i]);
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate);
   const bool forward = w.phase == Phase::kF;
   const kernels::HeadNormShape shape{tokens_of(op, *op.reads[forward ? 0 : 1].type), w.heads, w.kv_heads, w.head_dim};
   if (forward)
@@ -424,7 +478,6 @@ Launch CpuBackend::bind_work(const BoundOp& op, const HeadNorm& w) {
                                                                        .gamma_k = floats(op.reads[3]),
                                                                        .stats = floats(op.reads[4]),
                                                                        .dqkv = mutable_floats(op.writes[0])});
-  for (size_t i = 0; i < op.writes.size() && w.accumulate; ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
   return with_scratch(op, kernels::head_norm_weight,
                       kernels::HeadNormWeight{.shape = shape,
                                               .dy = floats(op.reads[0]),
@@ -432,14 +485,13 @@ Launch CpuBackend::bind_work(const BoundOp& op, const HeadNorm& w) {
                                               .stats = floats(op.reads[2]),
                                               .dgamma_q = mutable_floats(op.writes[0]),
                                               .dgamma_k = mutable_floats(op.writes[1]),
-                                              .accumulate = w.accumulate},
+                                              .accumulate = w.accumulate,
+                                              .apart = w.over == SumOver::kTokens ? op.writes[0].shape()[1] : 0},
                       kernels::head_norm_scratch_bytes(shape));
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Attention& w) {
-  const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
-  const kernels::AttentionShape shape{out.shape[0], out.shape[1],         w.heads,           w.kv_heads,
-                                      w.head_dim,   op.plan->token_order, options_.canonical};
+  const kernels::AttentionShape shape = attention_shape(op, w, options_.canonical);
   if (w.phase == Phase::kF) {
     const kernels::AttentionForward args{
         .shape = shape, .qkv = floats(op.reads[0]), .o = mutable_floats(op.writes[0]), .lse = mutable_floats(op.writes[1])};
@@ -504,6 +556,25 @@ Launch CpuBackend::bind_work(const BoundOp& op, const AttentionMerge& w) {
   return launch(k_.attention_merge_input, args);
 }
 
+/// Of any storage: strips are copied, or summands are added as a collective adds them.
+Launch CpuBackend::bind_work(const BoundOp& op, const Strips& w) {
+  std::vector<const void*> parts;
+  for (const size_t i : strip_order(op, w)) parts.push_back(op.reads[i].data);
+  const Type& y = *op.writes[0].type;
+  void* const to = op.writes[0].data;
+  if (w.sum)
+    return [&k = k_, dtype = y.dtype, n = y.shape.elements(), parts, to](const StepState&) {
+      tree_combine(k, dtype, ReduceOp::kSum, parts, to, n);
+    };
+  const auto bytes = static_cast<size_t>(op.reads[0].type->bytes() / y.shape[0]);  // of a strip
+  return [parts, to, bytes, sequences = static_cast<size_t>(y.shape[0])](const StepState&) {
+    for (size_t b = 0; b < sequences; ++b)
+      for (size_t i = 0; i < parts.size(); ++i)
+        std::memcpy(static_cast<std::byte*>(to) + (b * parts.size() + i) * bytes,
+                    static_cast<const std::byte*>(parts[i]) + b * bytes, bytes);
+  };
+}
+
 /// Of any storage: nothing is computed but sums of copies, in fp32.
 Launch CpuBackend::bind_work(const BoundOp& op, const Regroup& w) {
   const Shape& parts = (w.join ? op.reads[0] : op.writes[0]).shape();
@@ -563,8 +634,20 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
                                           .dweights = floats(op.reads[0]),
                                           .logits = floats(logits),
                                           .choice = choice.as<const int32_t>(),
+                                          .load = w.sequence != 0 ? floats(op.reads[3]) : nullptr,
+                                          .whole_tokens = w.sequence,
                                           .dlogits = mutable_floats(op.writes[0])},
                       bytes);
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const ExpertLoad&) {
+  const Shape& choice = op.reads[0].shape();
+  return launch(kernels::expert_load, kernels::ExpertLoad{.choice = op.reads[0].as<const int32_t>(),
+                                                          .load = mutable_floats(op.writes[0]),
+                                                          .sequences = choice[0],
+                                                          .tokens = choice[1],
+                                                          .top_k = choice[2],
+                                                          .experts = op.writes[0].shape()[1]});
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Dispatch& w) {
@@ -633,6 +716,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const GroupedLinear& w) {
                                     .y = mutable_floats(op.writes[0]),
                                     .in = weight[2],
                                     .out = weight[1],
+                                    .part = part_of(op, *op.reads[1].type, w.phase == Phase::kI ? 1 : 2),
                                     .back = w.phase == Phase::kI,
                                     .canonical = options_.canonical};
   return with_scratch(op, kernels::grouped_linear, args, kernels::grouped_scratch_bytes(args));
@@ -803,7 +887,33 @@ Launch CpuBackend::bind_work(const BoundOp& op, const AdamW& w) {
   };
 }
 
+/// The rank's part of what every rank has: of dims that the op cuts, the slices that are the rank's.
+Launch copy_own_part(const BoundOp& op) {
+  const Type &whole = *op.reads[0].type, &part = *op.writes[0].type;
+  const Shape here = logical_origin(part, op.mesh(), op.at), from = logical_origin(whole, op.mesh(), op.at);
+  struct Piece {
+    size_t from, to;
+  };
+  const auto width = static_cast<size_t>(bytes_of(part.dtype, part.shape.last()));
+  std::vector<Piece> pieces;  // rows of the last dim
+  for (int64_t row = 0; row < part.shape.elements() / part.shape.last(); ++row) {
+    int64_t at = 0, rest = row;
+    for (int d = part.shape.rank - 2, stride = 1; d >= 0; --d) {
+      at += (rest % part.shape[d] + here[d] - from[d]) * stride;
+      rest /= part.shape[d];
+      stride *= static_cast<int>(whole.shape[d]);
+    }
+    const int last = part.shape.rank - 1;
+    pieces.push_back({static_cast<size_t>(bytes_of(part.dtype, at * whole.shape.last() + here[last] - from[last])),
+                      static_cast<size_t>(row) * width});
+  }
+  return [from = op.reads[0].as<const std::byte>(), to = op.writes[0].as<std::byte>(), pieces, width](const StepState&) {
+    for (const Piece& piece : pieces) std::memcpy(to + piece.to, from + piece.from, width);
+  };
+}
+
 Launch CpuBackend::bind_work(const BoundOp& op, const Copy&) {
+  if (op.reads[0].shape() != op.writes[0].shape()) return copy_own_part(op);
   return [from = op.reads[0].data, to = op.writes[0].data,
           bytes = static_cast<size_t>(op.writes[0].type->bytes())](const StepState&) { std::memmove(to, from, bytes); };
 }

@@ -98,6 +98,12 @@ int64_t train_part(int64_t total, double validation_fraction) {
   return total - static_cast<int64_t>(std::floor(static_cast<double>(total) * validation_fraction));
 }
 
+/// A document of a packed stream.
+struct Document {
+  int64_t first = 0;  ///< its first token in the stream
+  int64_t place = 0;  ///< and the place of that token among all that are trained on
+};
+
 /// The sequences of one stream of tokens.
 class Stream final : public BatchSource {
  public:
@@ -105,20 +111,70 @@ class Stream final : public BatchSource {
   Stream(TokenSpan tokens, const DatasetOptions& options, bool shuffled)
       : tokens_(tokens), seq_len_(options.seq_len), seed_(options.seed), shuffled_(shuffled) {}
 
-  int64_t sequences() const { return sequences_in(tokens_.count, seq_len_); }
+  /// Packs the documents that end before the tokens `ends`, ascending. One of a single token has no target and is left out.
+  void pack(std::span<const int64_t> ends) {
+    packed_ = true;
+    for (int64_t first = 0; const int64_t end : ends) {
+      if (end - first >= 2) {
+        documents_.push_back({first, places_});
+        places_ += end - first - 1;
+      }
+      first = end;
+    }
+  }
+
+  int64_t sequences() const { return packed_ ? places_ / seq_len_ : sequences_in(tokens_.count, seq_len_); }
   const TokenSpan& tokens() const { return tokens_; }
+  int64_t documents() const { return static_cast<int64_t>(documents_.size()); }
 
   void sequence(int64_t number, std::span<int32_t> out) const override {
+    SHARDLAB_CHECK(!packed_, "sequence {} of packed documents is no run of the text", number);
     SHARDLAB_CHECK(static_cast<int64_t>(out.size()) == seq_len_ + 1, "a sequence is {} + 1 tokens, not {}", seq_len_, out.size());
-    SHARDLAB_CHECK(number >= 0 && sequences() > 0, "sequence {} of a stream of {}", number, sequences());
-    int64_t index = number % sequences();
-    if (shuffled_) index = permuted_index(index, sequences(), seed_, static_cast<uint32_t>(number / sequences()));
-    const int64_t first = index * seq_len_;
+    const int64_t first = index_of(number) * seq_len_;
     for (int64_t i = 0; i <= seq_len_; ++i) out[static_cast<size_t>(i)] = tokens_[first + i];
   }
 
+  void packed(int64_t number, const PackedSequence& out) const override {
+    SHARDLAB_CHECK(packed_, "packed sequence {} of a stream that was not packed", number);
+    for (const std::span<int32_t> part : {out.tokens, out.targets, out.positions})
+      SHARDLAB_CHECK(static_cast<int64_t>(part.size()) == seq_len_, "a sequence is {} tokens, not {}", seq_len_, part.size());
+    const int64_t begin = index_of(number) * seq_len_;
+    auto document = std::ranges::upper_bound(documents_, begin, {}, &Document::place) - 1;
+    int32_t position = 0;
+    for (int64_t i = 0; i < seq_len_; ++i, ++position) {
+      if (const auto next = document + 1; next != documents_.end() && next->place == begin + i) document = next, position = 0;
+      const int64_t token = document->first + begin + i - document->place;
+      out.tokens[static_cast<size_t>(i)] = tokens_[token];
+      out.targets[static_cast<size_t>(i)] = tokens_[token + 1];
+      out.positions[static_cast<size_t>(i)] = position;
+    }
+  }
+
+  /// Calls f(target) for every target of an epoch.
+  template <class F>
+  void for_targets(const F& f) const {
+    const int64_t targets = sequences() * seq_len_;
+    if (!packed_)
+      for (int64_t i = 1; i <= targets; ++i) f(tokens_[i]);
+    for (size_t d = 0; d < documents_.size(); ++d) {
+      const int64_t end = d + 1 < documents_.size() ? documents_[d + 1].place : places_;
+      for (int64_t place = documents_[d].place; place < std::min(end, targets); ++place)
+        f(tokens_[documents_[d].first + place - documents_[d].place + 1]);
+    }
+  }
+
  private:
+  /// Where sequence number `number` of the run lies in the stream.
+  int64_t index_of(int64_t number) const {
+    SHARDLAB_CHECK(number >= 0 && sequences() > 0, "sequence {} of a stream of {}", number, sequences());
+    const int64_t index = number % sequences();
+    return shuffled_ ? permuted_index(index, sequences(), seed_, static_cast<uint32_t>(number / sequences())) : index;
+  }
+
   TokenSpan tokens_;
+  bool packed_ = false;
+  std::vector<Document> documents_;
+  int64_t places_ = 0;  ///< of all documents
   int64_t seq_len_ = 1;
   uint64_t seed_ = 0;
   bool shuffled_ = false;
@@ -161,6 +217,7 @@ struct Streams {
   std::vector<uint8_t> storage;
   int64_t train = 0;
   int64_t files = 0;
+  std::vector<int64_t> train_ends, validation_ends;  ///< where each file's part of a stream ends in it
 };
 
 Result<Streams> read_text(const std::string& path, const DatasetOptions& options) {
@@ -186,6 +243,8 @@ Result<Streams> read_text(const std::string& path, const DatasetOptions& options
     const auto cut = bytes.begin() + train_part(static_cast<int64_t>(bytes.size()), options.validation_fraction);
     streams.storage.insert(streams.storage.end(), bytes.begin(), cut);
     validation.insert(validation.end(), cut, bytes.end());
+    streams.train_ends.push_back(static_cast<int64_t>(streams.storage.size()));
+    streams.validation_ends.push_back(static_cast<int64_t>(validation.size()));
     streams.files += bytes.empty() ? 0 : 1;
   }
   if (streams.storage.empty())
@@ -246,11 +305,22 @@ Result<void> check_vocabulary(const TokenSpan& tokens, int64_t vocab, const std:
                ""};
 }
 
-/// Entropy in nats of the frequencies of `sequences` sequences' targets.
-double target_entropy(const TokenSpan& tokens, int64_t sequences, int64_t seq_len) {
-  std::vector<int64_t> counts(tokens.width == 1 ? 256 : 65536);
-  const int64_t targets = sequences * seq_len;
-  for (int64_t i = 1; i <= targets; ++i) ++counts[static_cast<size_t>(tokens[i])];
+/// Where the documents of a stream end: behind each token `document_end`, and at the end.
+std::vector<int64_t> ends_of(const TokenSpan& tokens, int64_t document_end) {
+  std::vector<int64_t> ends;
+  for (int64_t i = 0; i < tokens.count; ++i)
+    if (tokens[i] == document_end || i + 1 == tokens.count) ends.push_back(i + 1);
+  return ends;
+}
+
+/// Entropy in nats of the frequencies of a stream's targets.
+double target_entropy(const Stream& stream) {
+  std::vector<int64_t> counts(stream.tokens().width == 1 ? 256 : 65536);
+  int64_t targets = 0;
+  stream.for_targets([&](int32_t target) {
+    ++counts[static_cast<size_t>(target)];
+    ++targets;
+  });
   double entropy = 0;
   for (const int64_t count : counts) {
     if (count == 0) continue;
@@ -296,6 +366,7 @@ int64_t Dataset::train_sequences() const { return state_->train.sequences(); }
 int64_t Dataset::validation_sequences() const { return state_->validation.sequences(); }
 int64_t Dataset::files() const { return state_->files; }
 int64_t Dataset::train_tokens() const { return state_->train.tokens().count; }
+int64_t Dataset::train_documents() const { return state_->train.documents(); }
 double Dataset::unigram_entropy() const { return state_->unigram_entropy; }
 
 Result<const BatchSource*> Dataset::validation() const {
@@ -313,6 +384,7 @@ Result<Dataset> open_dataset(const DataSource& source, const DatasetOptions& opt
   state->path = source.text.empty() ? source.tokens : source.text;
   TokenSpan all;
   int64_t train = 0;
+  std::vector<int64_t> train_ends, validation_ends;
   if (!source.text.empty()) {
     auto streams = read_text(source.text, options);
     if (!streams) return streams.error();
@@ -320,6 +392,8 @@ Result<Dataset> open_dataset(const DataSource& source, const DatasetOptions& opt
     state->files = streams->files;
     all = {state->text.data(), static_cast<int64_t>(state->text.size()), 1};
     train = streams->train;
+    train_ends = std::move(streams->train_ends);
+    validation_ends = std::move(streams->validation_ends);
   } else {
     auto mapped = map_file(source.tokens, "tokens");
     if (!mapped) return mapped.error();
@@ -329,16 +403,29 @@ Result<Dataset> open_dataset(const DataSource& source, const DatasetOptions& opt
     state->files = 1;
     all = *tokens;
     train = train_part(all.count, options.validation_fraction);
+    if (source.packed) {
+      train_ends = ends_of(all.part(0, train), source.document_end);
+      validation_ends = ends_of(all.part(train, all.count), source.document_end);
+      if (train_ends.size() <= 1)
+        return Error{ExitCode::kUsage,
+                     fmt::format("the training split of `{}` holds no token {} before its last, so it is one document",
+                                 source.tokens, source.document_end),
+                     "Set data.document_end to the id that ends a document there, or data.packed: false.", ""};
+    }
   }
   SHARDLAB_TRY(check_vocabulary(all, options.vocab, state->path));
   state->train = Stream(all.part(0, train), options, true);
   state->validation = Stream(all.part(train, all.count), options, false);
+  if (source.packed) {
+    state->train.pack(train_ends);
+    state->validation.pack(validation_ends);
+  }
   if (state->train.sequences() == 0)
     return Error{ExitCode::kUsage,
                  fmt::format("the training split of `{}` has {} tokens, too few for one sequence of {} + 1", state->path, train,
                              options.seq_len),
                  "Give more text or shorten train.seq_len.", ""};
-  state->unigram_entropy = target_entropy(state->train.tokens(), state->train.sequences(), options.seq_len);
+  state->unigram_entropy = target_entropy(state->train);
   return Dataset(std::move(state));
 }
 

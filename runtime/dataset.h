@@ -3,6 +3,10 @@
 // Split: the last part of EVERY file is validation, so that both splits see every kind of text in a folder. The files' first
 // parts make up the training stream, their last parts the validation stream, both in the order of the files.
 // Cut: sequence i of a stream is its tokens [i S, i S + S]: S + 1 ids, the last of which begins the next sequence.
+// Packed (data.packed): a document is a file's part in the split, or the tokens up to and including each `document_end`. A document of n
+// tokens fills n - 1 places, each a token with the one behind it as its target: its last token is a target alone, and no target is another
+// document's. Documents lie one behind the other; sequence i is the places [i S, i S + S). What a sequence's begin cuts off is a document
+// of its own there.
 // Shuffle: position p of epoch e is sequence permuted_index(p, sequences, seed, e): a bijection computed per element, so any
 // rank finds any sequence without a table.
 #pragma once
@@ -41,6 +45,7 @@ class Dataset {
   int64_t validation_sequences() const;  ///< 0 when the split is empty or shorter than one sequence
   int64_t files() const;
   int64_t train_tokens() const;
+  int64_t train_documents() const;  ///< of two tokens or more, where they are packed; else 0
   /// Entropy in nats per token of the training targets' frequencies: the loss of the best model that knows no context.
   double unigram_entropy() const;
 
@@ -60,7 +65,7 @@ class Dataset {
 /// int32: the magic number 20240520, version 1 and the count. It is mapped, not read.
 ///
 /// Refuses: neither or both named, a path that is missing or unreadable, no text, too short for one sequence, an odd
-/// size, a header that does not fit the file, a token id that is not below `vocab`.
+/// size, a header that does not fit the file, a token id that is not below `vocab`, packed tokens without an end of a document.
 Result<Dataset> open_dataset(const DataSource& source, const DatasetOptions& options);
 
 /// The image of `index` under the pseudo-random permutation of [0, count) named by `seed` and `epoch`.

@@ -9,6 +9,7 @@
 #include "plan/base/check.h"
 #include "plan/precision.h"
 #include "runtime/operands.h"
+#include "runtime/positions.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -102,8 +103,43 @@ ScratchLaunch bind_work(const BoundOp& op, const Embed& w, const BindTools& tool
                                             .part = tokens.part});
 }
 
+/// Positions in documents are known when the batch is there. Backward a row of the table is a row of an embedding by positions.
+ScratchLaunch bind_packed(const BoundOp& op, const Positions& w, const BindTools& tools) {
+  const auto [documents, width, rows] = packed_positions(op, w);
+  const kernels::Tokens tokens = tokens_of(op, *op.reads[0].type);
+  if (w.phase == Phase::kF) {
+    const kernels::MixedPositionsForward args{stored(op.reads[0]), stored(op.reads[1]), stored(op.writes[0]), 1, 1, width};
+    return counted_launch(
+        tools.kernels, args,
+        [documents = documents, tokens, width = width, rows = rows](const MixedKernels& k, const auto& a, kernels::Scratch& s) {
+          if (s.counting()) return k.positions_forward(a, s);
+          for_document_runs(documents, tokens.sequences, tokens.tokens, rows, [&](int64_t first, int64_t n, int64_t position) {
+            kernels::Scratch again = s;
+            const int64_t at = first * width;
+            k.positions_forward({past(a.x, at), past(a.table, position * width), past(a.y, at), 1, n, width}, again);
+          });
+        });
+  }
+  const kernels::MixedEmbedWeight args{.dx = stored(op.reads[0]),
+                                       .dtable = stored(op.writes[0]),
+                                       .sequences = tokens.sequences,
+                                       .tokens = tokens.tokens,
+                                       .width = width,
+                                       .table_rows = rows,
+                                       .accumulate = w.accumulate,
+                                       .part = tokens.part};
+  return counted_launch(tools.kernels, args, [documents = documents](const MixedKernels& k, const auto& a, kernels::Scratch& s) {
+    kernels::MixedEmbedWeight one = a;
+    auto* const ids = s.take<int32_t>(a.sequences * a.tokens);
+    if (!s.counting()) copy_positions(documents, a.sequences, a.tokens, ids);
+    one.ids = ids;
+    k.embed_weight(one, s);
+  });
+}
+
 /// A token takes the row of its position: where positions are consecutive, one call takes the rows of all.
 ScratchLaunch bind_work(const BoundOp& op, const Positions& w, const BindTools& tools) {
+  if (w.packed) return bind_packed(op, w, tools);
   const Type& x = *op.reads[0].type;
   const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
   const auto at = [](const Tensor& t, int64_t element) { return past(stored(t), element); };
@@ -221,6 +257,25 @@ ScratchLaunch launch_linear(const BindTools& tools, void (MixedKernels::*kernel)
                         [kernel, product](const MixedKernels& k, const Args& a, kernels::Scratch& s) { (k.*kernel)(a, s); });
 }
 
+/// The same of each sequence's strip, all in one scratch; `move` takes the operands to the first row that is read and the first that is
+/// written.
+template <class Args, class Move>
+ScratchLaunch launch_strips(const BindTools& tools, const StripRows& strips,
+                            void (MixedKernels::*kernel)(const Args&, kernels::Scratch&) const, Args args,
+                            std::shared_ptr<const LibraryProduct> product, Move move) {
+  args.product = product.get();
+  return counted_launch(tools.kernels, args,
+                        [kernel, product, strips, move](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
+                          if (s.counting()) return (k.*kernel)(a, s);
+                          for (int64_t b = 0; b < strips.sequences; ++b) {
+                            Args one = a;
+                            move(one, strips.read + b * strips.read_step, strips.written + b * strips.written_step);
+                            kernels::Scratch again = s;
+                            (k.*kernel)(one, again);
+                          }
+                        });
+}
+
 /// A factor and the scales that follow both factors.
 Stored matrix_factor(const BoundOp& op, size_t i) {
   const Tensor& x = op.reads[i];
@@ -273,12 +328,13 @@ ScratchLaunch bind_linear_weight(const BoundOp& op, const Linear& w, const BindT
 ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& tools) {
   if (w.phase == Phase::kW) return bind_linear_weight(op, w, tools);
   const Tensor &x = op.reads[0], &weight = op.reads[1], &y = op.writes[0];
-  const int64_t rows = rows_of(*x.type), out = weight.shape()[0], in = weight.shape()[1];
+  const StripRows strips = strip_rows(op, w);
+  const int64_t rows = strips.rows, out = weight.shape()[0], in = weight.shape()[1];
   const DType xt = x.type->dtype, wt = weight.type->dtype, yt = y.type->dtype;
   const bool canonical = tools.options.canonical;
   const size_t bias = has_scales(xt) ? 4 : 2;
   if (w.phase == Phase::kI)
-    return launch_linear(tools, &MixedKernels::linear_input,
+    return launch_strips(tools, strips, &MixedKernels::linear_input,
                          kernels::MixedLinearInput{.dy = matrix_factor(op, 0),
                                                    .w = matrix_factor(op, 1),
                                                    .dx = stored(y),
@@ -287,8 +343,12 @@ ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& too
                                                    .out = out,
                                                    .out_part = part_of(op, *weight.type, 0),
                                                    .canonical = canonical},
-                         library_product(tools, xt, wt, {.rows = rows, .columns = in, .depth = out, .result = yt}));
-  return launch_linear(tools, &MixedKernels::linear_forward,
+                         library_product(tools, xt, wt, {.rows = rows, .columns = in, .depth = out, .result = yt}),
+                         [=](kernels::MixedLinearInput& a, int64_t from, int64_t to) {
+                           a.dy = past(a.dy, from * out);
+                           a.dx = past(a.dx, to * in);
+                         });
+  return launch_strips(tools, strips, &MixedKernels::linear_forward,
                        kernels::MixedLinearForward{.x = matrix_factor(op, 0),
                                                    .w = matrix_factor(op, 1),
                                                    .bias = w.bias ? stored(op.reads[bias]) : Stored{},
@@ -305,13 +365,18 @@ ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& too
                                         .b_transposed = true,
                                         .result = yt,
                                         .bias = w.bias,
-                                        .bias_type = w.bias ? op.reads[bias].type->dtype : DType::bf16}));
+                                        .bias_type = w.bias ? op.reads[bias].type->dtype : DType::bf16}),
+                       [=](kernels::MixedLinearForward& a, int64_t from, int64_t to) {
+                         a.x = past(a.x, from * in);
+                         a.y = past(a.y, to * out);
+                       });
 }
 
 ScratchLaunch bind_work(const BoundOp& op, const Rope& w, const BindTools& tools) {
   const Type& qkv = *op.writes[0].type;
   const kernels::Tokens tokens = tokens_of(op, qkv);
   const int64_t begin = part_of(op, qkv, 1).begin;
+  const DocumentPositions documents = document_positions(op, qkv);
   const kernels::MixedRope args{stored(op.writes[0]),
                                 {.sequences = tokens.sequences,
                                  .tokens = tokens.tokens,
@@ -321,14 +386,14 @@ ScratchLaunch bind_work(const BoundOp& op, const Rope& w, const BindTools& tools
                                  .position_begin = begin,
                                  .theta = w.theta,
                                  .backward = w.phase == Phase::kI,
-                                 .table = op.rope_table}};
+                                 .table = op.rope_table,
+                                 .positions = documents.first,
+                                 .positions_stride = documents.stride}};
   return launch<kernels::MixedRope>(tools, &MixedKernels::rope, args);
 }
 
 ScratchLaunch bind_work(const BoundOp& op, const Attention& w, const BindTools& tools) {
-  const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
-  const kernels::AttentionShape shape{out.shape[0],         out.shape[1],           w.heads, w.kv_heads, w.head_dim,
-                                      op.plan->token_order, tools.options.canonical};
+  const kernels::AttentionShape shape = attention_shape(op, w, tools.options.canonical);
   if (w.phase == Phase::kF)
     return launch<kernels::MixedAttentionForward>(
         tools, &MixedKernels::attention_forward,
@@ -597,7 +662,8 @@ Result<void> check_mixed_types(const BoundOp& op) {
                  "give the buffer that type, or convert it with a copy before", ""};
   };
   const FixedOperands fixed = statistics_of(op.op().work);
-  const std::vector<size_t> ids = ids_of(op.op().work);
+  std::vector<size_t> ids = ids_of(op.op().work);
+  if (const auto positions = positions_read(op.op())) ids.push_back(*positions);
   const auto check_one = [&](const Tensor& t, bool is_fixed, bool is_id) -> Result<void> {
     const DType type = t.type->dtype;
     if (is_id) return check(t, type == DType::i32, "i32");
@@ -628,6 +694,7 @@ void check_in_place(const BoundOp& op) {
       work);
   for (size_t i = 0; accumulates && i < op.writes.size(); ++i) check(i, op.reads.size() - op.writes.size() + i);
   if (std::holds_alternative<Rope>(work) || std::holds_alternative<Dropout>(work)) check(0, 0);
+  if (const auto* w = std::get_if<Linear>(&work); w != nullptr && w->carry) check(0, op.reads.size() - 1);
   if (const auto* w = std::get_if<AttentionBlock>(&work); w != nullptr && w->phase == Phase::kI) {
     if (w->carry) check(0, 5);
     if (w->carry_kv) check(1, w->carry ? 6 : 5);

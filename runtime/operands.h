@@ -1,6 +1,7 @@
 // How a back end reads an op's operands: what of a logical tensor a rank holds.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/attention.h"
@@ -45,8 +46,40 @@ void for_positions(const BoundOp& op, const Type& type, const Body& body) {
 /// Queries and keys of an AttentionBlock on this rank.
 inline kernels::AttentionBlockShape block_shape(const BoundOp& op, const AttentionBlock& w, bool canonical) {
   const BlockParts p = block_parts(*op.instruction->segment, op.op(), op.mesh(), op.at);
-  return {op.reads[0].shape()[0], p.queries.tokens, p.keys.tokens,        w.heads,  w.kv_heads, w.head_dim, p.queries.total,
-          p.queries.begin,        p.keys.begin,     op.plan->token_order, canonical};
+  const auto positions = positions_read(op.op());
+  return {op.reads[0].shape()[0],
+          p.queries.tokens,
+          p.keys.tokens,
+          w.heads,
+          w.kv_heads,
+          w.head_dim,
+          p.queries.total,
+          p.queries.begin,
+          p.keys.begin,
+          op.plan->token_order,
+          canonical,
+          positions ? op.reads[*positions].as<const int32_t>() : nullptr};
+}
+
+/// Whole sequences of an Attention on this rank.
+inline kernels::AttentionShape attention_shape(const BoundOp& op, const Attention& w, bool canonical) {
+  const Shape& out = (w.phase == Phase::kF ? op.writes[0] : op.reads[0]).shape();
+  const auto positions = positions_read(op.op());
+  return {out[0],     out[1],
+          w.heads,    w.kv_heads,
+          w.head_dim, op.plan->token_order,
+          canonical,  positions ? op.reads[*positions].as<const int32_t>() : nullptr};
+}
+
+/// Rows of the table of rotations that a rank reads: of its tokens' places or, of packed documents, of every position of a sequence.
+struct RopeRows {
+  int64_t begin = 0, count = 0, total = 0;
+  TokenOrder order;
+};
+inline RopeRows rope_rows(const BoundOp& op, const Type& qkv) {
+  const kernels::Part part = part_of(op, qkv, 1);
+  if (positions_read(op.op())) return {0, part.total, part.total, {}};
+  return {part.begin, qkv.shape[1], part.total, op.plan->token_order};
 }
 
 /// The rank whose part operand 0 of an AttentionMerge is, and the operand of the rank at the beginning of the axis and of those after
@@ -59,6 +92,31 @@ inline std::vector<size_t> merge_order(const BoundOp& op, const AttentionMerge& 
   std::vector<size_t> order(n);
   const int size = static_cast<int>(n);
   for (int i = 0; i < size; ++i) order[static_cast<size_t>(((at + w.step * i) % size + size) % size)] = static_cast<size_t>(i);
+  return order;
+}
+
+/// Rows of a product in strips: the strip of one rank in each sequence, or all rows at once.
+struct StripRows {
+  int64_t sequences = 1, rows = 0;
+  int64_t read = 0, read_step = 0;        ///< the first row that is read, and as far as the next sequence's
+  int64_t written = 0, written_step = 0;  ///< of the result
+};
+inline StripRows strip_rows(const BoundOp& op, const Linear& w) {
+  const Shape &x = op.reads[0].shape(), &y = op.writes[0].shape();
+  if (w.strips == 1) return {1, rows_of(*op.reads[0].type), 0, 0, 0, 0};
+  const int axis = strip_axis(*op.instruction->segment, op.op(), op.mesh());
+  SHARDLAB_CHECK(axis >= 0, "`{}` has strips along no axis", describe(*op.plan, *op.instruction));
+  const int64_t rows = std::min(x[1], y[1]), n = w.strips, strip = ((op.at[static_cast<size_t>(axis)] + w.turn) % n + n) % n;
+  return {x[0], rows, x[1] > rows ? strip * rows : 0, x[1], y[1] > rows ? strip * rows : 0, y[1]};
+}
+
+/// The operands of Strips in the order of the ranks.
+inline std::vector<size_t> strip_order(const BoundOp& op, const Strips& w) {
+  const int axis = strip_axis(*op.instruction->segment, op.op(), op.mesh());
+  SHARDLAB_CHECK(axis >= 0, "`{}` has strips along no axis", describe(*op.plan, *op.instruction));
+  std::vector<size_t> order(op.reads.size());
+  const int n = static_cast<int>(order.size()), at = op.at[static_cast<size_t>(axis)];
+  for (int i = 0; i < n; ++i) order[static_cast<size_t>(((at + w.step * i) % n + n) % n)] = static_cast<size_t>(i);
   return order;
 }
 

@@ -560,7 +560,7 @@ Moved Rank::perform(const BoundInstruction& bound, const StepState& state, Task&
       ledger_.free(bound.space, bound.cls, bound.bytes);
       return moved;
   }
-  sent_by_comm_[static_cast<size_t>(bound.comm_id)] += moved.sent_bytes;
+  count_sent(bound.comm_id, moved.sent_bytes);
   return moved;
 }
 

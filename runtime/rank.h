@@ -1,6 +1,7 @@
 // One rank of a session: its memory, its bound instructions, and the loop that runs a stream of them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -76,7 +77,10 @@ class Rank {
   std::span<const BoundInstruction> instructions(int stream) const { return streams_[static_cast<size_t>(stream)]->instructions; }
   void carry_out(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
   void note(const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, const Moved& moved);
-  void count_sent(int32_t comm, int64_t bytes) { sent_by_comm_[static_cast<size_t>(comm)] += bytes; }
+  /// Streams of a rank may send through one communicator at the same time.
+  void count_sent(int32_t comm, int64_t bytes) {
+    std::atomic_ref(sent_by_comm_[static_cast<size_t>(comm)]).fetch_add(bytes, std::memory_order_relaxed);
+  }
 
   int number() const { return rank_; }
   const Role& role() const { return role_; }

@@ -24,16 +24,6 @@
 
 namespace shardlab::runtime {
 
-PlacedPlan place(Plan plan) {
-  PlacedPlan placed;
-  placed.plan = std::make_unique<const Plan>(std::move(plan));
-  for (size_t role = 0; role < placed.plan->roles.size(); ++role) {
-    placed.programs.push_back(expand_program(*placed.plan, static_cast<int>(role)));
-    placed.arenas.push_back(place_arena(*placed.plan, placed.programs.back()));
-  }
-  return placed;
-}
-
 namespace {
 
 constexpr const char* kValue = "value";
@@ -564,6 +554,8 @@ void ThreadSession::write_piece(Rank& rank, const Piece& piece, const float* val
 void ThreadSession::initialise_parameters() {
   run_round([this](Rank& rank, int stream, Task&) {
     if (stream != 0 || !rank.backend().has_storage()) return;
+    // The thread of a rank on the processor is bound to a core; those of ranks on a GPU may use all of them.
+    const int threads = std::max(1, static_cast<int>(usable_processors().size() / ranks_.size()));
     for (size_t p = 0; p < plan_.parameters.size(); ++p)
       for (const char* part : {kValue, kMaster}) {
         const Holding holding = holding_of(member_of(rank), static_cast<int32_t>(p), part);
@@ -582,7 +574,8 @@ void ThreadSession::initialise_parameters() {
                                     .extent = dims(type.shape),
                                     .deviation = parameter.deviation,
                                     .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
-                                    .values = values.data()});
+                                    .values = values.data(),
+                                    .threads = threads});
         for (const Piece& piece : holding.pieces) write_piece(rank, piece, values.data() + piece.begin);
       }
   });

@@ -20,6 +20,7 @@
 #include "plan/device_tracer.h"
 #include "plan/interfaces.h"
 #include "plan/memory.h"
+#include "plan/placed_plan.h"
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "runtime/arena.h"
@@ -88,15 +89,6 @@ inline constexpr std::string_view kRunState = "run";
 
 /// Stands for a parameter's name: state that each rank keeps for itself (errors that are fed back, bases), by buffer.
 inline constexpr std::string_view kRankState = "ranks";
-
-/// Every role's program, expanded and placed: what `Session`, `simulate` and `analyse` share. Moves `plan` in, so that the
-/// pointers inside stay valid.
-struct PlacedPlan {
-  std::unique_ptr<const Plan> plan;
-  std::vector<Program> programs;    ///< by role
-  std::vector<ArenaLayout> arenas;  ///< by role
-};
-PlacedPlan place(Plan plan);
 
 /// The ranks of one process of a group: as many in each, in order.
 struct LocalRanks {

@@ -6,8 +6,8 @@
 //
 // The tree over micro-batches stands above that over the parts of a sequence: under context parallelism each micro-batch's gradients
 // are then summed over the ranks of "cp" before they are added up. An expert's gradient is a sum over a micro-batch of all ranks that
-// share experts: so under expert parallelism the ranks share out every micro-batch, and sum the other gradients of each over all
-// data ranks.
+// share experts: so where ranks with other sequences share them the ranks share out every micro-batch, and sum the other gradients of
+// each over all data ranks.
 //
 // Shapes   gradients as the parameters
 // Adds     no communication: reduction over data-parallel ranks happens once a step, after the last micro-batch; canonical with cp
@@ -130,7 +130,7 @@ class CopyAdder {
           s.slots.push_back(std::move(slot));
         }
         Op op;
-        const bool parts = draft_.config.layout.ep == 1;  // of sequences
+        const bool parts = early_ == context_axes(draft_.plan.mesh);  // of sequences
         const CommId comm = parts ? draft_.comm("cp.grads", axes) : gradients_comm(draft_, axes);
         op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, comm, draft_.algorithm()};
         op.reads = {SlotId(first)};
@@ -276,7 +276,7 @@ std::vector<Carry> carries(std::span<const int> order, int micro_batches, bool c
 AxisSet early_axes(const Draft& draft) {
   const Case& c = draft.config;
   if (!draft.training || !c.canonical || c.layout.zero >= 2 || draft.micro_batches() == 1) return {};
-  if (c.layout.ep > 1) return sequence_axes(draft.plan.mesh);
+  if (c.layout.expert_shards_of_dp() > 1) return data_axes(draft.plan.mesh);
   return c.layout.cp > 1 ? context_axes(draft.plan.mesh) : AxisSet{};
 }
 
@@ -288,8 +288,10 @@ AxisSet partial_axes(const Type& type, AxisSet among) {
 }
 
 CommId gradients_comm(Draft& draft, AxisSet axes) {
-  const auto ep = draft.plan.mesh.find("ep");
-  return draft.comm(ep && !axes.contains(*ep) ? "experts.grads" : "dp.grads", axes);
+  const AxisSet sharing = expert_axes(draft);
+  const bool of_experts =
+      !sharing.empty() && (axes.mask & sharing.mask) == 0 && early_axes(draft) != sharing;  // else of all, summed over these
+  return draft.comm(of_experts ? "experts.grads" : "dp.grads", axes);
 }
 
 void accumulate(Draft& draft) {

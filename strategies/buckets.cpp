@@ -69,9 +69,8 @@ class Bucketing {
     const Parameter& parameter = draft_.plan.parameters[u.parameters[static_cast<size_t>(p)].index()];
     const bool tied = draft_.config.model.tied_embeddings && parameter.name == "embed.tokens";
     const int tp = draft_.plan.mesh.axis("tp");
-    const auto ep = draft_.plan.mesh.find("ep");
     return {parameter.decay, parameter.type.place[static_cast<size_t>(tp)].is_shard(), tied, rule_.alone && rule_.alone(unit, p),
-            ep && parameter.type.place[static_cast<size_t>(*ep)].is_shard()};
+            is_of_shared_experts(draft_, parameter.type)};
   }
 
   /// Makes the flat buffer and turns the members' gradients into views of it.
@@ -126,6 +125,12 @@ class Bucketing {
 };
 
 }  // namespace
+
+bool is_of_shared_experts(const Draft& draft, const Type& type) {
+  for (int axis = 0; axis < kMaxAxes; ++axis)
+    if (expert_axes(draft).contains(axis) && type.place[static_cast<size_t>(axis)].is_shard()) return true;
+  return false;
+}
 
 void fill_buckets(Draft& draft, StageDraft& stage, const BucketRule& rule) { Bucketing(draft, stage, rule).fill(); }
 
@@ -184,9 +189,10 @@ size_t BackwardTimes::first(const Bucket& bucket, int micro_batch) const {
 }
 
 Type nobodys_shard(const Draft& draft, Type type) {
-  for (const std::string_view name : {"tp", "ep"})
-    if (const auto axis = draft.plan.mesh.find(name); axis && type.place[static_cast<size_t>(*axis)].is_shard())
-      type.place[static_cast<size_t>(*axis)] = Placement::local();
+  const AxisSet cutting = AxisSet::of(draft.plan.mesh.axis("tp")) | expert_axes(draft);
+  for (int axis = 0; axis < kMaxAxes; ++axis)
+    if (Placement& place = type.place[static_cast<size_t>(axis)]; cutting.contains(axis) && place.is_shard())
+      place = Placement::local();
   return type;
 }
 
@@ -237,8 +243,7 @@ std::string signature(const Draft& draft, const StageDraft& stage, const Bucket&
   const Bucket::Member& m = bucket.members.front();
   const Type& type = stage.role.buffers[stage.at(m.unit, m.parameter).value.index()].type;
   const bool sliced = type.place[static_cast<size_t>(draft.plan.mesh.axis("tp"))].is_shard();
-  const auto ep = draft.plan.mesh.find("ep");
-  const bool shared = ep && type.place[static_cast<size_t>(*ep)].is_shard();
+  const bool shared = is_of_shared_experts(draft, type);
   return std::to_string(bucket.elements) + (sliced ? ".sliced" : "") + (shared ? ".experts" : "") + (bucket.tied ? ".tied" : "");
 }
 

@@ -70,10 +70,14 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
 /// all of backward.
 void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy);
 
-/// "1024.sliced": what tells the segments of two buckets apart.
-/// Slices of several dims lie side by side in a flat buffer: along tp, or ep, the buffer as a whole is nobody's shard.
+/// Slices of several dims lie side by side in a flat buffer: along tp, or the axes that share experts, the buffer as a whole is nobody's
+/// shard.
 Type nobodys_shard(const Draft& draft, Type type);
 
+/// Whether a parameter of this type is of experts that ranks share.
+bool is_of_shared_experts(const Draft& draft, const Type& type);
+
+/// "1024.sliced": what tells the segments of two buckets apart.
 std::string signature(const Draft& draft, const StageDraft& stage, const Bucket& bucket);
 
 /// The stream on which gradients are reduced: its own with `overlap`, else the compute stream.

@@ -8,6 +8,9 @@
 namespace shardlab::strategies {
 namespace {
 
+/// The places of tokens in packed documents.
+constexpr std::string_view kPositionsSlot = "positions";
+
 /// Adds the slots and ops of one unit kind's segments. Shapes: b sequences of a micro-batch, s tokens of each on this rank, h hidden.
 class UnitBuilder {
  public:
@@ -82,6 +85,41 @@ class UnitBuilder {
     bwd().add(name, type, Use::kSaved, cls);
     return fwd().add(std::move(name), type, Use::kSaved, cls);
   }
+  bool packed() const { return config_.data.packed; }
+  /// Positions in packed documents, of whole sequences on every rank: what the rank has of a sequence goes by its place. Loaded at the
+  /// first use in a forward segment, and kept for backward.
+  SlotId positions() {
+    if (const auto found = fwd().find_if(kPositionsSlot)) return *found;
+    const SlotId slot = saved(std::string(kPositionsSlot), data({b(), config_.train.seq_len}, DType::i32), BufferClass::kInput);
+    fwd().op(LoadBatch{.packed = true, .positions = true}, {}, {slot}, "load.positions");
+    return slot;
+  }
+  /// The operands of an op, with positions where documents are packed.
+  std::vector<SlotId> with_positions(std::vector<SlotId> reads) {
+    if (packed()) reads.push_back(positions());
+    return reads;
+  }
+  std::vector<SlotId> with_positions_back(std::vector<SlotId> reads) {
+    if (packed()) reads.push_back(in_backward(kPositionsSlot));
+    return reads;
+  }
+  Attention attention(Phase phase) const {
+    return {.phase = phase,
+            .heads = static_cast<int>(model_.heads),
+            .kv_heads = static_cast<int>(model_.kv_heads),
+            .head_dim = static_cast<int>(model_.head_dim),
+            .packed = packed(),
+            .document = packed() ? config_.data.document_tokens : 0};
+  }
+  Rope rope(Phase phase) const {
+    return {.phase = phase,
+            .heads = static_cast<int>(model_.heads),
+            .kv_heads = static_cast<int>(model_.kv_heads),
+            .head_dim = static_cast<int>(model_.head_dim),
+            .theta = model_.rope_theta,
+            .packed = packed()};
+  }
+
   SlotId local(DraftSegment& seg, std::string name, Type type) { return seg.add(std::move(name), type, Use::kLocal, kTemporary); }
   SlotId in_backward(std::string_view name) { return bwd().find(name); }
 
@@ -159,18 +197,19 @@ SlotId UnitBuilder::residual_forward(std::string_view label, SlotId x, SlotId z,
 
 void UnitBuilder::build_embed() {
   const int table = parameter("embed.tokens", {model_.vocab_rows(), h()}, P::kEmbedding);
-  const int positions = model_.is_llama() ? -1 : parameter("embed.positions", {model_.max_positions, h()}, P::kPositions);
+  const int learned = model_.is_llama() ? -1 : parameter("embed.positions", {model_.max_positions, h()}, P::kPositions);
 
   const SlotId tokens = saved("tokens", data({b(), s()}, DType::i32), BufferClass::kInput);
   const SlotId x = fwd().add("x", tokens_by(h()), Use::kActivationOut, kActivation);
-  fwd().op(LoadBatch{false}, {}, {tokens}, "load.tokens");
+  fwd().op(LoadBatch{.packed = packed()}, {}, {tokens}, "load.tokens");
   fwd().op(Embed{Phase::kF}, {tokens, value(fwd(), table)}, {x}, "embed.tokens");
-  if (positions >= 0) fwd().op(Positions{Phase::kF}, {x, value(fwd(), positions)}, {x}, "embed.positions");
+  if (learned >= 0) fwd().op(Positions{Phase::kF, packed()}, with_positions({x, value(fwd(), learned)}), {x}, "embed.positions");
   branch_dropout_forward(x, 0);
 
   const SlotId dx = bwd().add("d.x", tokens_by(h()), Use::kGradientIn, kActivation);
   if (config_.train.dropout != 0) bwd().op(Dropout{Phase::kI, config_.train.dropout, 0}, {dx}, {dx}, "dropout0");
-  if (positions >= 0) bwd().op(Positions{Phase::kW}, {dx}, {gradient(bwd(), positions)}, "embed.positions");
+  if (learned >= 0)
+    bwd().op(Positions{Phase::kW, packed()}, with_positions_back({dx}), {gradient(bwd(), learned)}, "embed.positions");
   bwd().op(Embed{Phase::kW}, {in_backward("tokens"), dx}, {gradient(bwd(), table)}, "embed.tokens");
 }
 
@@ -186,9 +225,9 @@ void UnitBuilder::attention_forward(SlotId x, SlotId x1) {
   if (model_.qk_norm)
     fwd().op(HeadNorm{Phase::kF, heads, kv, d, model_.norm_epsilon}, {projected, value(fwd(), norm_q_), value(fwd(), norm_k_)},
              {qkv, saved("attn.qk_norm.stats", tokens_by(model_.heads + model_.kv_heads))}, "attn.qk_norm");
-  if (model_.is_llama()) fwd().op(Rope{Phase::kF, heads, kv, d, model_.rope_theta}, {qkv}, {qkv}, "attn.rope");
+  if (model_.is_llama()) fwd().op(rope(Phase::kF), with_positions({qkv}), {qkv}, "attn.rope");
   const SlotId o = saved("o", tokens_by(model_.heads * model_.head_dim)), lse = saved("lse", data({b(), model_.heads, s()}));
-  fwd().op(Attention{Phase::kF, heads, kv, d}, {qkv}, {o, lse}, "attn.core");
+  fwd().op(attention(Phase::kF), with_positions({qkv}), {o, lse}, "attn.core");
   const SlotId z = local(fwd(), "attn.z", tokens_by(h()));
   fwd().op(Linear{Phase::kF}, {o, value(fwd(), wo_)}, {z}, "attn.out");
   branch_dropout_forward(z, 1);
@@ -230,7 +269,7 @@ void UnitBuilder::feed_forward_backward(SlotId dy, SlotId dx1) {
 void UnitBuilder::experts_forward(SlotId x1, SlotId y) {
   const Experts& e = model_.experts;
   const int experts = static_cast<int>(e.count);
-  const int64_t leaves = config_.canonical ? b() * kContractionLeaves : 1;
+  const int64_t leaves = config_.canonical ? b() * kContractionLeaves / config_.layout.cp : 1;
   const SlotId n2 = norm_forward("mlp.norm", x1, norm2_, beta2_);
   const SlotId logits = saved("moe.logits", tokens_by(e.count)), weights = saved("moe.weights", tokens_by(e.top_k)),
                choice = saved("moe.choice", data({b(), s(), e.top_k}, DType::i32)),
@@ -273,8 +312,8 @@ void UnitBuilder::experts_backward(SlotId dy, SlotId dx1) {
   bwd().op(route(Phase::kI), {d_weights, logits, choice}, {d_logits}, "moe.route");
   bwd().op(Linear{Phase::kI}, {d_logits, value(bwd(), router_)}, {d_routed}, "moe.router");
   bwd().op(Linear{Phase::kW}, {n2, d_logits}, {gradient(bwd(), router_)}, "moe.router");
-  bwd().op(Add{}, {d_n2, d_routed}, {d_n2}, "moe.norm.y");
   if (e.shared > 0) shared_backward(dz, d_n2);
+  bwd().op(Add{}, {d_n2, d_routed}, {d_n2}, "moe.norm.y");
   norm_backward("mlp.norm", d_n2, x1, norm2_, beta2_, dy, dx1);
 }
 
@@ -313,8 +352,8 @@ void UnitBuilder::attention_backward(SlotId dx1, SlotId dx) {
   bwd().op(Linear{Phase::kI}, {dz, value(bwd(), wo_)}, {d_o}, "attn.out");
   bwd().op(Linear{Phase::kW}, {o, dz}, {gradient(bwd(), wo_)}, "attn.out");
   const SlotId dqkv = local(bwd(), "d.qkv", tokens_by(model_.qkv_rows()));
-  bwd().op(Attention{Phase::kI, heads, kv, d}, {d_o, o, lse, qkv}, {dqkv}, "attn.core");
-  if (model_.is_llama()) bwd().op(Rope{Phase::kI, heads, kv, d, model_.rope_theta}, {dqkv}, {dqkv}, "attn.rope");
+  bwd().op(attention(Phase::kI), with_positions_back({d_o, o, lse, qkv}), {dqkv}, "attn.core");
+  if (model_.is_llama()) bwd().op(rope(Phase::kI), with_positions_back({dqkv}), {dqkv}, "attn.rope");
   SlotId projected = dqkv;
   if (model_.qk_norm) {
     const SlotId raw = in_backward("qkv.raw"), stats = in_backward("attn.qk_norm.stats");
@@ -389,7 +428,7 @@ void UnitBuilder::build_head() {
   const SlotId logits = saved("logits", tokens_by(model_.vocab_rows()));
   fwd().op(Linear{Phase::kF}, {n, value(fwd(), weight)}, {logits}, "head");
   const SlotId targets = fwd().add("targets", data({b(), s()}, DType::i32), Use::kLocal, BufferClass::kInput);
-  fwd().op(LoadBatch{true}, {}, {targets}, "load.targets");
+  fwd().op(LoadBatch{.targets = true, .packed = packed()}, {}, {targets}, "load.targets");
   const SlotId loss = fwd().add("loss", data({b()}), Use::kLoss, BufferClass::kMetric);
   CrossEntropy judge{.part = CrossEntropy::Part::kFused, .tokens = targets_per_step};
   if (model_.vocab < model_.vocab_rows()) judge.words = model_.vocab;
@@ -451,6 +490,7 @@ void deal_sequences(Draft& draft) {
   if (draft.config.layout.cp == 1) return;
   const AxisSet axes = context_axes(draft.plan.mesh);
   for_slots(draft, [&](Slot& slot) {
+    if (slot.name == kPositionsSlot) return;
     const bool slice = slot.type.micro == Micro::kSlice, tokens = slice && slot.type.shape.rank > 1;
     if (tokens) slot.type = placed(slot.type, axes, Placement::shard(slot.name == "lse" ? 2 : 1));
     if ((slice && !tokens) || slot.type.micro == Micro::kSum) slot.type = placed(slot.type, axes, Placement::partial());
@@ -490,16 +530,16 @@ Draft build_step(const Case& config, bool training) {
     draft.plan.mesh.axes[1].size /= node;
     draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 2, {"node", node});
   }
-  if (l.ep > 1) {  // "dp" counts sets of experts then, within which ranks are neighbours
-    draft.plan.mesh.axes[1].size /= l.ep;
-    draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 2, {"ep", l.ep});
+  if (const int n = l.expert_shards_of_dp(); n > 1) {  // "dp" counts sets of experts then, within which ranks are neighbours
+    draft.plan.mesh.axes[1].size /= n;
+    draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 2, {"ep", n});
   }
   if (l.replicas() > 1) draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 1, {"replica", l.replicas()});
   draft.plan.micro_batches = draft.micro_batches();
   draft.plan.sequences_per_micro_batch = config.train.micro_batch;
   draft.plan.streams = {"compute"};
   // Where each micro-batch is summed over the ranks by itself, in canonical mode they share it out in the order of the tree.
-  if (config.canonical && ((l.zero >= 2 && l.shard_ranks() > 1) || l.ep > 1) && draft.micro_batches() > 1)
+  if (config.canonical && ((l.zero >= 2 && l.shard_ranks() > 1) || l.expert_shards_of_dp() > 1) && draft.micro_batches() > 1)
     draft.plan.together = sequence_axes(draft.plan.mesh);
   UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
   UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();

@@ -28,6 +28,7 @@
 #include "strategies/sequence_parallel.h"
 #include "strategies/skipped_update.h"
 #include "strategies/state.h"
+#include "strategies/tensor_overlap.h"
 #include "strategies/tensor_parallel.h"
 #include "strategies/tied_embeddings.h"
 #include "strategies/zero1.h"
@@ -62,6 +63,11 @@ constexpr std::array kCatalogue{
              "sequence_parallel (tp)",
              "per layer and micro-batch 4 reduce-scatters and 6 all-gathers of b*s*h in place of 4 all-reduces; b*h a norm or bias",
              "activations between the products 1/t", "Korthikanti et al. 2022", sequence_parallel, true},
+    Strategy{"tensor-overlap", "Collective matmul: products in strips, beside the messages of sequence parallelism", Tier::kE1,
+             "tensor_overlap (sequence_parallel, tp)",
+             "messages of strips in place of a layer's gathers and scatters: as many bytes; full recompute 2 gathers of b*s*h more",
+             "strips in place of gathered inputs and partial sums: 2/t and 1 + 2/t of each",
+             "Wang et al. 2023; PyTorch async TP 2024", tensor_overlap, true},
     Strategy{"context-parallel", "Context parallel: parts of sequences", Tier::kE1, "cp, cp_kind, cp_ulysses",
              "per layer and micro-batch, n = k and v of a rank's tokens: all-gather 3 n (c-1); ring, zigzag, striped n (3c-2); "
              "ulysses 4 all-to-alls of q, k, v and o; usp both, of groups",

@@ -19,7 +19,8 @@
 // Shapes   everything [b,s/c,..]; kv[b,s/c,2kd] on its way, kv.all[b,s,2kd]; ulysses: attention's qkv[b,s,(a+2k)d/c], o[b,s,ad/c]
 // Adds     per layer and micro-batch, elements that each rank sends, n = b s/c 2 k d:
 //          all-gather: 3 n (c-1) (two gathers, a scatter); rings: 2 n (c-1) + n c; ulysses: four all-to-alls, of qkv and o, and of
-//          their gradients: 2 b s/c (2 a + 2 max(k, c)) d (c-1)/c. Canonical: gradients of k and v by query head
+//          their gradients: 2 b s/c (2 a + 2 max(k, c)) d (c-1)/c. Canonical: gradients of k and v by query head. A layer of e
+//          experts with a loss for even use: an all-reduce of b e
 // Memory   activations 1/c; rings two blocks of k and v, and in backward two of their gradients; all-gather k and v of the whole;
 //          ulysses keeps qkv and o of its heads, and o of its tokens. Canonical rings: all blocks' results
 // Refuses  sequences that c (zigzag, all-gather: 2 c) does not divide; ulysses: heads that c (times t) does not divide
@@ -63,9 +64,9 @@ void retarget(DraftSegment& segment, SlotId from, SlotId to) {
 class Ulysses {
  public:
   /// Ranks along `axis` exchange heads.
-  Ulysses(Draft& draft, std::string_view axis)
+  Ulysses(Draft& draft, UnitTemplate& layer, std::string_view axis)
       : draft_(draft),
-        layer_(draft.of(UnitKind::kLayer)),
+        layer_(layer),
         axis_(draft.plan.mesh.axis(axis)),
         ranks_(draft.plan.mesh.size(axis)),
         comm_(draft.comm(axis == "cp" ? "cp" : "cp.heads", AxisSet::of(axis_))),
@@ -82,7 +83,9 @@ class Ulysses {
     backward(queries + 2 * keys, queries);
     for (DraftSegment* segment : {&layer_.forward, &layer_.backward}) {
       Op& op = std::get<Op>(segment->segment.steps[core_of(*segment)]);
-      op.work = Attention{phase_of(op.work), core.heads / ranks_, std::max(core.kv_heads / ranks_, 1), core.head_dim};
+      Attention& part = std::get<Attention>(op.work);
+      part.heads = core.heads / ranks_;
+      part.kv_heads = std::max(core.kv_heads / ranks_, 1);
       op.strategy = kContextParallelName;
     }
   }
@@ -188,9 +191,9 @@ class Ulysses {
 /// Attention in blocks: queries of the rank's tokens, keys of one part of the sequence after another, or of the whole.
 class Blocks {
  public:
-  explicit Blocks(Draft& draft)
+  Blocks(Draft& draft, UnitTemplate& layer)
       : draft_(draft),
-        layer_(draft.of(UnitKind::kLayer)),
+        layer_(layer),
         kind_(draft.config.layout.cp_kind),
         axis_(draft.plan.mesh.axis("cp")),
         ranks_(draft.plan.mesh.size("cp")),
@@ -261,14 +264,8 @@ class Blocks {
   // ---- ops
 
   void op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label, StreamId stream = StreamId(0)) {
-    Op o;
-    o.work = std::move(work);
-    o.reads = std::move(reads);
-    o.writes = std::move(writes);
-    o.label = std::move(label);
-    o.stream = stream;
-    o.strategy = kContextParallelName;
-    steps_.emplace_back(std::move(o));
+    steps_.emplace_back(
+        make_op(std::move(work), std::move(reads), std::move(writes), std::move(label), kContextParallelName, stream));
   }
 
   void split(SlotId qkv, SlotId q, SlotId kv) {
@@ -278,7 +275,13 @@ class Blocks {
     op(SplitHeads{Phase::kI, core_.heads, core_.kv_heads, core_.head_dim}, {dq, dkv}, {dqkv}, "attn.heads");
   }
   AttentionBlock block(Phase phase, int turn = 0) const {
-    return {.phase = phase, .heads = core_.heads, .kv_heads = core_.kv_heads, .head_dim = core_.head_dim, .turn = turn};
+    return {.phase = phase,
+            .heads = core_.heads,
+            .kv_heads = core_.kv_heads,
+            .head_dim = core_.head_dim,
+            .turn = turn,
+            .packed = core_.packed,
+            .document = core_.document};
   }
   AttentionMerge merge(Phase phase, int step, bool keys = false) const {
     return {phase, core_.heads, core_.kv_heads, core_.head_dim, step, keys};
@@ -294,6 +297,12 @@ class Blocks {
     if (from != o) op(Copy{}, {from}, {o}, std::string(kCore));
   }
 
+  /// The operands of a block: positions in packed documents are the core's last operand, and of whole sequences.
+  std::vector<SlotId> with_positions(std::vector<SlotId> reads, const Op& core) const {
+    if (core_.packed) reads.push_back(core.reads.back());
+    return reads;
+  }
+
   // ---- keys and values of all tokens
 
   /// Backward gathers again: where recompute has done so already, that op is left out by its label.
@@ -307,7 +316,7 @@ class Blocks {
   void gathered_forward(const Op& core) {
     split(segment_->find("qkv"), segment_->find("q"), segment_->find("kv"));
     const SlotId all = gather(), o = output();
-    op(block(Phase::kF), {segment_->find("q"), all}, {o, core.writes[1]}, std::string(kCore));
+    op(block(Phase::kF), with_positions({segment_->find("q"), all}, core), {o, core.writes[1]}, std::string(kCore));
     round(o);
   }
 
@@ -317,7 +326,8 @@ class Blocks {
     const SlotId dall = local("d.kv.all", whole(part, Placement::partial()));
     AttentionBlock back = block(Phase::kI);
     back.partial = canonical_;
-    op(back, {core.reads[0], core.reads[1], core.reads[2], segment_->find("q"), all}, {dq, dall}, std::string(kCore));
+    op(back, with_positions({core.reads[0], core.reads[1], core.reads[2], segment_->find("q"), all}, core), {dq, dall},
+       std::string(kCore));
     const SlotId own = canonical_ ? local("d.kv.heads", part) : dkv;
     // Direct: other algorithms sum in the source, of which the result would have to be a view, and a part of several sequences is none.
     op(Collective{CollectiveKind::kReduceScatter, ReduceOp::kSum, draft_.comm("cp", AxisSet::of(axis_)), Algorithm::kDirect},
@@ -373,10 +383,10 @@ class Blocks {
         work.partial = true;
         const SlotId part = local(numbered("o.part", turn), wide(rows(queries()))), sum = local(numbered("o.sums", turn), sums);
         parts.insert(parts.end(), {part, sum});
-        op(work, {q, kv}, {part, sum}, label_of(turn));
+        op(work, with_positions({q, kv}, core), {part, sum}, label_of(turn));
       } else {
         work.carry = turn > 0;
-        op(work, work.carry ? std::vector{q, kv, o, lse} : std::vector{q, kv}, {o, lse}, label_of(turn));
+        op(work, with_positions(work.carry ? std::vector{q, kv, o, lse} : std::vector{q, kv}, core), {o, lse}, label_of(turn));
       }
       kv = after;
     }
@@ -400,14 +410,14 @@ class Blocks {
         const Type by_head = wide(rows(2 * queries()));
         dqs.push_back(local(numbered("d.q.part", turn), wide(rows(queries()))));
         const SlotId made = turn == 0 ? local("d.kv.own", by_head) : buffer("d.kv.part", travelling(by_head), turn);
-        op(work, reads, {dqs.back(), made}, label_of(turn));
+        op(work, with_positions(std::move(reads), core), {dqs.back(), made}, label_of(turn));
         dkvs.push_back(turn == 0 ? made : local(numbered("d.kv.home", turn), by_head));
         if (turn > 0) pass(made, dkvs.back(), numbered("attn.d.kv", turn), "cp.d.kv", -turn, "cp.d");
       } else {
         work.carry = work.carry_kv = turn > 0;
         if (turn > 0) reads.insert(reads.end(), {dq, arriving});
         const SlotId made = turn > 0 ? arriving : dkv;  // which leaves, and comes home complete
-        op(work, reads, {dq, made}, label_of(turn));
+        op(work, with_positions(std::move(reads), core), {dq, made}, label_of(turn));
         arriving = turn + 1 < ranks_ ? buffer("d.kv.back", travelling(wide(rows(keys()))), turn + 1) : dkv;
         pass(made, arriving, numbered("attn.d.kv", turn + 1), "cp.d.kv", 1, "cp.d");
       }
@@ -431,24 +441,50 @@ class Blocks {
   std::vector<Step> steps_;
 };
 
-TokenOrder order_of(const Layout& l) {
-  switch (l.cp_kind) {
-    case ContextKind::kAllGather:
-    case ContextKind::kZigzag: return {TokenOrder::Kind::kZigzag, l.cp};
-    case ContextKind::kStriped: return {TokenOrder::Kind::kStriped, l.cp};
-    case ContextKind::kUsp: return {TokenOrder::Kind::kZigzag, l.ring_ranks()};
-    default: return {};
+/// The loss for even use of experts is of whole sequences: how many of their tokens go to each expert is summed over the parts.
+void sum_loads(Draft& draft) {
+  constexpr std::string_view kLoad = "moe.load";
+  const AxisSet axes = context_axes(draft.plan.mesh);
+  UnitTemplate& layer = draft.of(UnitKind::kLayer);
+  for (DraftSegment* segment : {&layer.forward, &layer.backward}) {
+    auto& steps = segment->segment.steps;
+    const auto at = std::ranges::find_if(steps, [](const Step& s) { return std::holds_alternative<Route>(std::get<Op>(s).work); });
+    SHARDLAB_CHECK(at != steps.end(), "{} has no router", segment->segment.name);
+    Op& router = std::get<Op>(*at);
+    std::get<Route>(router.work).sequence = draft.config.train.seq_len;
+    if (segment == &layer.forward) continue;
+    Type type = segment->slot(segment->find("moe.logits")).type;  // which says how sequences are dealt
+    type.shape = {type.shape[0], type.shape[2]};
+    const SlotId load =
+        segment->add(std::string(kLoad), placed(type, axes, Placement::replicate()), Use::kLocal, BufferClass::kTemporary);
+    const SlotId part = segment->add_view(std::string(kLoad) + ".part", load, placed(type, axes, Placement::partial()));
+    router.reads.push_back(load);
+    const auto op = [&](Work work, SlotId from, SlotId to, std::string_view label) {
+      Op o;
+      o.work = std::move(work);
+      o.reads = {from};
+      o.writes = {to};
+      o.label = label;
+      o.strategy = kContextParallelName;
+      return Step(std::move(o));
+    };
+    const Collective sum{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("cp.load", axes), draft.algorithm()};
+    steps.insert(at, {op(ExpertLoad{}, segment->find("moe.choice"), part, kLoad), op(sum, part, load, "moe.load.all")});
   }
 }
 
 }  // namespace
 
 void context_parallel(Draft& draft) {
-  draft.plan.token_order = order_of(draft.config.layout);
+  draft.plan.token_order = token_order_of(draft.config.layout);
   const ContextKind kind = draft.config.layout.cp_kind;
-  if (kind == ContextKind::kUlysses) Ulysses(draft, "cp").run();
-  if (kind == ContextKind::kUsp) Ulysses(draft, kHeadsAxis).run();
-  if (kind != ContextKind::kUlysses) Blocks(draft).run();
+  for (const UnitKind layers : draft.layer_kinds()) {
+    UnitTemplate& layer = draft.of(layers);
+    if (kind == ContextKind::kUlysses) Ulysses(draft, layer, "cp").run();
+    if (kind == ContextKind::kUsp) Ulysses(draft, layer, kHeadsAxis).run();
+    if (kind != ContextKind::kUlysses) Blocks(draft, layer).run();
+  }
+  if (draft.config.model.is_mixture() && draft.config.model.experts.balance != 0) sum_loads(draft);
 }
 
 }  // namespace shardlab::strategies

@@ -40,15 +40,21 @@ SlotId DraftSegment::find(std::string_view name) const {
   return *found;
 }
 
-void DraftSegment::op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label,
-                      std::string_view strategy) {
+Op make_op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label, std::string_view strategy,
+           StreamId stream) {
   Op op;
   op.work = std::move(work);
   op.reads = std::move(reads);
   op.writes = std::move(writes);
   op.label = std::move(label);
+  op.stream = stream;
   op.strategy = strategy;
-  segment.steps.emplace_back(std::move(op));
+  return op;
+}
+
+void DraftSegment::op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label,
+                      std::string_view strategy) {
+  segment.steps.emplace_back(make_op(std::move(work), std::move(reads), std::move(writes), std::move(label), strategy));
 }
 
 size_t StageDraft::index_of(int unit) const {
@@ -155,6 +161,14 @@ AxisSet context_axes(const Mesh& mesh) {
   const AxisSet cp = AxisSet::of(mesh.axis("cp"));
   const auto heads = mesh.find(kHeadsAxis);
   return heads ? cp | AxisSet::of(*heads) : cp;
+}
+
+AxisSet expert_axes(const Draft& draft) {
+  const Layout& l = draft.config.layout;
+  if (l.ep == 1) return {};
+  const auto ep = draft.plan.mesh.find("ep");
+  const AxisSet over_dp = ep ? AxisSet::of(*ep) : AxisSet{};
+  return l.cp > 1 ? over_dp | context_axes(draft.plan.mesh) : over_dp;
 }
 
 AxisSet data_axes(const Mesh& mesh) {

@@ -57,6 +57,10 @@ struct SlotUse {
   bool later = false;    ///< ... and a later one still needs it
 };
 
+/// An op of `strategy`, with all else as it is by default.
+Op make_op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label, std::string_view strategy,
+           StreamId stream = StreamId(0));
+
 /// A segment with the meaning of its slots, and the small language in which passes write ops.
 struct DraftSegment {
   Segment segment;
@@ -268,6 +272,9 @@ AxisSet sequence_axes(const Mesh& mesh);
 inline constexpr std::string_view kHeadsAxis = "ulysses";
 /// The axes along which ranks have other parts of the same sequences: "cp", and within it `kHeadsAxis`.
 AxisSet context_axes(const Mesh& mesh);
+/// The axes along which ranks share the experts of each layer: those of context parallelism, and "ep" where more ranks do. None where every
+/// rank has all experts.
+AxisSet expert_axes(const Draft& draft);
 /// The axes along which ranks that share one set of shards have other tokens: `sequence_axes` and
 /// `context_axes`. Gradients are summed over them.
 AxisSet data_axes(const Mesh& mesh);

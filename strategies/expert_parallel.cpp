@@ -1,19 +1,22 @@
-// Expert parallelism: the ranks of "ep", which have other sequences, share the experts. Each has 1/n of every layer's experts, and rows go to
-// the ranks that have their experts and come back.
+// Expert parallelism: n neighbouring ranks, which have other tokens, share the experts: those of context parallelism first, and then ranks
+// with other sequences. Each has 1/n of every layer's experts, and rows go to the ranks that have their experts and come back.
 //
-// A rank's tokens make rows for every group of experts, packed one after the other: [n groups, rows of a group, h], "at home" along ep
-// a shard of the rows. Moved by an all_to_all, all ranks' rows for one group are with its experts: [1, rows, h], a shard of the groups. How
+// A rank's tokens make rows for every group of experts, packed one after the other: [n groups, rows of a group, h], "at home" along these
+// axes a shard of the rows. Moved by an all_to_all, all ranks' rows for one group are with its experts: [1, rows, h], a shard of the groups. How
 // many rows go is known when the router has chosen; the counts travel first, and every rank has room for all rows of all ranks
 // (dropless: nothing is dropped, padded or waited for).
 //
-// A weight of an expert sees the rows of all ranks of "ep": its gradient is summed over the other data ranks alone, and divided by
-// nothing. "Too large by ep" would be a sum over "ep" of what is a shard there, which has no type.
+// A weight of an expert sees the rows of all n ranks: its gradient is summed over the other data ranks alone, and divided by
+// nothing. "Too large by n" would be a sum over ranks of what is a shard there, which has no type.
 //
-// Shapes   weights of experts [e/n, ..]; rows at home [n, ceil(b s k / n), h], with the experts [1, n n ceil(b s k / n), width]
-// Adds     per layer and micro-batch an all-to-all of counts, and of rows there and back, in forward and again in backward: 4 b s k h
+// With tensor parallelism each of the t ranks has a slice of every expert and the rows of all tokens, and exchanges them with the ranks
+// that have the same slice. What the slices of an expert make of a row comes home as partial sums.
+//
+// Shapes   weights of experts [e/n, ..]; rows at home [n, ceil(b s/c k / n), h], with the experts [1, n n ceil(b s/c k / n), width]
+// Adds     per layer and micro-batch an all-to-all of counts, and of rows there and back, in forward and again in backward: 4 b s/c k h
 //          elements, of which (n-1)/n leave the rank where routes are even
 // Memory   weights, gradients and moments of experts 1/n; room for rows times n
-// Refuses  e not divisible by n; n that does not divide dp (`check`)
+// Refuses  e not divisible by n; n that is no multiple of cp, or does not divide dp cp (`check`)
 // Paper    Lepikhin et al., "GShard" (2020); Gale et al., "MegaBlocks" (2022), of which the dropless form
 #include "strategies/expert_parallel.h"
 
@@ -32,12 +35,12 @@ class ExpertParallel {
   explicit ExpertParallel(Draft& draft)
       : draft_(draft),
         layer_(draft.of(UnitKind::kLayer)),
-        axis_(draft.plan.mesh.axis("ep")),
+        axes_(expert_axes(draft)),
         size_(draft.config.layout.ep),
-        comm_(draft.comm("ep", AxisSet::of(axis_))) {
+        comm_(draft.comm("ep", axes_)) {
     const Case& c = draft.config;
-    const int64_t rows = c.train.micro_batch * c.train.seq_len * c.model.experts.top_k;
-    rows_of_group_ = (rows + size_ - 1) / size_;
+    rows_ = c.train.micro_batch * c.train.seq_len / c.layout.cp * c.model.experts.top_k;
+    rows_of_group_ = (rows_ + size_ - 1) / size_;
   }
 
   void run() {
@@ -51,19 +54,15 @@ class ExpertParallel {
     Slot& kept = bwd.slot(bwd.find("rows.in"));
     kept.type = with_experts(kept.type);
     kept.name = there("rows.in");
-    away(fwd, "rows.out", Use::kLocal);
     away(bwd, "d.rows.out", Use::kLocal);
-    away(bwd, "d.rows.in", Use::kLocal);
-
-    read_away(fwd, "moe.up", "rows.in"), write_away(fwd, "moe.down", "rows.out");
-    read_away(bwd, "moe.down", "d.rows.out"), write_away(bwd, "moe.up", "d.rows.in");
+    read_away(fwd, "moe.up", "rows.in"), read_away(bwd, "moe.down", "d.rows.out");
     for (DraftSegment* segment : {&fwd, &bwd}) count_rows(*segment);
 
     insert(fwd, "moe.route", exchange(fwd, "rows.counts", "moe.counts"), true);
     insert(fwd, "moe.up", go(fwd, "rows.in", "moe.go"), false);
-    insert(fwd, "moe.combine", come_back(fwd, "rows.out", "moe.return"), false);
+    come_back(fwd, "moe.down", "moe.return");
     insert(bwd, "moe.down", go(bwd, "d.rows.out", "moe.return.d"), false);
-    insert(bwd, "moe.dispatch", come_back(bwd, "d.rows.in", "moe.go.d"), false);
+    come_back(bwd, "moe.up", "moe.go.d");
   }
 
  private:
@@ -75,7 +74,7 @@ class ExpertParallel {
 
   void share(Type& type) const {
     type.shape[0] /= size_;
-    type.place[static_cast<size_t>(axis_)] = Placement::shard(0);
+    type = placed(std::move(type), axes_, Placement::shard(0));
   }
 
   void share_experts() {
@@ -113,13 +112,13 @@ class ExpertParallel {
     const bool counts = type.dtype == DType::i32;
     type.shape[1] = counts ? type.shape[1] * size_ : size_ * size_ * rows_of_group_;
     type.shape[0] = 1;
-    type.place[static_cast<size_t>(axis_)] = Placement::shard(0);
-    return type;
+    return placed(std::move(type), axes_, Placement::shard(0));
   }
 
-  void away(DraftSegment& segment, std::string_view name, Use use) const {
+  SlotId away(DraftSegment& segment, std::string_view name, Use use) const {
     const Slot& home = segment.slot(segment.find(name));
-    segment.add(there(name), with_experts(home.type), use, use == Use::kSaved ? BufferClass::kActivation : BufferClass::kTemporary);
+    return segment.add(there(name), with_experts(home.type), use,
+                       use == Use::kSaved ? BufferClass::kActivation : BufferClass::kTemporary);
   }
   static void make_local(DraftSegment& segment, std::string_view name) {
     const SlotId slot = segment.find(name);
@@ -137,10 +136,6 @@ class ExpertParallel {
     const SlotId old = segment.find(name), to = segment.find(there(name));
     for_ops(segment, label, [&](Op& op) { std::ranges::replace(op.reads, old, to); });
   }
-  void write_away(DraftSegment& segment, std::string_view label, std::string_view name) const {
-    const SlotId old = segment.find(name), to = segment.find(there(name));
-    for_ops(segment, label, [&](Op& op) { std::ranges::replace(op.writes, old, to); });
-  }
 
   /// Experts multiply the rows that have come, as counted there. As many are expected as went: routes are taken to be even.
   void count_rows(DraftSegment& segment) const {
@@ -152,7 +147,7 @@ class ExpertParallel {
         std::ranges::replace(op.reads, home, to);
       } else if (auto* a = std::get_if<Activation>(&op.work); a != nullptr && op.label == "mlp.act") {
         a->counted = true;
-        a->rows = draft_.config.train.micro_batch * draft_.config.train.seq_len * draft_.config.model.experts.top_k;
+        a->rows = rows_;
         op.reads.push_back(to);
       }
     }
@@ -173,8 +168,22 @@ class ExpertParallel {
   Op go(DraftSegment& s, std::string_view rows, std::string label) const {
     return move({s.find(rows), s.find("rows.counts"), s.find(there("rows.counts"))}, s.find(there(rows)), std::move(label));
   }
-  Op come_back(DraftSegment& s, std::string_view rows, std::string label) const {
-    return move({s.find(there(rows)), s.find(there("rows.counts")), s.find("rows.counts")}, s.find(rows), std::move(label));
+  /// What experts made of rows, by the product of that label, comes home before it is first read.
+  void come_back(DraftSegment& s, std::string_view product, std::string label) const {
+    auto& steps = s.segment.steps;
+    const auto by = std::ranges::find_if(steps, [&](const Step& step) {
+      const Op& op = std::get<Op>(step);
+      return op.label == product && std::holds_alternative<GroupedLinear>(op.work) && phase_of(op.work) != Phase::kW;
+    });
+    SHARDLAB_CHECK(by != steps.end(), "{} has no {}", s.segment.name, product);
+    SlotId& made = std::get<Op>(*by).writes[0];
+    const SlotId home = made;
+    made = away(s, std::string(s.slot(home).name), Use::kLocal);
+    const auto reads = [&](const Step& step) {
+      return std::ranges::find(std::get<Op>(step).reads, home) != std::get<Op>(step).reads.end();
+    };
+    steps.insert(std::ranges::find_if(steps, reads),
+                 move({made, s.find(there("rows.counts")), s.find("rows.counts")}, home, std::move(label)));
   }
 
   /// Puts an op before, or behind, the first op of that label.
@@ -187,10 +196,10 @@ class ExpertParallel {
 
   Draft& draft_;
   UnitTemplate& layer_;
-  int axis_;
+  AxisSet axes_;
   int size_;
   CommId comm_;
-  int64_t rows_of_group_ = 0;
+  int64_t rows_ = 0, rows_of_group_ = 0;
 };
 
 }  // namespace

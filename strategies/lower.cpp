@@ -31,11 +31,12 @@ Result<void> check_pass_name(std::string_view after) {
 /// choice is made before, by whoever knows costs.
 Result<void> check_decided(const Case& config) {
   if (!is_pipeline_decided(config))
-    return Error{ExitCode::kUsage,
-                 fmt::format("{} has not been decided: a plan knows no seconds",
-                             config.layout.schedule == Schedule::kAuto ? "schedule=auto" : "stage_layers=balanced"),
-                 "name a schedule, and write the layers of each part under stage_layers",
-                 {}};
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("{} has not been decided: a plan knows no seconds",
+                    config.layout.schedule == Schedule::kAuto ? "schedule=auto" : "stage_layers=" + config.layout.stage_layers),
+        "name a schedule, and write the layers of each part under stage_layers",
+        {}};
   if (is_decided(config)) return {};
   return Error{ExitCode::kUsage,
                fmt::format("recompute within {} bytes has not been decided: a plan knows no seconds",

@@ -277,19 +277,35 @@ BufferId sum_of_squares(Draft& draft, StageDraft& stage, const std::string& name
   return part;
 }
 
-/// Slices are summed over the axes that cut them, copies are counted once.
-BufferId gradient_norm(Draft& draft, StageDraft& stage) {
-  const bool shares = draft.config.layout.ep > 1;  // experts among ranks, and then tp is 1
-  const std::string_view cutting = shares ? "ep" : "tp";
-  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis(cutting)), pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
-  const bool sliced_over_dp = updates_slices(draft.config.layout) && draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1;
-  std::vector<BufferId> sliced, whole;
+/// Gradients that a norm counts, by what they are cut along: those of shared experts, slices of tensor parallelism, and the others.
+struct Counted {
+  std::vector<BufferId> experts, sliced, whole;
+};
+
+Counted counted_gradients(const Draft& draft, const StageDraft& stage, bool sliced_over_dp) {
+  const AxisSet sharing = expert_axes(draft);
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp"));
+  Counted all;
   for (const Update& u : stage.updates) {
     if (u.gradient == stage.counted_elsewhere || !counts_in_norm(draft, stage, u.unit)) continue;
-    const Placement along = stage.role.buffers[u.gradient.index()].type.place[tp];
-    const bool cut = shares && sliced_over_dp ? along.kind == Place::kLocal : along.kind != Place::kReplicate;
-    (cut ? sliced : whole).push_back(u.gradient);
+    const Type& type = stage.role.buffers[u.gradient.index()].type;
+    bool shared = false;
+    for (int axis = 0; axis < kMaxAxes; ++axis) {
+      const Placement along = type.place[static_cast<size_t>(axis)];
+      if (sharing.contains(axis)) shared |= sliced_over_dp ? along.kind == Place::kLocal : along.kind != Place::kReplicate;
+    }
+    const bool sliced = type.place[tp].kind != Place::kReplicate;
+    (shared ? all.experts : sliced ? all.sliced : all.whole).push_back(u.gradient);
   }
+  return all;
+}
+
+/// Slices are summed over the axes that cut them, copies are counted once.
+BufferId gradient_norm(Draft& draft, StageDraft& stage) {
+  const AxisSet sharing = expert_axes(draft), tp = AxisSet::of(draft.plan.mesh.axis("tp"));
+  const size_t pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
+  const bool sliced_over_dp = updates_slices(draft.config.layout) && draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1;
+  const Counted counted = counted_gradients(draft, stage, sliced_over_dp);
   Type type = scalar(draft, DType::f64);
   type.scale.denominator = stage.role.buffers[stage.updates.front().gradient.index()].type.scale.denominator;
   if (sliced_over_dp) type = placed(type, data_axes(draft.plan.mesh), Placement::partial());
@@ -297,20 +313,24 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   if (apart) type = placed(type, draft.plan.mesh.axis("dp"), Placement::local());
   if (draft.config.layout.pp > 1) type.place[pp] = Placement::partial();
   std::vector<BufferId> parts;
-  // A stage without experts has no slices, and meets the others under one name.
-  const char* const name_of_whole = shares && sliced.empty() ? "grad_norm2.sum" : "grad_norm2.whole";
-  for (const auto& [name, list, cut] : {std::tuple{"grad_norm2.sliced", &sliced, true}, {name_of_whole, &whole, false}}) {
-    if (list->empty()) continue;
-    Type t = type;
-    if (cut) t.place[tp] = Placement::partial();
-    const BufferId part = sum_of_squares(draft, stage, name, cut ? alike(draft, stage, *list) : *list, t);
-    const bool later = shares && sliced_over_dp;  // with the slices of everything else
-    parts.push_back(cut && !later ? all_reduce_scalar(draft, stage, part, cutting) : part);
-  }
+  const auto count = [&](const char* name, const std::vector<BufferId>& list, AxisSet cut, std::string_view over) {
+    if (list.empty()) return;
+    const BufferId part =
+        sum_of_squares(draft, stage, name, cut == tp ? alike(draft, stage, list) : list, placed(type, cut, Placement::partial()));
+    parts.push_back(cut.empty() ? part : all_reduce_scalar(draft, stage, part, over, cut));
+  };
+  // Under ZeRO experts are summed over the ranks that share them with the slices of everything else.
+  const AxisSet slicing = draft.config.layout.tp > 1 ? tp : AxisSet{}, of_experts = sliced_over_dp ? slicing : sharing | slicing;
+  count("grad_norm2.experts", counted.experts, of_experts, "experts");
+  count("grad_norm2.sliced", counted.sliced, tp, "tp");
+  // A stage without experts has one part, and meets the others under one name.
+  const bool alone = !sharing.empty() && parts.empty();
+  count(alone ? "grad_norm2.sum" : "grad_norm2.whole", counted.whole, {}, "");
   BufferId total = parts.front();
-  if (parts.size() > 1) {
-    const BufferId sum = metric(stage, "grad_norm2.sum", type, false);
-    append(draft, stage, "grad_norm2.sum", {parts[0], parts[1], sum}, Add{}, {0, 1}, {2});
+  for (size_t i = 1; i < parts.size(); ++i) {
+    const std::string name = i + 1 < parts.size() ? "grad_norm2.cut" : "grad_norm2.sum";
+    const BufferId sum = metric(stage, name, type, false);
+    append(draft, stage, name, {total, parts[i], sum}, Add{}, {0, 1}, {2});
     total = sum;
   }
   if (sliced_over_dp) total = all_reduce_scalar(draft, stage, total, "dp");
@@ -338,7 +358,11 @@ void declare_updates(Draft& draft, StageDraft& stage) {
 }
 
 BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis_name, ReduceOp reduce) {
-  const AxisSet axes = axes_of(draft.plan.mesh, axis_name);
+  return all_reduce_scalar(draft, stage, part, axis_name, axes_of(draft.plan.mesh, axis_name), reduce);
+}
+
+BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis_name, AxisSet axes,
+                           ReduceOp reduce) {
   Buffer sum = stage.role.buffers[part.index()];
   sum.name += "." + std::string(axis_name);
   sum.type = placed(sum.type, axes, Placement::replicate());

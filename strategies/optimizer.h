@@ -20,6 +20,9 @@ BufferId squared_gradient_norm(Draft& draft, StageDraft& stage);
 BufferId step_loss(Draft& draft, StageDraft& last);
 /// Appends the all-reduce of a partial number over one axis; the result is a view of it.
 BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis, ReduceOp reduce = ReduceOp::kSum);
+/// The same over several axes, called `name`.
+BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view name, AxisSet axes,
+                           ReduceOp reduce = ReduceOp::kSum);
 /// The step's loss, and the squared norm of its gradients where the case asks for it.
 void metrics(Draft& draft);
 }  // namespace shardlab::strategies

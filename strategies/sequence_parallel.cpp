@@ -12,6 +12,9 @@
 // beside the gradient of the input (`overlap`); full recompute makes it again, gathered, and needs no third gather. The embedding's
 // partial sum is scattered; the gradients of its tables take gathered tokens. Messages between pipeline stages carry the rank's tokens.
 //
+// Experts and their router work on all tokens, as products do. What a router makes of the gradients, and in canonical mode what experts
+// make of tokens, every rank then has whole, and takes its tokens of.
+//
 // Gradients of what every rank has whole, and uses on its own tokens, are partial sums: gammas and betas, and the biases of the
 // row-parallel products. Each rank sums its tokens sequence by sequence, ranks add up these sums, and then sequences are added up:
 // the order of the one sum on one rank (docs/canonical-order.md). So a gradient leaves backward whole, as without, and all that
@@ -52,7 +55,10 @@ constexpr std::string_view kBetween[] = {"x",
                                          "final.norm.y",
                                          "attn.norm.stats",
                                          "mlp.norm.stats",
-                                         "final.norm.stats"};
+                                         "final.norm.stats",
+                                         "moe.routed",
+                                         "shared.z",
+                                         "shared.norm.y"};
 
 class SequenceParallel {
  public:
@@ -71,11 +77,12 @@ class SequenceParallel {
 
  private:
   void rewrite(DraftSegment& segment, bool backward) {
-    scatter_sums(segment);
     for (const std::string_view name : kBetween)
       for (const std::string& n : {std::string(name), "d." + std::string(name)})
-        if (const auto slot = segment.find_if(n)) cut(segment.slot(*slot).type);
+        if (const auto slot = segment.find_if(n); slot && !is_partial(segment.slot(*slot).type)) cut(segment.slot(*slot).type);
+    scatter_sums(segment);
     gather_inputs(segment, backward);
+    take_own_tokens(segment);
     reduce_gradients(segment);
   }
 
@@ -83,6 +90,7 @@ class SequenceParallel {
     type.shape[kTokenDim] /= size_;
     type.place[static_cast<size_t>(axis_)] = Placement::shard(kTokenDim);
   }
+  bool is_partial(const Type& type) const { return type.place[static_cast<size_t>(axis_)].is_partial(); }
   bool is_cut(const Type& type) const {
     return type.micro == Micro::kSlice && type.place[static_cast<size_t>(axis_)] == Placement::shard(kTokenDim) &&
            type.shape.rank == 3;
@@ -98,12 +106,14 @@ class SequenceParallel {
     return op;
   }
 
-  /// Tensor parallelism sums a view of the whole in place. What is scattered has storage of its own, as large as the whole was.
+  /// Tensor parallelism sums a view of the whole in place. What is scattered has storage of its own, as large as the whole was. The sums
+  /// of a vocabulary-parallel loss, and what every rank needs of all rows and tokens of experts, stay whole.
   void scatter_sums(DraftSegment& segment) {
     for (Step& step : segment.segment.steps) {
       Op& op = std::get<Op>(step);
       auto* c = std::get_if<Collective>(&op.work);
-      if (c == nullptr || c->kind != CollectiveKind::kAllReduce || c->reduce != ReduceOp::kSum || is_number(segment, op)) continue;
+      if (c == nullptr || c->kind != CollectiveKind::kAllReduce || c->reduce != ReduceOp::kSum) continue;
+      if (!is_cut(segment.slot(op.writes[0]).type)) continue;
       c->kind = CollectiveKind::kReduceScatter;
       c->algorithm = Algorithm::kDirect;  // the others keep partial sums where the result cannot lie
       op.strategy = kSequenceParallelName;
@@ -114,15 +124,36 @@ class SequenceParallel {
       segment.uses[op.reads[0].index()].use = Use::kLocal;
     }
   }
-  /// The sums of a vocabulary-parallel loss are two numbers a token, which every rank needs for its slice of the logits.
-  static bool is_number(const DraftSegment& segment, const Op& op) {
-    return std::string_view(segment.slot(op.writes[0]).name).starts_with("loss.");
-  }
 
-  /// Matrix products, and the gradients of the embedding's tables, take all tokens.
+  /// Matrix products, the gradients of the embedding's tables, and what deals tokens out to experts take all tokens.
   static bool takes_all_tokens(const Work& work) {
     const bool table = std::holds_alternative<Embed>(work) || std::holds_alternative<Positions>(work);
-    return std::holds_alternative<Linear>(work) || (table && phase_of(work) == Phase::kW);
+    return std::holds_alternative<Linear>(work) || std::holds_alternative<Dispatch>(work) ||
+           std::holds_alternative<Combine>(work) || (table && phase_of(work) == Phase::kW);
+  }
+
+  /// What such an op makes of all tokens, where it is no sum over the ranks, every rank has whole: it keeps its own.
+  void take_own_tokens(DraftSegment& segment) {
+    std::vector<Step> steps;
+    for (Step& step : std::exchange(segment.segment.steps, {})) {
+      Op op = std::move(std::get<Op>(step));
+      std::vector<Step> copies;
+      for (SlotId& write : op.writes) {
+        if (!takes_all_tokens(op.work) || !is_cut(segment.slot(write).type)) continue;
+        const SlotId own = write;
+        write = segment.add(segment.slot(own).name + ".whole", whole(segment.slot(own).type), Use::kLocal, BufferClass::kTemporary);
+        Op copy;
+        copy.work = Copy{};
+        copy.reads = {write};
+        copy.writes = {own};
+        copy.label = op.label + ".own";
+        copy.strategy = kSequenceParallelName;
+        copies.emplace_back(std::move(copy));
+      }
+      steps.emplace_back(std::move(op));
+      steps.insert(steps.end(), std::make_move_iterator(copies.begin()), std::make_move_iterator(copies.end()));
+    }
+    segment.segment.steps = std::move(steps);
   }
 
   void gather_inputs(DraftSegment& segment, bool backward) {

@@ -2,6 +2,7 @@
 //
 //   column parallel   wqkv[(a+2k)d/t, h], wup[f/t, h]: rank r makes its own slice of q, k, v (whole heads) and of the hidden layer
 //   row parallel      wo[h, ad/t], wdown[h, f/t]: each rank's product is a partial sum of the whole output
+//   experts           each as a feed-forward: moe.wup[e, 2f/t, h], moe.wdown[e, h, f/t]; routers are whole, and choose alike on all ranks
 //   vocabulary        embed.tokens[V/t, h]: look-ups outside the slice give 0, so the embedding is a partial sum;
 //                     head[V/t, h]: each rank has a slice of the logits, and the loss is reduced from three numbers a token
 //
@@ -9,24 +10,34 @@
 // q, k and v that their products made; each takes its query heads and a copy of the kv head that these share. Backward gathers the
 // gradients by head and adds up the copies' before the rows are cut again, so weights, their gradients and checkpoints are those of any t.
 //
+// What the slices of experts make of a row is a partial sum. Weighting and adding up a token's rows is linear, so that partial sums of tokens
+// are summed, as after a feed-forward. In canonical mode rows are summed before: a row is then the one row of a single rank, to the bit.
+//
+// Gammas of norms of heads are whole, and their gradients sums over the heads of all ranks: by leaf of each sequence, as the order of
+// the one sum on one rank has it (docs/canonical-order.md).
+//
 // The paper's operators f and g are the two places where a partial sum becomes whole: g is the all-reduce after a row-parallel
 // product in forward, f the all-reduce of the input's gradient of a column-parallel product in backward.
 //
 // Shapes   qkv[b,s,(a+2k)d/t] o[b,s,ad/t] u[b,s,f/t] logits[b,s,V/t]; everything on the residual stream is whole
 // Adds     per layer and micro-batch 4 all-reduces of b*s*h (2 forward, 2 backward): 8 b s h (t-1)/t elements sent by each rank;
 //          embedding 1, head 1 of b*s*h, loss b*s (max) and 2 b*s (sums). With k < t kv heads per layer and micro-batch 2 all-gathers:
-//          of b s (a+2k) d in forward, of b s (a+2t) d in backward, of which each rank sends (t-1)/t
+//          of b s (a+2k) d in forward, of b s (a+2t) d in backward, of which each rank sends (t-1)/t. A layer with experts: an
+//          all-reduce of b s k more (weights' gradients); canonical: of rows, b s k h, in place of tokens, and with shared experts of tokens
+//          beside them. Norms of heads: 2 of b d, canonical 32 b d
 // Memory   matrices, their gradients and states, and qkv, o, u, a, logits: 1/t
-// Refuses  heads, ffn or vocab not divisible by t; kv_heads that neither divide t nor are divided by it
+// Refuses  heads, ffn, moe_ffn or vocab not divisible by t; kv_heads that neither divide t nor are divided by it
 // Paper    Shoeybi et al., "Megatron-LM" (2019), section 3; Ainslie et al., "GQA" (2023), for shared kv heads
 #include "strategies/tensor_parallel.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "plan/base/tree.h"
 #include "strategies/draft.h"
 #include "strategies/row_parts.h"
 
@@ -45,6 +56,11 @@ constexpr SlicedSlot kEmbedSlices[] = {{"embed.tokens", 0}};
 constexpr SlicedSlot kLayerSlices[] = {{"attn.wqkv", 0}, {"attn.bqkv", 0}, {"attn.wo", 1}, {"mlp.wup", 0},
                                        {"mlp.bup", 0},   {"mlp.wdown", 1}, {"qkv", 2},     {"o", 2},
                                        {"lse", 1},       {"u", 2},         {"a", 2}};
+/// Where a layer has experts.
+constexpr SlicedSlot kExpertSlices[] = {{"moe.wup", 1},        {"moe.wdown", 2},        {"rows.u", 2},   {"rows.a", 2},
+                                        {"moe.shared.wup", 0}, {"moe.shared.wdown", 1}, {"shared.u", 2}, {"shared.a", 2}};
+/// What norms of heads have beside the rows of q, k and v.
+constexpr SlicedSlot kHeadNormSlices[] = {{"qkv.raw", 2}, {"attn.qk_norm.stats", 2}};
 constexpr SlicedSlot kHeadSlices[] = {{"embed.tokens", 0}, {"head.weight", 0}, {"logits", 2}};
 
 void slice(Type& type, int axis, int size, int dim) {
@@ -64,6 +80,7 @@ void slice_heads(DraftSegment& segment, int size) {
     std::visit(Overload{[&](Rope& r) {
                           if (r.kv_heads >= size) r.heads /= size, r.kv_heads /= size;  // else rows of all heads are rotated
                         },
+                        [&](HeadNorm& n) { n.heads /= size, n.kv_heads /= size; },
                         [&](Attention& a) { a.heads /= size, a.kv_heads = std::max(a.kv_heads / size, 1); }, [](auto&) {}},
                std::get<Op>(step).work);
 }
@@ -77,29 +94,98 @@ class TensorParallel {
         comm_(draft.comm("tp", AxisSet::of(axis_))) {}
 
   void run() {
-    slice_unit(UnitKind::kEmbed, kEmbedSlices);
-    slice_unit(UnitKind::kLayer, kLayerSlices);
-    slice_unit(UnitKind::kHead, kHeadSlices);
-    if (draft_.config.model.kv_heads < size_) share_kv_heads();
+    slice_unit(UnitKind::kEmbed, {kEmbedSlices});
+    slice_unit(UnitKind::kHead, {kHeadSlices});
     sum(draft_.of(UnitKind::kEmbed).forward, "x", "g");
-    sum(draft_.of(UnitKind::kLayer).forward, "attn.z", "attn.g");
-    sum(draft_.of(UnitKind::kLayer).forward, "mlp.z", "mlp.g");
-    sum(draft_.of(UnitKind::kLayer).backward, "d.mlp.norm.y", "mlp.f");
-    sum(draft_.of(UnitKind::kLayer).backward, "d.attn.norm.y", "attn.f");
+    for (const UnitKind kind : draft_.layer_kinds()) layer(kind);
     sum(draft_.of(UnitKind::kHead).backward, "d.final.norm.y", "head.f");
     split_loss(draft_.of(UnitKind::kHead).forward);
   }
 
  private:
-  void slice_unit(UnitKind kind, std::span<const SlicedSlot> slices) {
+  void layer(UnitKind kind) {
+    UnitTemplate& layer = draft_.of(kind);
+    slice_unit(kind, {kLayerSlices, kExpertSlices, kHeadNormSlices});
+    if (draft_.config.model.kv_heads < size_) share_kv_heads(layer);
+    if (draft_.config.model.qk_norm) sum_head_norms(layer.backward);
+    sum(layer.forward, "attn.z", "attn.g");
+    if (layer.forward.find_if("moe.logits")) {
+      draft_.config.canonical ? sum_rows(layer) : sum_tokens(layer);
+    } else {
+      sum(layer.forward, "mlp.z", "mlp.g");
+      sum(layer.backward, "d.mlp.norm.y", "mlp.f");
+    }
+    sum(layer.backward, "d.attn.norm.y", "attn.f");
+  }
+
+  /// Rows of experts are summed, and what shared experts make of tokens.
+  void sum_rows(UnitTemplate& layer) {
+    sum(layer.forward, "rows.out", "moe.g");
+    sum(layer.backward, "d.rows.in", "moe.f");
+    if (!layer.forward.find_if("shared.z")) return;
+    sum(layer.forward, "shared.z", "moe.shared.g");
+    sum(layer.backward, "d.shared.norm.y", "moe.shared.f");
+  }
+
+  /// Partial sums of rows, and those of shared experts, are added up to partial sums of tokens.
+  void sum_tokens(UnitTemplate& layer) {
+    const auto leave_partial = [&](DraftSegment& segment, std::string_view name) {
+      if (const auto slot = segment.find_if(name)) segment.slot(*slot).type = partial(segment.slot(*slot).type);
+    };
+    const bool shares = layer.forward.find_if("shared.z").has_value();
+    for (DraftSegment* segment : {&layer.forward, &layer.backward})
+      for (const std::string_view name : {"rows.out", "shared.z", "d.rows.in", "d.shared.norm.y"}) leave_partial(*segment, name);
+    sum(layer.forward, "mlp.z", "mlp.g", shares ? 2 : 1);
+    sum(layer.backward, "d.mlp.norm.y", "mlp.f", shares ? 2 : 1);
+    sum(layer.backward, "d.moe.weights", "moe.f");
+  }
+
+  Type partial(Type type) const { return placed(std::move(type), axis_, Placement::partial()); }
+
+  /// Gradients of the gammas: sums over the rank's heads are added up over the ranks, leaf by leaf, and then over leaves and sequences.
+  void sum_head_norms(DraftSegment& segment) {
+    auto& steps = segment.segment.steps;
+    const auto at = std::ranges::find_if(steps, [](const Step& s) {
+      const Op& op = std::get<Op>(s);
+      return std::holds_alternative<HeadNorm>(op.work) && phase_of(op.work) == Phase::kW;
+    });
+    SHARDLAB_CHECK(at != steps.end(), "{} has no gradient of norms of heads", segment.segment.name);
+    Op tokens = std::get<Op>(*at), sequences = tokens;
+    std::get<HeadNorm>(tokens.work).over = SumOver::kTokens;
+    std::get<HeadNorm>(sequences.work).over = SumOver::kSequences;
+    tokens.label += ".tokens";
+    tokens.strategy = sequences.strategy = kTensorParallelName;
+    sequences.reads.clear();
+    std::vector<Step> sums;
+    for (SlotId& write : tokens.writes) {
+      const std::string gradient = segment.slot(write).name;
+      Type type = segment.slot(tokens.reads[0]).type;  // dy: it says how sequences are dealt
+      for (Placement& place : type.place)
+        if (place == Placement::shard(1)) place = Placement::partial();
+      type.shape = {type.shape[0], draft_.config.canonical ? kContractionLeaves / draft_.config.layout.cp : 1,
+                    segment.slot(write).type.shape.last()};
+      type = placed(std::move(type), axis_, Placement::replicate());
+      const SlotId whole = segment.add(gradient + ".tokens", type, Use::kLocal, BufferClass::kTemporary);
+      write = segment.add_view(gradient + ".tokens.part", whole, partial(type));
+      sequences.reads.push_back(whole);
+      sums.emplace_back(all_reduce(write, whole, gradient.substr(2) + ".all"));
+    }
+    *at = std::move(tokens);
+    sums.emplace_back(std::move(sequences));
+    steps.insert(at + 1, std::make_move_iterator(sums.begin()), std::make_move_iterator(sums.end()));
+  }
+
+  void slice_unit(UnitKind kind, std::initializer_list<std::span<const SlicedSlot>> lists) {
     UnitTemplate& unit = draft_.of(kind);
-    slice_slots(unit.forward, slices, axis_, size_);
-    slice_slots(unit.backward, slices, axis_, size_);
     slice_heads(unit.forward, size_);
     slice_heads(unit.backward, size_);
-    for (UnitParameter& p : unit.parameters)
-      for (const SlicedSlot& s : slices)
-        if (p.name == s.name) slice(p.type, axis_, size_, s.dim);
+    for (const std::span<const SlicedSlot> slices : lists) {
+      slice_slots(unit.forward, slices, axis_, size_);
+      slice_slots(unit.backward, slices, axis_, size_);
+      for (UnitParameter& p : unit.parameters)
+        for (const SlicedSlot& s : slices)
+          if (p.name == s.name) slice(p.type, axis_, size_, s.dim);
+    }
     for (const Unit& u : draft_.units)
       if (u.kind == kind)
         for (size_t i = 0; i < u.parameters.size(); ++i)
@@ -117,9 +203,8 @@ class TensorParallel {
     return op;
   }
 
-  void share_kv_heads() {
+  void share_kv_heads(UnitTemplate& layer) {
     const Model& m = draft_.config.model;
-    UnitTemplate& layer = draft_.of(UnitKind::kLayer);
     const Type rows = layer.forward.slot(layer.forward.find("qkv")).type;  // even slices
     Type heads = rows, all = placed(rows, axis_, Placement::replicate());
     heads.shape[2] = (m.heads / size_ + 2) * m.head_dim;
@@ -210,21 +295,23 @@ class TensorParallel {
     return op;
   }
 
-  /// Makes the result of the first writer of `name` a partial sum, and adds an all-reduce right after it. The slot itself keeps the
-  /// whole type, since other segments see that; the partial sum is a view of it.
-  void sum(DraftSegment& segment, std::string_view name, std::string label) {
+  /// Makes the result of the first `writers` writers of `name` a partial sum, and adds an all-reduce right after the last. The slot itself
+  /// keeps the whole type, since other segments see that; the partial sum is a view of it.
+  void sum(DraftSegment& segment, std::string_view name, std::string label, int writers = 1) {
     const SlotId whole = segment.find(name);
-    const SlotId part =
-        segment.add_view(std::string(name) + ".part", whole, placed(segment.slot(whole).type, axis_, Placement::partial()));
+    const SlotId part = segment.add_view(std::string(name) + ".part", whole, partial(segment.slot(whole).type));
     for (size_t i = 0; i < segment.segment.steps.size(); ++i) {
       Op& op = std::get<Op>(segment.segment.steps[i]);
-      if (op.writes.empty() || op.writes.front() != whole) continue;
-      op.writes.front() = part;
+      const auto write = std::ranges::find(op.writes, whole);
+      if (write == op.writes.end()) continue;
+      *write = part;
+      std::ranges::replace(op.reads, whole, part);  // what the writers before left
+      if (--writers > 0) continue;
       segment.segment.steps.insert(segment.segment.steps.begin() + static_cast<std::ptrdiff_t>(i) + 1,
                                    all_reduce(part, whole, std::move(label)));
       return;
     }
-    SHARDLAB_CHECK(false, "no op of {} writes {}", segment.segment.name, name);
+    SHARDLAB_CHECK(false, "too few ops of {} write {}", segment.segment.name, name);
   }
 
   /// Replaces the fused loss by its vocabulary-parallel parts: maximum, sums, gradient.

@@ -75,7 +75,9 @@ bool is_unset(const Case& config, const CaseKey& key, const std::string& value) 
   if (config.model.experts == Experts{} && std::ranges::find(kOfExperts, key.path) != std::end(kOfExperts)) return true;
   return value.empty() || (key.path == "checkpoint.save_every" && value == "0") ||
          (key.path == "model.qk_norm" && value == "false") || (key.path == "model.vocab_multiple" && value == "1") ||
-         (key.path == "layout.loss_chunks" && value == "1") || (key.path == "layout.cp_ulysses" && value == "0") ||
+         (key.path == "data.packed" && value == "false") || (key.path == "data.document_end" && value == "-1") ||
+         (key.path == "data.document_tokens" && value == "0") || (key.path == "layout.loss_chunks" && value == "1") ||
+         (key.path == "layout.cp_ulysses" && value == "0") ||
          (key.path == "layout.cp_kind" && value == name_of(ContextKind::kNone));
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/base/world_error.h"
+#include "plan/reasons.h"
 
 namespace shardlab::sweeps {
 
@@ -39,12 +40,6 @@ CaseOutcome outcome_of(const Point& point, Status status, std::string reason) {
   outcome.reason = std::move(reason);
   if (check(point.config.model).ok()) outcome.parameters = parameter_count(point.config.model);
   return outcome;
-}
-
-/// A refusal as it stands in a table.
-std::string one_line(const Error& e) {
-  std::string text = e.hint.empty() ? e.message : fmt::format("{}; {}", e.message, e.hint);
-  return e.where.empty() ? text : fmt::format("{} ({})", text, e.where);
 }
 
 /// One case, whatever happens to it: the boundary where the world's failures end.
@@ -247,7 +242,7 @@ Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, Re
       if (options.interrupted && options.interrupted->load() && options.jobs == 1) return tally.summary(true);
       std::optional<CaseOutcome> outcome;
       if (point.refusal) {
-        outcome = outcome_of(point, Status::kRefused, one_line(*point.refusal));
+        outcome = outcome_of(point, Status::kRefused, reason_of(*point.refusal));
       } else {
         tally.began();
         progress.started(point, tally.progress());

@@ -103,12 +103,12 @@ class Loader {
     read_resolution(root.find("resolution"));
     read_traces(root.find("traces"));
     if (const YamlNode* axes = root.find("axes")) read_axes(*axes);
-    each(root.find("zip"), "zip", [&](const YamlNode& n) { read_zip(n); });
-    each(root.find("when"), "when", [&](const YamlNode& n) { read_when(n); });
-    each(root.find("constraints"), "constraints", [&](const YamlNode& n) { read_constraint(n); });
-    each(root.find("exclude"), "exclude", [&](const YamlNode& n) { read_exclusion(n); });
-    each(root.find("include"), "include", [&](const YamlNode& n) { read_inclusion(n); });
-    each(root.find("claims"), "claims", [&](const YamlNode& n) { read_claim(n); });
+    each(root.find("zip"), "zip", "{dp: [1, 2], tp: [2, 1]}", [&](const YamlNode& n) { read_zip(n); });
+    each(root.find("when"), "when", "{if: tp == 1, set: {zero: 1}}", [&](const YamlNode& n) { read_when(n); });
+    each(root.find("constraints"), "constraints", "{expr: tp <= 8, why: TEXT}", [&](const YamlNode& n) { read_constraint(n); });
+    each(root.find("exclude"), "exclude", "{dp: 2}", [&](const YamlNode& n) { read_exclusion(n); });
+    each(root.find("include"), "include", "{name: NAME, dp: 2}", [&](const YamlNode& n) { read_inclusion(n); });
+    each(root.find("claims"), "claims", "{says: TEXT, source: TEXT, check: EXPRESSION}", [&](const YamlNode& n) { read_claim(n); });
     if (const YamlNode* target = root.find("time_to_loss")) read_loss_target(*target);
     finish(root.mark);
   }
@@ -173,9 +173,9 @@ class Loader {
       problems_.add(traces->mark, fmt::format("`traces` is `{}`", to_flow(*traces)), "one of: none measured all");
   }
 
-  /// Calls `read` for every item of a list; anything but a list is a problem.
+  /// Calls `read` for every item of a list, a map as `example` is; anything else is a problem.
   template <class Read>
-  void each(const YamlNode* list, std::string_view key, const Read& read) {
+  void each(const YamlNode* list, std::string_view key, std::string_view example, const Read& read) {
     if (!list || list->is_null()) return;
     if (!list->is_sequence())
       return problems_.add(list->mark, fmt::format("`{}` is {}", key, name_of(list->kind)),
@@ -184,7 +184,8 @@ class Loader {
       if (item.is_map())
         read(item);
       else
-        problems_.add(item.mark, fmt::format("an entry of `{}` is {}", key, name_of(item.kind)), "a map is expected");
+        problems_.add(item.mark, fmt::format("an entry of `{}` is {}", key, name_of(item.kind)),
+                      fmt::format("a map is expected: {}", example));
     }
   }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "plan/base/values.h"
+#include "plan/case.h"
 #include "sweeps/names.h"
 #include "sweeps/presets.h"
 
@@ -50,7 +51,7 @@ class MapReader {
   }
   void number(const YamlNode& v, std::string_view key, double& out) {
     const double n = v.is_scalar() ? parse_number(v.text).value_or(-1) : -1;
-    if (!expect(v, n >= 0, key, "a number, not negative")) return;
+    if (!expect(v, n >= 0, key, "a number without a unit, 0 or more (8.6e10, 80Gi)")) return;
     out = n;
   }
   bool expect(const YamlNode& v, bool good, std::string_view key, std::string_view what) {
@@ -150,8 +151,15 @@ void read_device(const YamlNode& node, bool local, Device& device, Problems& pro
   const YamlNode* peaks = local || preset ? in.at("peak_flops") : in.required("peak_flops");
   if (peaks && in.expect(*peaks, peaks->is_map(), "peak_flops", "a map from precision to flop/s"))
     for (const YamlEntry& e : peaks->entries) {
-      device.provenance.erase("peak_flops." + e.key);
-      read_constant(in, e.value, "peak_flops." + e.key, device, device.peak_flops[e.key]);
+      const std::string name = "peak_flops." + e.key;
+      if (!precision_named(e.key)) {
+        problems.add(e.value.mark, fmt::format("`peak_flops` of `device` names the precision `{}`", e.key),
+                     "one of: fp32 bf16 fp16 fp8 fp4");
+        continue;
+      }
+      device.provenance.erase(name);
+      read_constant(in, e.value, name, device, device.peak_flops[e.key]);
+      in.expect(e.value, device.peak_flops[e.key] > 0, name, "a rate above 0");
     }
   read_constants(in, "constants", "", device, device.constants);
   in.finish();
@@ -194,6 +202,10 @@ Calibration read_calibration(const YamlNode& node, Problems& problems) {
   in.number_at("wake_latency_s", calibration.wake_latency_s);
   in.number_at("handover_s", calibration.handover_s);
   in.number_at("turn_s", calibration.turn_s);
+  if (const YamlNode* ahead = in.at("launch_ahead")) {
+    const auto truth = ahead->is_scalar() ? parse_bool(ahead->text) : std::nullopt;
+    if (in.expect(*ahead, truth.has_value(), "launch_ahead", "true or false")) calibration.launch_ahead = *truth;
+  }
   if (const YamlNode* points = in.required("points");
       points && in.expect(*points, points->is_sequence(), "points", "a list of points"))
     for (const YamlNode& point : points->items) calibration.points.push_back(read_point(point, problems));
@@ -298,6 +310,7 @@ Result<std::string> machine_name(const std::string& said) {
   error.hint =
       "`shardlab machine list` prints the names; a path to a machine file is also a machine (write ./NAME for a file "
       "without .yaml)";
+  if (said == "local") error.hint = "the machine at hand is machine: {local: true}";
   return error;
 }
 

@@ -29,7 +29,7 @@ Result<std::string> machine_text(const std::string& name);
 ///   fabric: {NAME: ..}
 ///   price: {usd_per_hour date source}: of one device; not taken over with `device.preset`
 ///   calibration: {id date command processor kernel_variant op_overhead_s wake_latency_s handover_s turn_s
-///                 points: [{kernel shape concurrency seconds spread repeats}]}
+///                 launch_ahead points: [{kernel shape concurrency seconds spread repeats}]}
 /// `device.preset` takes the device of a shipped machine; the keys beside it replace its own. Names of constants: see
 /// plan/machine.h. A constant is a number or {value, provenance, source, note}; `name` and `notes` are for readers. Bytes, bytes/s,
 /// flop/s, watts, seconds.

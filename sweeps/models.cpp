@@ -432,7 +432,8 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   std::string beyond;
   const Json file = parse_json(text, beyond);
   if (!beyond.empty()) return refusal(beyond, "a Hugging Face config.json is expected");
-  if (!file.is_object()) return refusal("is not a JSON object", "a Hugging Face config.json is expected");
+  if (!file.is_object())
+    return refusal("the file is no JSON object", "a Hugging Face config.json is expected; look for a comma or bracket too few where the file was edited");
   const bool nested = file.contains("text_config") && file["text_config"].is_object();
   const Json& json = nested ? file["text_config"] : file;
   const auto reader_of = [](const std::string& type) {

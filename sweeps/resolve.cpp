@@ -89,7 +89,8 @@ Result<void> derive_batch(Case& c, bool accumulation_given, bool tokens_given) {
     if (t.global_batch_tokens < 1 || t.global_batch_tokens % tokens != 0)
       return refusal(fmt::format("global_batch_tokens={} is not a positive multiple of seq_len {} * micro_batch {} * dp {} = {}",
                                  t.global_batch_tokens, t.seq_len, t.micro_batch, c.layout.dp, tokens),
-                     fmt::format("set global_batch_tokens to a multiple of {}, or change micro_batch or dp", tokens));
+                     fmt::format("set global_batch_tokens to a multiple of {}, or change micro_batch or dp", tokens),
+                     ErrorKind::kBatch);
     t.grad_accumulation = t.global_batch_tokens / tokens;
   }
   if (!tokens_given && t.grad_accumulation > 0 && positive * static_cast<double>(t.grad_accumulation) < 1e18)
@@ -146,20 +147,21 @@ Result<void> check_point(const Draft& draft, Mode mode, Resolution resolution) {
     return refusal(
         fmt::format("{} is not executed: {}", c.model.name, draft.model->unexecuted),
         "it is estimated as a framework runs it: --profile megatron with `shardlab search` or `shardlab memory`; in a sweep "
-        "profile: megatron and resolution: analytic");
+        "profile: megatron and resolution: analytic",
+        ErrorKind::kOnlyEstimated);
   if (!draft.unheld.empty() && !estimated) {
     const auto& [path, text] = draft.unheld.front();
     const CaseKey* key = find_key(path);
     const std::string word(path.substr(path.find('.') + 1));
     return refusal(fmt::format("{}={} is not implemented in this version",
                                path.starts_with("model.") || path.starts_with("machine.") ? path : word, text),
-                   fmt::format("implemented: {}", key->holds));
+                   fmt::format("implemented: {}", key->holds), ErrorKind::kMissing);
   }
   const double ranks = static_cast<double>(c.layout.dp) * c.layout.tp * c.layout.pp * c.layout.cp;
   if (!c.machine.local && ranks > c.machine.devices())
     return refusal(fmt::format("dp*tp*pp*cp = {:.0f} ranks on {} devices ({} nodes of {})", ranks, c.machine.devices(),
                                c.machine.nodes, c.machine.devices_per_node),
-                   "raise machine.nodes, or lower dp, tp, pp or cp");
+                   "raise machine.nodes, or lower dp, tp, pp or cp", ErrorKind::kTooManyRanks);
   if (c.train.learning_rate.kind == LearningRate::Kind::kCosine && c.train.learning_rate.total_steps < 1)
     return refusal("learning_rate.kind=cosine without total_steps", "set train.learning_rate.total_steps");
   if (c.machine.local && c.machine.cores < 1)

@@ -3,6 +3,7 @@
 
 namespace shardlab {
 
+namespace answers {}
 namespace cli {}
 namespace profiler {}
 namespace reports {}
@@ -12,6 +13,7 @@ namespace strategies {}
 namespace sweeps {}
 
 namespace testing {
+using namespace answers;
 using namespace cli;
 using namespace profiler;
 using namespace reports;

@@ -3,7 +3,8 @@
 //
 // Scores put lanes along the keys (K transposed once a head), outputs and gradients along the head's depth. Of each leaf of keys a row
 // uses the first ones, which are not after it: what four rows have in common is done together, the rest of each row alone, so that
-// no masked term is ever added. Leaves that no row sees cost nothing.
+// no masked term is ever added. Leaves that no row sees cost nothing. Of packed documents rows that are worked on together are of one
+// document, and of a leaf they use the keys from where their document begins on.
 #include "kernels/cpu/formulas.h"
 #include "kernels/cpu/panels.h"
 #include "kernels/cpu/sums.h"
@@ -29,6 +30,7 @@ struct View {
   int64_t depth, tokens, first_query, first_key;
   TokenOrder order;
   bool canonical;
+  const int32_t* positions;     ///< of the sequence's tokens in their documents, or null
   int64_t q_stride, q_group;    ///< from one token's row to the next; from one kv head's queries to the next's
   int64_t kv_stride, kv_group;  ///< likewise of keys; a value follows its key
   int per_group() const { return heads / kv_heads; }
@@ -36,29 +38,27 @@ struct View {
   int64_t padded_depth() const { return padded_to_lanes(depth); }
   int64_t query_at(int head) const { return head / per_group() * q_group + head % per_group() * depth; }
   float scale() const { return 1.0f / __builtin_sqrtf(static_cast<float>(depth)); }
+  int64_t position(int64_t query) const { return order.position(first_query + query, tokens); }
+  /// The position in the text at which the document of a query begins.
+  int64_t document(int64_t sequence, int64_t query) const {
+    return positions == nullptr ? 0 : position(query) - positions[sequence * tokens + first_query + query];
+  }
 };
 
 View view_of(const AttentionShape& s) {
   const int64_t group = int64_t{s.heads / s.kv_heads + 2} * s.head_dim;
-  return {s.sequences, s.tokens, s.tokens,    s.heads,       s.kv_heads, s.head_dim,    s.tokens, 0,
-          0,           s.order,  s.canonical, s.qkv_width(), group,      s.qkv_width(), group};
+  return {s.sequences, s.tokens, s.tokens,    s.heads,     s.kv_heads,    s.head_dim, s.tokens,      0,
+          0,           s.order,  s.canonical, s.positions, s.qkv_width(), group,      s.qkv_width(), group};
 }
 View view_of(const AttentionBlockShape& s) {
-  return {s.sequences,
-          s.queries,
-          s.keys,
-          s.heads,
-          s.kv_heads,
-          s.head_dim,
-          s.tokens,
-          s.first_query,
-          s.first_key,
-          s.order,
-          s.canonical,
-          s.q_width(),
-          int64_t{s.heads / s.kv_heads} * s.head_dim,
-          s.kv_width(),
-          2 * int64_t{s.head_dim}};
+  return {s.sequences,  s.queries,
+          s.keys,       s.heads,
+          s.kv_heads,   s.head_dim,
+          s.tokens,     s.first_query,
+          s.first_key,  s.order,
+          s.canonical,  s.positions,
+          s.q_width(),  int64_t{s.heads / s.kv_heads} * s.head_dim,
+          s.kv_width(), 2 * int64_t{s.head_dim}};
 }
 
 /// Leaves of the places [first, first + extent), as offsets from `first`. None crosses a part of the order, so that positions
@@ -80,23 +80,27 @@ struct Leaves {
   }
 };
 
-/// Of each leaf, how many keys a row sees: the first ones. Rows that are not there are as the last one.
+/// Of each leaf, where the keys begin that rows of one document see, and how many a row sees from there on. Rows that are not there
+/// are as the last one.
 struct Seen {
+  int64_t begin[kMostLeaves];  ///< as an offset from the first key
   int32_t keys[kMostLeaves][kQueryRows];
   int32_t most[kMostLeaves];
 
-  void look(const View& v, const Leaves& leaves, int64_t first, int rows) {
+  void look(const View& v, const Leaves& leaves, int64_t sequence, int64_t first, int rows) {
+    const auto up_to = [&](int leaf, int64_t position) {
+      const int64_t from = leaves.begin[leaf], to = leaves.begin[leaf + 1];
+      return from == to ? 0 : v.order.seen(v.first_key + from, v.first_key + to, position, v.tokens);
+    };
+    const int64_t document = v.document(sequence, first);
+    for (int i = 0; i < leaves.count; ++i) begin[i] = leaves.begin[i] + (document == 0 ? 0 : up_to(i, document - 1));
     for (int r = 0; r < kQueryRows; ++r) {
       if (r >= rows) {
         for (int i = 0; i < leaves.count; ++i) keys[i][r] = keys[i][rows - 1];
         continue;
       }
-      const int64_t position = v.order.position(v.first_query + first + r, v.tokens);
-      for (int i = 0; i < leaves.count; ++i)
-        keys[i][r] = static_cast<int32_t>(
-            leaves.begin[i] == leaves.begin[i + 1]
-                ? 0
-                : v.order.seen(v.first_key + leaves.begin[i], v.first_key + leaves.begin[i + 1], position, v.tokens));
+      const int64_t position = v.position(first + r);
+      for (int i = 0; i < leaves.count; ++i) keys[i][r] = static_cast<int32_t>(leaves.begin[i] + up_to(i, position) - begin[i]);
     }
     for (int i = 0; i < leaves.count; ++i) {
       most[i] = 0;
@@ -280,17 +284,21 @@ SHARDLAB_INLINE void row_pointers(const float* base, int64_t stride, int64_t fir
   for (int r = 0; r < kQueryRows; ++r) to[r] = base + (first + (r < rows ? r : rows - 1)) * stride;
 }
 
-SHARDLAB_INLINE int rows_from(int64_t first, int64_t end) {
-  return static_cast<int>(end - first < kQueryRows ? end - first : kQueryRows);
+/// Rows from `first` on that are worked on together: of one document.
+SHARDLAB_INLINE int rows_from(const View& v, int64_t sequence, int64_t first, int64_t end) {
+  const int most = static_cast<int>(end - first < kQueryRows ? end - first : kQueryRows);
+  int rows = 1;
+  while (rows < most && v.document(sequence, first + rows) == v.document(sequence, first)) ++rows;
+  return rows;
 }
 
 /// Calls body(begin, end) for the runs of keys that hold what some row sees. Leaves that are seen to their end join the next.
 template <class Body>
 SHARDLAB_INLINE void for_seen(const Leaves& leaves, const Seen& seen, const Body& body) {
   for (int i = 0; i < leaves.count;) {
-    const int64_t begin = leaves.begin[i];
+    const int64_t begin = seen.begin[i];
     int64_t end = begin + seen.most[i];
-    for (++i; i < leaves.count && leaves.begin[i] == end && seen.most[i] > 0; ++i) end += seen.most[i];
+    for (++i; i < leaves.count && seen.begin[i] == end && seen.most[i] > 0; ++i) end += seen.most[i];
     if (end > begin) body(begin, end);
   }
 }
@@ -405,17 +413,17 @@ void forward(const View& v, const float* q, const float* kv, const ForwardResult
       transpose(key, v, keys);
       copy_rows(key + v.depth, v.kv_stride, v.keys, v.depth, values);
       for (int head = group * v.per_group(); head < (group + 1) * v.per_group(); ++head)
-        for (int64_t first = 0; first < v.queries; first += kQueryRows) {
-          const int rows = rows_from(first, v.queries);
+        for (int64_t first = 0; first < v.queries;) {
+          const int rows = rows_from(v, b, first, v.queries);
           const float* query[kQueryRows];
           row_pointers(q + b * v.queries * v.q_stride + v.query_at(head), v.q_stride, first, rows, query);
-          seen.look(v, leaves, first, rows);
+          seen.look(v, leaves, b, first, rows);
           for_seen(leaves, seen, [&](int64_t begin, int64_t end) { dots(query, keys, begin, end, h, scores); });
           RowSums tree(v.canonical);
           for (int leaf = 0; leaf < leaves.count; ++leaf) {
             if (seen.most[leaf] == 0) continue;
             Softmax& part = stack[tree.push(leaf, join)];
-            const int64_t begin = leaves.begin[leaf];
+            const int64_t begin = seen.begin[leaf];
             for (int r = 0; r < kQueryRows; ++r) {
               part.m[r] = -__builtin_inff();
               part.l[r] = 0;
@@ -430,6 +438,7 @@ void forward(const View& v, const float* q, const float* kv, const ForwardResult
             write_row(to, stack[0].o + r * h.padded_depth, any ? stack[0].m[r] : -__builtin_inff(), any ? stack[0].l[r] : 0.0f,
                       v.depth, (b * v.queries + first + r) * (v.heads * v.depth) + head * v.depth,
                       (b * v.heads + head) * v.queries + first + r);
+          first += rows;
         }
     }
 }
@@ -467,7 +476,7 @@ void backward_rows(const View& v, const Backward& a, const Head& h, const Backwa
   const int64_t at = v.query_at(head), out_width = v.heads * v.depth;
   const int64_t out_at = (b * v.queries + first) * out_width + head * v.depth;
   const float* lse = a.lse + (b * v.heads + head) * v.queries + first;
-  seen.look(v, leaves, first, rows);
+  seen.look(v, leaves, b, first, rows);
   copy_rows(a.q + (b * v.queries + first) * v.q_stride + at, v.q_stride, rows, v.depth, x.queries);
   copy_rows(a.dout + out_at, out_width, rows, v.depth, x.douts);
   const float *query[kQueryRows], *dout[kQueryRows];
@@ -483,7 +492,7 @@ void backward_rows(const View& v, const Backward& a, const Head& h, const Backwa
     const Floats delta = floats(lanes(v.depth, [&](int64_t d, int n) { return load_some(dout[r] + d, n) * load_some(o + d, n); }));
     const Floats log_sum = floats(lse[r]);
     for (int leaf = 0; leaf < leaves.count; ++leaf) {
-      float *p = x.p + r * h.padded_tokens + leaves.begin[leaf], *ds = x.ds + r * h.padded_tokens + leaves.begin[leaf];
+      float *p = x.p + r * h.padded_tokens + seen.begin[leaf], *ds = x.ds + r * h.padded_tokens + seen.begin[leaf];
       for_vectors(seen.keys[leaf][r], [&](int64_t j, int n) {
         const Floats weight = exp_formula(load(p + j) * scale - log_sum);
         store_some(p + j, weight, n);
@@ -496,7 +505,7 @@ void backward_rows(const View& v, const Backward& a, const Head& h, const Backwa
   RowSums tree(v.canonical);
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
     if (seen.most[leaf] == 0) continue;
-    const int64_t begin = leaves.begin[leaf];
+    const int64_t begin = seen.begin[leaf];
     scatter_rows(x.ds + begin, x.queries, seen.keys[leaf], rows, h, dkeys + begin * h.padded_depth);
     scatter_rows(x.p + begin, x.douts, seen.keys[leaf], rows, h, dvalues + begin * h.padded_depth);
     float* sum = x.sums + tree.push(leaf, join) * entry;
@@ -553,9 +562,11 @@ void backward(const View& v, const Backward& a, void* scratch) {
           if (begin == end) continue;
           const int at = v.canonical ? tree.push(static_cast<uint32_t>(head * kContractionLeaves + leaf), join) : 0;
           if (v.canonical) clear(at);
-          for (int64_t first = begin; first < end; first += kQueryRows)
-            backward_rows(v, a, h, x, leaves, seen, b, all, first, rows_from(first, end), x.dkeys + at * matrix,
-                          x.dvalues + at * matrix);
+          for (int64_t first = begin; first < end;) {
+            const int rows = rows_from(v, b, first, end);
+            backward_rows(v, a, h, x, leaves, seen, b, all, first, rows, x.dkeys + at * matrix, x.dvalues + at * matrix);
+            first += rows;
+          }
           if (v.canonical) add_to(x.dkeys + at * matrix, nullptr, matrix);
           if (v.canonical) add_to(x.dvalues + at * matrix, nullptr, matrix);
         }

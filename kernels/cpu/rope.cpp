@@ -27,18 +27,22 @@ void rope(const Rope& a) {
   const int rotated = a.heads / a.kv_heads + 1;  // of each kv head's rows: its queries and the key
   const int64_t width = int64_t{a.heads + 2 * a.kv_heads} * a.head_dim;
   float own[2 * kMaxPairs], cosine[kMaxPairs], sine[kMaxPairs];
-  for (int64_t t = 0; t < a.tokens; ++t) {
-    const float* table = a.table == nullptr ? own : a.table + t * a.head_dim;
-    if (a.table == nullptr) rope_table(a.position_begin + t, 1, a.head_dim, a.theta, own);
-    for (int i = 0; i < pairs; ++i) {
-      cosine[i] = table[2 * i];
-      sine[i] = a.backward ? -table[2 * i + 1] : table[2 * i + 1];
-    }
-    for (int64_t b = 0; b < a.sequences; ++b)
+  for (int64_t t = 0; t < a.tokens; ++t)
+    for (int64_t b = 0; b < a.sequences; ++b) {
+      const bool packed = a.positions != nullptr;
+      if (packed || b == 0) {  // else all sequences have one position here
+        const int64_t at = packed ? a.positions[b * a.positions_stride + t] : t;
+        const float* table = a.table == nullptr ? own : a.table + at * a.head_dim;
+        if (a.table == nullptr) rope_table(packed ? at : a.position_begin + t, 1, a.head_dim, a.theta, own);
+        for (int i = 0; i < pairs; ++i) {
+          cosine[i] = table[2 * i];
+          sine[i] = a.backward ? -table[2 * i + 1] : table[2 * i + 1];
+        }
+      }
       for (int group = 0; group < a.kv_heads; ++group)
         for (int head = 0; head < rotated; ++head)
           rotate(a.qkv + (b * a.tokens + t) * width + (int64_t{group} * (rotated + 1) + head) * a.head_dim, pairs, cosine, sine);
-  }
+    }
 }
 
 }  // namespace shardlab::kernels::SHARDLAB_VARIANT

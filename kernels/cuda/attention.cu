@@ -216,8 +216,11 @@ struct OutputDots {
   }
 };
 
-/// In canonical mode, and where positions are not the order in memory, attention is that of a block which is all of a sequence.
-bool in_leaves(const AttentionShape& s) { return s.canonical || s.order.kind != TokenOrder::Kind::kContiguous; }
+/// In canonical mode, where positions are not the order in memory, and within documents attention is that of a block which is all of a
+/// sequence.
+bool in_leaves(const AttentionShape& s) {
+  return s.canonical || s.order.kind != TokenOrder::Kind::kContiguous || s.positions != nullptr;
+}
 
 void check(const AttentionShape& s) {
   const std::string_view why = attention_refusal(s);

@@ -3,7 +3,8 @@
 //
 // The keys of a block lie in leaves within which positions ascend (docs/canonical-order.md). Of each leaf a block of threads visits
 // the tiles that its queries see, online. In canonical mode a leaf gives a part of the softmax, or of a gradient, and the
-// parts are combined by the fixed tree; else one sum runs on over all leaves.
+// parts are combined by the fixed tree; else one sum runs on over all leaves. Of packed documents a query sees none that lie before its
+// own; tiles of which no query sees a key are passed over.
 #include <cmath>
 
 #include "kernels/cuda/elementwise.h"
@@ -36,7 +37,33 @@ struct View {
   SHARDLAB_DEVICE int64_t row_at(int64_t sequence, int64_t head) const { return (sequence * s.heads + head) * s.queries; }
   SHARDLAB_DEVICE int64_t query_position(int64_t i) const { return s.order.position(s.first_query + i, s.tokens); }
   SHARDLAB_DEVICE int64_t key_position(int64_t j) const { return s.order.position(s.first_key + j, s.tokens); }
+  /// The position at which the document of query i begins.
+  SHARDLAB_DEVICE int64_t document(int64_t sequence, int64_t i) const {
+    return s.positions == nullptr ? 0 : query_position(i) - s.positions[sequence * s.tokens + s.first_query + i];
+  }
   SHARDLAB_DEVICE float scale() const { return 1.0f / ::sqrtf(static_cast<float>(s.head_dim)); }
+};
+
+/// What the rows of a thread see: the keys at the positions [from, to]; a row that is no query sees none. And the first and the last
+/// position that some query of the tile sees.
+template <class Tiles>
+struct Sight {
+  int64_t from[Tiles::kRows], to[Tiles::kRows];
+  int64_t first, last = -1;
+
+  SHARDLAB_DEVICE Sight(const Thread& t, const View& v, int64_t sequence, int64_t query, int tile) : first(v.s.tokens) {
+    for (int i = 0; i < Tiles::kRows; ++i) {
+      const int64_t q = query + Tiles::row(t, i);
+      from[i] = q < v.s.queries ? v.document(sequence, q) : 0;
+      to[i] = q < v.s.queries ? v.query_position(q) : -1;
+    }
+    for (int64_t q = query; q < query + tile && q < v.s.queries; ++q) {
+      last = v.query_position(q) > last ? v.query_position(q) : last;
+      first = v.document(sequence, q) < first ? v.document(sequence, q) : first;
+    }
+  }
+  /// Whether the documents of all queries of the tile begin behind the keys before the place `end`, up to which positions ascend.
+  SHARDLAB_DEVICE bool passes_over(const View& v, int64_t end) const { return v.key_position(end - 1) < first; }
 };
 
 /// Calls body(begin, end) for the leaves of the places [first, first + extent), as offsets from `first`; in fast mode for each run of
@@ -158,26 +185,21 @@ struct BlockForward {
     float *keys = queries + Tiles::kOperand, *values = keys + Tiles::kOperand, *scores = values + Tiles::kOperand;
     const int64_t first = (t.blocks_x() - 1 - t.block_x()) * kTile, head = t.block_y(), sequence = t.block_z();
     Tiles::fetch(t, v.q, v.query_at(sequence, head), v.q_stride, first, v.s.queries, v.s.head_dim, queries);
-    int64_t position[kRows], last = -1;
-    for (int i = 0; i < kRows; ++i) {
-      const int64_t query = first + Tiles::row(t, i);
-      position[i] = query < v.s.queries ? v.query_position(query) : -1;
-    }
-    for (int64_t query = first; query < first + kTile && query < v.s.queries; ++query)
-      last = v.query_position(query) > last ? v.query_position(query) : last;
+    const Sight<Tiles> sight(t, v, sequence, first, kTile);
     const int64_t key_at = v.key_at(sequence, head / v.per_group());
     TreeCounter<Part, kLevels> tree;
     Part part;
     part.clear();
     for_leaves(v.s, v.s.first_key, v.s.keys, [&](int64_t begin, int64_t end) {
-      for (int64_t key = begin; key < end && v.key_position(key) <= last; key += kTile) {
+      for (int64_t key = begin; key < end && v.key_position(key) <= sight.last; key += kTile) {
+        if (sight.passes_over(v, key + kTile < end ? key + kTile : end)) continue;
         t.barrier();
         Tiles::fetch(t, v.kv, key_at, v.kv_stride, key, end, v.s.head_dim, keys);
         Tiles::fetch(t, v.kv, key_at + v.s.head_dim, v.kv_stride, key, end, v.s.head_dim, values);
         t.barrier();
         typename Tiles::Scores x;
         Tiles::dots(t, queries, keys, x);
-        soften(t, v, key, end, position, x, part);
+        soften(t, v, key, end, sight, x, part);
         Tiles::share(t, x, scores);
         Tiles::add_weighted(t, scores, values, part.out);
       }
@@ -190,7 +212,7 @@ struct BlockForward {
   }
 
  private:
-  SHARDLAB_DEVICE static void soften(const Thread& t, const View& v, int64_t key, int64_t end, const int64_t (&position)[kRows],
+  SHARDLAB_DEVICE static void soften(const Thread& t, const View& v, int64_t key, int64_t end, const Sight<Tiles>& sight,
                                      typename Tiles::Scores& x, Part& part) {
     const float scale = v.scale();
     int64_t of_key[kRows];
@@ -204,7 +226,7 @@ struct BlockForward {
       float largest = part.most[i];
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {
-        x[i][j] = of_key[j] <= position[i] ? x[i][j] * scale : -INFINITY;
+        x[i][j] = sight.from[i] <= of_key[j] && of_key[j] <= sight.to[i] ? x[i][j] * scale : -INFINITY;
         largest = x[i][j] > largest ? x[i][j] : largest;
       }
       largest = Tiles::row_max(t, largest);
@@ -288,24 +310,22 @@ struct BlockQueryGradient {
     Tiles::fetch(t, v.q, v.query_at(sequence, head), v.q_stride, first, v.s.queries, v.s.head_dim, queries);
     Tiles::fetch(t, a.dout, v.out_at(sequence, head), v.out_stride, first, v.s.queries, v.s.head_dim, douts);
     float lse[kRows], dot[kRows];
-    int64_t position[kRows], last = -1;
+    const Sight<Tiles> sight(t, v, sequence, first, kTile);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int64_t query = first + Tiles::row(t, i), row = v.row_at(sequence, head) + query;
       const bool inside = query < v.s.queries;
       lse[i] = inside ? a.lse[row] : 0.0f;
       dot[i] = inside ? a.dots[row] : 0.0f;
-      position[i] = inside ? v.query_position(query) : -1;
     }
-    for (int64_t query = first; query < first + kTile && query < v.s.queries; ++query)
-      last = v.query_position(query) > last ? v.query_position(query) : last;
     const int64_t key_at = v.key_at(sequence, head / v.per_group());
     const float scale = v.scale();
     TreeCounter<Part, kLevels> tree;
     Part dq;
     dq.clear();
     for_leaves(v.s, v.s.first_key, v.s.keys, [&](int64_t begin, int64_t end) {
-      for (int64_t key = begin; key < end && v.key_position(key) <= last; key += kTile) {
+      for (int64_t key = begin; key < end && v.key_position(key) <= sight.last; key += kTile) {
+        if (sight.passes_over(v, key + kTile < end ? key + kTile : end)) continue;
         t.barrier();
         Tiles::fetch(t, v.kv, key_at, v.kv_stride, key, end, v.s.head_dim, keys);
         Tiles::fetch(t, v.kv, key_at + v.s.head_dim, v.kv_stride, key, end, v.s.head_dim, values);
@@ -318,7 +338,9 @@ struct BlockQueryGradient {
           const int64_t at = key + Tiles::column(t, j), of_key = at < end ? v.key_position(at) : v.s.tokens;
 #pragma unroll
           for (int i = 0; i < kRows; ++i)
-            x[i][j] = of_key <= position[i] ? ::expf(x[i][j] * scale - lse[i]) * (dp[i][j] - dot[i]) * scale : 0.0f;
+            x[i][j] = sight.from[i] <= of_key && of_key <= sight.to[i]
+                          ? ::expf(x[i][j] * scale - lse[i]) * (dp[i][j] - dot[i]) * scale
+                          : 0.0f;
         }
         Tiles::share(t, x, scores);
         Tiles::add_weighted(t, scores, keys, dq.at[0]);
@@ -354,13 +376,15 @@ struct BlockKeyGradient {
     const int64_t key_at = v.key_at(sequence, group);
     Tiles::fetch(t, v.kv, key_at, v.kv_stride, first, v.s.keys, v.s.head_dim, keys);
     Tiles::fetch(t, v.kv, key_at + v.s.head_dim, v.kv_stride, first, v.s.keys, v.s.head_dim, values);
-    int64_t position[kRows], least = v.s.tokens;
+    int64_t position[kRows], least = v.s.tokens, most = -1;
     for (int i = 0; i < kRows; ++i) {
       const int64_t key = first + Tiles::row(t, i);
       position[i] = key < v.s.keys ? v.key_position(key) : v.s.tokens;
     }
-    for (int64_t key = first; key < first + kTile && key < v.s.keys; ++key)
+    for (int64_t key = first; key < first + kTile && key < v.s.keys; ++key) {
       least = v.key_position(key) < least ? v.key_position(key) : least;
+      most = v.key_position(key) > most ? v.key_position(key) : most;
+    }
     TreeCounter<Part, kHeadLevels> heads;
     Part sum;
     sum.clear();
@@ -369,7 +393,7 @@ struct BlockKeyGradient {
       for_leaves(v.s, v.s.first_query, v.s.queries, [&](int64_t begin, int64_t end) {
         for (int64_t query = begin; query < end; query += kTile) {
           const int64_t last = (query + kTile < end ? query + kTile : end) - 1;
-          if (v.query_position(last) < least) continue;
+          if (v.query_position(last) < least || v.document(sequence, query) > most) continue;
           t.barrier();
           Tiles::fetch(t, v.q, v.query_at(sequence, head), v.q_stride, query, end, v.s.head_dim, queries);
           Tiles::fetch(t, a.dout, v.out_at(sequence, head), v.out_stride, query, end, v.s.head_dim, douts);
@@ -377,7 +401,7 @@ struct BlockKeyGradient {
           typename Tiles::Scores p, ds;
           Tiles::dots(t, keys, queries, p);
           Tiles::dots(t, values, douts, ds);
-          differentiate(t, a, v.row_at(sequence, head), query, end, position, p, ds);
+          differentiate(t, a, sequence, v.row_at(sequence, head), query, end, position, p, ds);
           Tiles::share(t, p, weights);
           Tiles::add_weighted(t, weights, douts, sum.at[1]);
           Tiles::share(t, ds, slopes);
@@ -398,20 +422,21 @@ struct BlockKeyGradient {
 
  private:
   /// Products of keys and queries become p; products of values and output gradients become ds.
-  SHARDLAB_DEVICE static void differentiate(const Thread& t, const Args& a, int64_t row, int64_t query, int64_t end,
-                                            const int64_t (&position)[kRows], typename Tiles::Scores& p,
+  SHARDLAB_DEVICE static void differentiate(const Thread& t, const Args& a, int64_t sequence, int64_t row, int64_t query,
+                                            int64_t end, const int64_t (&position)[kRows], typename Tiles::Scores& p,
                                             typename Tiles::Scores& ds) {
     const float scale = a.v.scale();
 #pragma unroll
     for (int j = 0; j < kRows; ++j) {
       const int64_t q = query + Tiles::column(t, j);
       const bool inside = q < end;
-      const int64_t of_query = inside ? a.v.query_position(q) : -1;
+      const int64_t to = inside ? a.v.query_position(q) : -1, from = inside ? a.v.document(sequence, q) : 0;
       const float lse = inside ? a.lse[row + q] : 0.0f, dot = inside ? a.dots[row + q] : 0.0f;
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        p[i][j] = position[i] <= of_query ? ::expf(p[i][j] * scale - lse) : 0.0f;
-        ds[i][j] = position[i] <= of_query ? p[i][j] * (ds[i][j] - dot) * scale : 0.0f;
+        const bool seen = from <= position[i] && position[i] <= to;
+        p[i][j] = seen ? ::expf(p[i][j] * scale - lse) : 0.0f;
+        ds[i][j] = seen ? p[i][j] * (ds[i][j] - dot) * scale : 0.0f;
       }
     }
   }
@@ -476,7 +501,7 @@ View view_of(const AttentionBlockShape& s, const Input& q, const Input& kv) {
 }
 View view_of(const AttentionShape& s, const Input& qkv) {
   const int64_t d = s.head_dim, queries = s.heads / s.kv_heads * d;
-  return {{s.sequences, s.tokens, s.tokens, s.heads, s.kv_heads, s.head_dim, s.tokens, 0, 0, s.order, s.canonical},
+  return {{s.sequences, s.tokens, s.tokens, s.heads, s.kv_heads, s.head_dim, s.tokens, 0, 0, s.order, s.canonical, s.positions},
           qkv,
           qkv,
           s.qkv_width(),

@@ -124,6 +124,19 @@ struct PositionsForwardRows {
   }
 };
 
+/// Rows of positions that the tokens bring.
+template <class T>
+struct PackedPositionsRows {
+  PositionsForward a;
+  template <int N>
+  SHARDLAB_DEVICE void at(int64_t i) const {
+    const int64_t row = i / a.width, position = a.positions[row / a.tokens * a.positions_stride + row % a.tokens];
+    Values<N> x = values_at<N>(static_cast<const T*>(a.x.data) + i);
+    if (position >= 0 && position < a.table_rows) x = x + values_at<N>(a.table, position * a.width + i % a.width);
+    put(static_cast<T*>(a.y.data) + i, x);
+  }
+};
+
 /// Element i of the result is one of `from`, or the tree over the copies of one.
 template <class T>
 struct Regrouped {
@@ -226,6 +239,15 @@ struct Rotation {
   int64_t tokens, width;
   int queries, groups, half;  ///< query heads of a group, groups, pairs of a head
   float sign;                 ///< of the sine: -1 rotates back
+  const int32_t* positions;
+  int64_t positions_stride, table_rows;
+
+  /// The row of the table for a row of qkv.
+  SHARDLAB_DEVICE int64_t row_of(int64_t row) const {
+    if (positions == nullptr) return row % tokens;
+    const int64_t position = positions[row / tokens * positions_stride + row % tokens];
+    return position < 0 ? 0 : position < table_rows ? position : table_rows - 1;
+  }
   template <int N>
   SHARDLAB_DEVICE void at(int64_t i) const {
     static_assert(N == 1);
@@ -233,7 +255,7 @@ struct Rotation {
     const int64_t head = i / runs % (groups * (queries + 1)), row = i / runs / (groups * (queries + 1));
     const int64_t in_group = head % (queries + 1);
     T* low = qkv + row * width + (head / (queries + 1) * (queries + 2) + in_group) * 2 * half + pair;
-    const Values<2 * kVector> angle = pairs_at<kVector>(table + ((row % tokens) * half + pair) * 2);
+    const Values<2 * kVector> angle = pairs_at<kVector>(table + (row_of(row) * half + pair) * 2);
     const Values<kVector> a = values_at<kVector>(low), b = values_at<kVector>(low + half);
     Values<kVector> x, y;
 #pragma unroll
@@ -359,6 +381,10 @@ void positions_forward(const PositionsForward& a, Stream s) {
   expect_type(a.y.dtype, a.x.dtype, false, "positions: x and y are of one type");
   expect_type(a.table.dtype, a.x.dtype, true, "positions: table is f32 or of x's type");
   with_type(a.x.dtype, "positions: x is f32, bf16 or f16", [&]<class T>(Named<T>) {
+    if (a.positions != nullptr) {
+      const bool wide = aligned({a.x.data, a.table.data, a.y.data}) && a.width % kVectorOf<T> == 0;
+      return elementwise<kVectorOf<T>>("positions_forward", PackedPositionsRows<T>{a}, a.sequences * a.tokens * a.width, wide, s);
+    }
     const auto* x = static_cast<const T*>(a.x.data);
     auto* y = static_cast<T*>(a.y.data);
     const int64_t sequence = a.tokens * a.width;
@@ -451,12 +477,14 @@ void rope(const Rope& a, Stream s) {
   expect(a.head_dim > 0 && a.head_dim % 2 == 0, "rope: head_dim is even", a.head_dim);
   expect(a.kv_heads >= 1 && a.heads % a.kv_heads == 0, "rope: kv_heads divides heads; this is heads", a.heads);
   expect_present(a.table, "rope: a table of angles is given");
+  expect(a.positions == nullptr || a.table_rows >= 1, "rope: the table has rows; this is rows", a.table_rows);
   const int queries = a.heads / a.kv_heads, half = a.head_dim / 2;
   const int64_t width = int64_t{a.heads + 2 * a.kv_heads} * a.head_dim, rows = a.sequences * a.tokens;
   with_type(a.qkv.dtype, "rope: qkv is f32, bf16 or f16", [&]<class T>(Named<T>) {
     with_vector<kVectorOf<T>>(aligned({a.qkv.data, a.table}) && half % kVectorOf<T> == 0, [&](auto vector) {
-      const Rotation<T, vector.value> rotation{static_cast<T*>(a.qkv.data), a.table, a.tokens, width, queries, a.kv_heads, half,
-                                               a.backward ? -1.0f : 1.0f};
+      const Rotation<T, vector.value> rotation{
+          static_cast<T*>(a.qkv.data), a.table,     a.tokens,           width,       queries, a.kv_heads, half,
+          a.backward ? -1.0f : 1.0f,   a.positions, a.positions_stride, a.table_rows};
       elementwise<1>("rope", rotation, rows * a.kv_heads * (queries + 1) * (half / vector.value), false, s);
     });
   });

@@ -38,7 +38,7 @@ struct EmbedWeightRows {
   SHARDLAB_DEVICE static void run(const Thread& t, const Args& a) {
     Shared& shared = *reinterpret_cast<Shared*>(t.shared());
     const int64_t place = t.block_x();
-    const int32_t id = a.ids[place];
+    const int32_t id = id_at(a, place);
     const int64_t held = id - a.row_begin;
     if (held < 0 || held >= a.table_rows || exists_earlier(t, a, place, id, shared)) return;
     const int64_t column = (t.block_y() * kThreads + t.index()) * kVector;
@@ -58,6 +58,11 @@ struct EmbedWeightRows {
   }
 
  private:
+  /// The id of token i of [sequences, tokens].
+  SHARDLAB_DEVICE static int32_t id_at(const Args& a, int64_t i) {
+    return a.ids_stride == 0 ? a.ids[i] : a.ids[i / a.tokens * a.ids_stride + i % a.tokens];
+  }
+
   /// Whether a token before `place` has the id; the same answer for the whole block.
   SHARDLAB_DEVICE static bool exists_earlier(const Thread& t, const Args& a, int64_t place, int32_t id, Shared& shared) {
     if (t.index() < 2) shared.earlier[t.index()] = 0;
@@ -69,7 +74,7 @@ struct EmbedWeightRows {
 #pragma unroll
       for (int k = 0; k < kEach; ++k) {
         const int64_t i = first + k * kThreads + t.index();
-        found = found || (i < place && a.ids[i] == id);
+        found = found || (i < place && id_at(a, i) == id);
       }
       // Two flags in turn: a fast thread's next answer must not reach a slow one that still reads this one.
       if (found) shared.earlier[step % 2] = 1;
@@ -86,7 +91,7 @@ struct EmbedWeightRows {
     if (end <= place) return sum;
     for (int64_t first = begin, step = 0; first < end; first += kThreads, ++step) {
       const int64_t i = first + t.index();
-      const bool match = i < end && a.ids[i] == id;
+      const bool match = i < end && id_at(a, i) == id;
       const uint32_t matches = t.ballot(match);
       int32_t* found = shared.found[step % 2];
       if (t.lane() == 0) found[t.warp()] = Thread::ones(matches);

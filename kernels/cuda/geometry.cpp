@@ -41,7 +41,9 @@ Geometry token_leaves(int64_t sequences, int leaves, int64_t width, int vector, 
           .shared = int64_t{kTokenThreads} * vector * outputs * 4};
 }
 
-Geometry token_total(int64_t width) { return {.x = divided_up(width, kTokenThreads), .threads = kTokenThreads}; }
+Geometry token_total(int64_t width) {
+  return {.x = divided_up(width, kTokenColumns), .threads = kTokenThreads, .shared = int64_t{kTokenThreads} * 4};
+}
 
 VocabularyRow cross_entropy(int64_t rows, int64_t vocab, int leaves, int element_bytes) {
   constexpr int64_t kRounds = 2 * 32 * 4;

@@ -46,7 +46,7 @@ RowTeam row_team(int64_t width, int vector);
 Geometry rows(int64_t rows, int64_t width, int vector);
 
 /// Sums over tokens, first launch: a block sums one leaf of one sequence over a strip of columns; its kTokenRows rows of threads
-/// take every kTokenRows-th token. `outputs` sums at once. Second launch: a thread a column.
+/// take every kTokenRows-th token. `outputs` sums at once. Second launch: the same strips, a row of threads a sequence.
 inline constexpr int kTokenRows = 8, kTokenThreads = 256, kTokenColumns = kTokenThreads / kTokenRows;
 Geometry token_leaves(int64_t sequences, int leaves, int64_t width, int vector, int outputs);
 Geometry token_total(int64_t width);

@@ -72,14 +72,18 @@ struct EmbedWeight {
   int64_t sequences = 1, tokens = 0, width = 0;
   int64_t row_begin = 0, table_rows = 0;
   bool accumulate = false;
-  Part part{};  ///< which tokens of a sequence they are, where it is cut
+  Part part{};             ///< which tokens of a sequence they are, where it is cut
+  int64_t ids_stride = 0;  ///< from one sequence's ids to the next's, where they lie apart; 0: tokens
 };
 
-/// F. x[sequences,tokens,width], table[tokens,width] (f32 or T) -> y = x + table; y may be x.
+/// F. x[sequences,tokens,width], table[tokens,width] (f32 or T) -> y = x + table; y may be x. With `positions`: token t of sequence b
+/// takes row positions[b * positions_stride + t] of a table of `table_rows`, and nothing where there is no such row.
 struct PositionsForward {
   Input x, table;
   Output y;
   int64_t sequences = 1, tokens = 0, width = 0;
+  const int32_t* positions = nullptr;
+  int64_t positions_stride = 0, table_rows = 0;
 };
 
 /// W. dx[sequences,tokens,width] -> dtable[tokens,width] (f32 or T): the tree over sequences, plus +0. With `accumulate`: old + new.
@@ -195,6 +199,10 @@ struct Rope {
   int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank; head_dim even
   bool backward = false;
   const float* table = nullptr;
+  /// Of packed documents: token t of sequence b takes row positions[b * positions_stride + t] of the table, which has `table_rows`; a
+  /// position outside of it takes the nearest.
+  const int32_t* positions = nullptr;
+  int64_t positions_stride = 0, table_rows = 0;
 };
 
 /// qkv as Rope's. kv_heads divides heads; head_dim is even and at most 256 (64 and 128 are the fast ones).
@@ -203,12 +211,14 @@ struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank
   bool canonical = false;                     ///< sums of 16 leaves of the sequence, which can be cut over ranks
   TokenOrder order{};                         ///< of the tokens; canonical: its parts divide 16
+  const int32_t* positions = nullptr;         ///< as kernels::AttentionShape's: the documents that a query sees no further than
   constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
   constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
 };
 
 /// F. qkv -> o[sequences,tokens,heads*head_dim], lse f32[sequences,heads,tokens]. Causal. bf16 and f16 run on the tensor cores
-/// with fp32 sums (probabilities are rounded to T before they meet the values); f32 on the fp32 units. No S x S matrix.
+/// with fp32 sums (probabilities are rounded to T before they meet the values); f32, and all types in leaves, in an order of their own or
+/// within documents, on the fp32 units. No S x S matrix.
 /// Flops: 2 sequences heads tokens (tokens + 1) head_dim. Source: Dao 2023 (FlashAttention-2).
 struct AttentionForward {
   AttentionShape shape;
@@ -244,6 +254,7 @@ struct AttentionBlockShape {
   int64_t tokens = 0, first_query = 0, first_key = 0;
   TokenOrder order{};
   bool canonical = false;
+  const int32_t* positions = nullptr;  ///< of the whole sequence
 };
 
 /// F. As kernels::AttentionBlockForward; q and kv of any type, worked on as fp32.

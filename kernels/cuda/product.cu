@@ -16,6 +16,7 @@ using geometry::kTileDepth;
 
 constexpr int kSide = 16;                ///< threads along each side of a tile
 constexpr int kOutputs = kTile / kSide;  ///< outputs of a thread along each side
+constexpr int kFewLevels = 10;           ///< of a tree over the leaves of 64 sequences: more memory of each thread is wanted by few
 constexpr int kPadded = kTile + 1;       ///< a row of a slice in shared memory: writes along the depth meet different banks
 
 /// A strided matrix: element (i, k) at data[i * row + k * step]; one of row and step is 1.
@@ -152,6 +153,7 @@ void multiply(const char* name, const Product& p, DType type, Stream s) {
   with_type(type, "linear: factors are f32, bf16 or f16", [&]<class T>(Named<T>) {
     const int64_t leaves = p.runs * kernels::PartLeaves(p.part, p.length).count();
     if (leaves < int64_t{1} << kLeafLevels) return launch<FixedProduct<T, kLeafLevels>>(name, g, p, s);
+    if (leaves < int64_t{1} << kFewLevels) return launch<FixedProduct<T, kFewLevels>>(name, g, p, s);
     launch<FixedProduct<T, kTokenLevels>>(name, g, p, s);
   });
 }

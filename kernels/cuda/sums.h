@@ -40,16 +40,18 @@ SHARDLAB_DEVICE void block_sums(const Thread& t, T (&x)[kSums], T* shared) {
   }
 }
 
-/// The binary counter of plan/base/tree.h for fewer than 2^kLevels leaves. Levels are looped over whole, so that partial sums stay
-/// in registers where there is room.
+/// The binary counter of plan/base/tree.h for fewer than 2^kLevels leaves. Its near levels are looped over whole, so that their
+/// partial sums stay in registers. The far levels, which one leaf in 2^kNear reaches, lie in memory of the thread.
 template <class T, int kLevels>
 class TreeCounter {
+  static constexpr int kNear = kLevels < 6 ? kLevels : 6;
+
  public:
   SHARDLAB_DEVICE void push(T value) {
     const uint32_t count = count_++;
     bool done = false;
 #pragma unroll
-    for (int level = 0; level < kLevels; ++level) {
+    for (int level = 0; level < kNear; ++level) {
       if (!done) {
         if (count >> level & 1) {
           value = partial_[level] + value;
@@ -59,21 +61,37 @@ class TreeCounter {
         }
       }
     }
+    if constexpr (kLevels > kNear) {
+      if (done) return;
+      int level = 0;
+#pragma unroll 1
+      for (; count >> (kNear + level) & 1; ++level) value = far_[level] + value;
+      far_[level] = value;
+    }
   }
   /// The sum; `zero` where nothing was pushed.
   SHARDLAB_DEVICE T total(T zero) const {
     bool any = false;
 #pragma unroll
-    for (int level = 0; level < kLevels; ++level)
+    for (int level = 0; level < kNear; ++level)
       if (count_ >> level & 1) {
         zero = any ? partial_[level] + zero : partial_[level];
         any = true;
       }
+    if constexpr (kLevels > kNear) {
+#pragma unroll 1
+      for (int level = 0; level < kLevels - kNear; ++level)
+        if (count_ >> (kNear + level) & 1) {
+          zero = any ? far_[level] + zero : far_[level];
+          any = true;
+        }
+    }
     return zero;
   }
 
  private:
-  T partial_[kLevels];
+  T partial_[kNear];
+  T far_[kLevels > kNear ? kLevels - kNear : 1];
   uint32_t count_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // Sums over tokens, a column each: gradients of gammas, betas and biases.
 //
 // Two launches. The first sums one leaf (a sixteenth of a sequence) a block, its eight rows of threads taking every eighth token;
-// the second joins leaves and sequences by the tree. The partial sums, 4 bytes a leaf and column, are all the memory between.
+// the second joins leaves and sequences by the tree, eight sequences at a time, one a row of threads. The partial sums, 4 bytes a leaf and column, are all the memory between.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/sums.h"
@@ -87,16 +87,27 @@ struct TokenTotals {
     bool accumulate;
   };
   SHARDLAB_DEVICE static void run(const Thread& t, const Args& a) {
-    const int64_t column = t.block_x() * kThreads + t.index();
-    if (column >= a.width) return;
+    float* shared = reinterpret_cast<float*>(t.shared());
+    const int64_t column = t.block_x() * kTokenColumns + t.lane();
+    const bool inside = column < a.width;
     for (int o = 0; o < a.outputs; ++o) {
-      TreeCounter<float, kSequenceLevels> total;
-      for (int64_t b = 0; b < a.sequences; ++b) {
-        TreeCounter<float, kLeafLevels> sequence;
-        for (int leaf = 0; leaf < a.leaves; ++leaf)
-          sequence.push(a.partial[((b * a.leaves + leaf) * a.outputs + o) * a.width + column]);
-        total.push(sequence.total(0.0f));
+      TreeCounter<float, kSequenceLevels> total;  // of the first row of threads
+      for (int64_t first = 0; first < a.sequences; first += kTokenRows) {
+        const int64_t b = first + t.warp();
+        if (inside && b < a.sequences) {
+          TreeCounter<float, kLeafLevels> sequence;
+#pragma unroll 4
+          for (int leaf = 0; leaf < a.leaves; ++leaf)
+            sequence.push(a.partial[((b * a.leaves + leaf) * a.outputs + o) * a.width + column]);
+          shared[t.warp() * kTokenColumns + t.lane()] = sequence.total(0.0f);
+        }
+        t.barrier();
+        if (inside && t.warp() == 0)
+          for (int row = 0; row < kTokenRows && first + row < a.sequences; ++row)
+            total.push(shared[row * kTokenColumns + t.lane()]);
+        t.barrier();
       }
+      if (!inside || t.warp() != 0) continue;
       Values<1> sum{{total.total(0.0f)}};
       if (a.accumulate) sum.at[0] = values_at<1>(a.out[o], column).at[0] + sum.at[0];
       put<1>(a.out[o], column, sum);

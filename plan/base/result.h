@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,17 +26,33 @@ enum class ExitCode : int {
   kInterrupted = 130,
 };
 
+/// Kinds of refusals of which more can be said than a message does: rows of plan/base/error_entries.cpp, each with its code.
+enum class ErrorKind : uint8_t {
+  kPlain,          ///< the message says it all
+  kMissing,        ///< a value that this version does not implement
+  kApart,          ///< two settings that do not go together
+  kOnlyEstimated,  ///< a model that is estimated and not executed
+  kTooManyRanks,   ///< more ranks than devices
+  kBatch,          ///< a batch that the ranks cannot share out
+  kDoesNotFit,     ///< a rank needs more memory than it may use
+  kNotMeasured,    ///< no measurement to deal layers out by
+  kLast = kNotMeasured
+};
+
 /// One refusal. `message` states the value seen and the rule; `hint` says what to do next; `where` is
-/// "file:line:column" when a file is to blame.
+/// "file:line:column" when a file is to blame; `kind` leads to what else is to be said.
 struct Error {
   ExitCode code = ExitCode::kUsage;
   std::string message;
   std::string hint;
   std::string where;
+  ErrorKind kind = ErrorKind::kPlain;
 };
 
 /// A request that cannot be met as it stands.
-inline Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
+inline Error refusal(std::string message, std::string hint, ErrorKind kind = ErrorKind::kPlain) {
+  return {ExitCode::kUsage, std::move(message), std::move(hint), {}, kind};
+}
 
 /// "where: message\n  hint", as every verb prints it.
 inline std::string to_string(const Error& e) {

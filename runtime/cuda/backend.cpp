@@ -52,10 +52,12 @@ class CudaBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const LoadBatch& w);
   Launch bind_work(const BoundOp& op, const Embed& w);
   Launch bind_work(const BoundOp& op, const Positions& w);
+  Launch bind_packed(const BoundOp& op, const Positions& w);
   Launch bind_work(const BoundOp& op, const Norm& w);
   Launch bind_work(const BoundOp& op, const Linear& w);
   Launch bind_work(const BoundOp& op, const Rope& w);
   Launch bind_work(const BoundOp& op, const Regroup& w);
+  Launch bind_work(const BoundOp& op, const Strips& w);
   Result<Launch> bind_attention(const BoundOp& op, const Attention& w);
   Result<Launch> bind_block(const BoundOp& op, const AttentionBlock& w);
   Launch bind_work(const BoundOp& op, const SplitHeads& w);
@@ -186,6 +188,9 @@ Uniform uniform_operands(const Work& work) {
                         [](const Regroup&) {
                           return Uniform{1, 1};
                         },
+                        [](const Strips&) {
+                          return Uniform{2, 1};
+                        },
                         [](const auto&) { return Uniform{}; },
                     },
                     work);
@@ -212,6 +217,8 @@ Result<void> check_types(const BoundOp& op) {
 }
 
 Result<void> check_copy(const BoundOp& op) {
+  if (op.reads[0].shape() != op.writes[0].shape())
+    return refuse(op, "takes the rank's part of a tensor, for which there is no CUDA kernel", "use backend: cpu");
   const DType from = op.reads[0].type->dtype, to = op.writes[0].type->dtype;
   const auto castable = [](DType t) { return is_float(t) || t == DType::f64; };
   if (from == to || (castable(from) && castable(to))) return {};
@@ -281,24 +288,13 @@ void CudaBackend::enter_thread(int stream) {
 /// The host writes the batch to a pinned block of the op's own, which the device copies: the block is free again when
 /// the step ends.
 Launch CudaBackend::bind_work(const BoundOp& op, const LoadBatch& w) {
-  SHARDLAB_CHECK(op.source != nullptr, "`{}` reads a batch and the session has no data", describe(*op.plan, *op.instruction));
-  const Tensor& out = op.writes[0];
-  const int64_t sequences = out.shape()[0], length = logical_shape(*out.type, op.mesh())[1] + 1;
-  const int64_t first = op.first_sequence(*out.type), per_step = op.sequences_per_step(*out.type);
-  const int64_t bytes = out.type->bytes();
-  std::vector<int64_t> places = positions_of(op, *out.type);  // a target stands behind its token in the text, wherever that lies
-  for (int64_t& place : places) place += w.targets ? 1 : 0;
-  auto whole = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(length));
+  const int64_t bytes = op.writes[0].type->bytes();
   auto* const staged = reinterpret_cast<int32_t*>(device_.reserve(Space::kHost, bytes));
-  return [this, source = op.source, data = out.data, whole, staged, bytes, sequences, first, per_step, places,
-          s = op.instruction->stream](const StepState& state) {
-    int32_t* to = staged;
-    for (int64_t i = 0; i < sequences; ++i) {
-      source->sequence(state.step * per_step + first + i, *whole);
-      for (const int64_t place : places) *to++ = (*whole)[static_cast<size_t>(place)];
-    }
-    device_.copy(data, staged, bytes, s);
-  };
+  return
+      [this, rows = BatchRows(op, w), data = op.writes[0].data, staged, bytes, s = op.instruction->stream](const StepState& state) {
+        rows.read(state.step, staged);
+        device_.copy(data, staged, bytes, s);
+      };
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Embed& w) {
@@ -332,6 +328,7 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Embed& w) {
 
 /// A token takes the row of its position: where positions are consecutive, one launch takes the rows of all.
 Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
+  if (w.packed) return bind_packed(op, w);
   const Type& x = *op.reads[0].type;
   const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
   if (w.phase == Phase::kF) {
@@ -340,8 +337,12 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
       const bool whole = n == tokens;
       for (int64_t b = 0; b < (whole ? 1 : sequences); ++b) {
         const int64_t from = (b * tokens + first) * width;
-        calls.push_back({past(input(op.reads[0]), from), past(input(op.reads[1]), position * width),
-                         past(output(op.writes[0]), from), whole ? sequences : 1, n, width});
+        calls.push_back({.x = past(input(op.reads[0]), from),
+                         .table = past(input(op.reads[1]), position * width),
+                         .y = past(output(op.writes[0]), from),
+                         .sequences = whole ? sequences : 1,
+                         .tokens = n,
+                         .width = width});
       }
     });
     return [this, calls, s = op.instruction->stream](const StepState&) {
@@ -363,6 +364,35 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
     if (fills) k_.fill(rest, stream(s));
     for (const auto& args : calls) k_.positions_weight(args, stream(s));
   };
+}
+
+/// Backward a row of the table is a row of an embedding by positions.
+Launch CudaBackend::bind_packed(const BoundOp& op, const Positions& w) {
+  const auto [documents, width, rows] = packed_positions(op, w);
+  const Tokens tokens = tokens_of(op, *op.reads[0].type);
+  if (w.phase == Phase::kF)
+    return launch(op, k_.positions_forward,
+                  gpu::PositionsForward{.x = input(op.reads[0]),
+                                        .table = input(op.reads[1]),
+                                        .y = output(op.writes[0]),
+                                        .sequences = tokens.sequences,
+                                        .tokens = tokens.tokens,
+                                        .width = width,
+                                        .positions = documents.first,
+                                        .positions_stride = documents.stride,
+                                        .table_rows = rows});
+  if (w.accumulate) check_in_place(op, op.writes[0], op.reads[2]);
+  return launch(op, k_.embed_weight,
+                gpu::EmbedWeight{.ids = documents.first,
+                                 .dx = input(op.reads[0]),
+                                 .dtable = output(op.writes[0]),
+                                 .sequences = tokens.sequences,
+                                 .tokens = tokens.tokens,
+                                 .width = width,
+                                 .table_rows = rows,
+                                 .accumulate = w.accumulate,
+                                 .part = tokens.part,
+                                 .ids_stride = documents.stride});
 }
 
 // ---- the layers
@@ -469,25 +499,53 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Linear& w) {
     };
   }
   const Tensor& weight = op.reads[1];
-  const int64_t rows = rows_of(*op.reads[0].type), out = weight.shape()[0], in = weight.shape()[1];
-  if (w.phase == Phase::kI)
-    return product(op, k_.linear_input, &gpu::Matmul::input,
-                   gpu::LinearInput{.dy = input(op.reads[0]),
-                                    .w = input(weight),
-                                    .dx = output(op.writes[0]),
-                                    .rows = rows,
-                                    .in = in,
-                                    .out = out,
-                                    .out_part = part_of(op, *weight.type, 0)});
-  return product(op, k_.linear_forward, &gpu::Matmul::forward,
-                 gpu::LinearForward{.x = input(op.reads[0]),
-                                    .w = input(weight),
-                                    .bias = w.bias ? input(op.reads[2]) : Input{},
-                                    .y = output(op.writes[0]),
-                                    .rows = rows,
-                                    .in = in,
-                                    .out = out,
-                                    .in_part = part_of(op, *weight.type, 1)});
+  const StripRows strips = strip_rows(op, w);
+  const int64_t out = weight.shape()[0], in = weight.shape()[1];
+  if (w.carry) check_in_place(op, op.writes[0], op.reads.back());
+  std::vector<Launch> each;  // a product of each sequence's strip
+  for (int64_t b = 0; b < strips.sequences; ++b) {
+    const int64_t from = strips.read + b * strips.read_step, to = strips.written + b * strips.written_step;
+    if (w.phase == Phase::kI)
+      each.push_back(product(op, k_.linear_input, &gpu::Matmul::input,
+                             gpu::LinearInput{.dy = past(input(op.reads[0]), from * out),
+                                              .w = input(weight),
+                                              .dx = past(output(op.writes[0]), to * in),
+                                              .rows = strips.rows,
+                                              .in = in,
+                                              .out = out,
+                                              .out_part = part_of(op, *weight.type, 0)}));
+    else
+      each.push_back(product(op, k_.linear_forward, &gpu::Matmul::forward,
+                             gpu::LinearForward{.x = past(input(op.reads[0]), from * in),
+                                                .w = input(weight),
+                                                .bias = w.bias ? input(op.reads[2]) : Input{},
+                                                .y = past(output(op.writes[0]), to * out),
+                                                .rows = strips.rows,
+                                                .in = in,
+                                                .out = out,
+                                                .in_part = part_of(op, *weight.type, 1)}));
+  }
+  return each.size() == 1 ? each[0] : one_after_another(std::move(each));
+}
+
+/// Strips are copied, or summands are added as a collective of ranks on one device adds them.
+Launch CudaBackend::bind_work(const BoundOp& op, const Strips& w) {
+  std::vector<const void*> parts;
+  for (const size_t i : strip_order(op, w)) parts.push_back(op.reads[i].data);
+  const Type& y = *op.writes[0].type;
+  auto* const to = static_cast<std::byte*>(op.writes[0].data);
+  if (w.sum)
+    return [this, dtype = y.dtype, n = y.shape.elements(), parts, to = static_cast<void*>(to),
+            s = op.instruction->stream](const StepState&) {
+      k_.combine({.parts = parts.data(), .count = static_cast<int>(parts.size()), .outs = &to, .n = n, .dtype = dtype}, stream(s));
+    };
+  const int64_t bytes = op.reads[0].type->bytes() / y.shape[0];  // of a strip
+  return [this, parts, to, bytes, sequences = y.shape[0], s = op.instruction->stream](const StepState&) {
+    const auto n = static_cast<int64_t>(parts.size());
+    for (int64_t b = 0; b < sequences; ++b)
+      for (int64_t i = 0; i < n; ++i)
+        device_.copy(to + (b * n + i) * bytes, static_cast<const std::byte*>(parts[static_cast<size_t>(i)]) + b * bytes, bytes, s);
+  };
 }
 
 /// The table depends on the positions alone: all layers and both directions share the role's, filled before the first step.
@@ -497,9 +555,10 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
   check_in_place(op, op.writes[0], op.reads[0]);
   SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
   rope_table_ = op.rope_table;
-  rope_values_.resize(static_cast<size_t>(tokens.tokens * w.head_dim));
-  const auto part = part_of(op, qkv, 1);
-  kernels::rope_table(part.begin, tokens.tokens, w.head_dim, w.theta, rope_values_.data(), op.plan->token_order, part.total);
+  const RopeRows rows = rope_rows(op, qkv);
+  const DocumentPositions documents = document_positions(op, qkv);
+  rope_values_.resize(static_cast<size_t>(rows.count * w.head_dim));
+  kernels::rope_table(rows.begin, rows.count, w.head_dim, w.theta, rope_values_.data(), rows.order, rows.total);
   return launch(op, k_.rope,
                 gpu::Rope{.qkv = output(op.writes[0]),
                           .sequences = tokens.sequences,
@@ -508,7 +567,10 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
                           .kv_heads = w.kv_heads,
                           .head_dim = w.head_dim,
                           .backward = w.phase == Phase::kI,
-                          .table = op.rope_table});
+                          .table = op.rope_table,
+                          .positions = documents.first,
+                          .positions_stride = documents.stride,
+                          .table_rows = rows.count});
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Regroup& w) {
@@ -529,15 +591,18 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Regroup& w) {
 Result<Launch> CudaBackend::bind_attention(const BoundOp& op, const Attention& w) {
   const bool backward = w.phase == Phase::kI;
   const Type& out = *(backward ? op.reads[0] : op.writes[0]).type;
-  const gpu::AttentionShape shape{out.shape[0],       out.shape[1],        w.heads, w.kv_heads, w.head_dim,
-                                  options_.canonical, op.plan->token_order};
+  const kernels::AttentionShape whole = attention_shape(op, w, options_.canonical);
+  const gpu::AttentionShape shape{whole.sequences, whole.tokens,    whole.heads, whole.kv_heads,
+                                  whole.head_dim,  whole.canonical, whole.order, whole.positions};
   gpu::LibraryAttention* library = nullptr;
   const bool reordered = shape.order.kind != TokenOrder::Kind::kContiguous;  // libraries mask by the place in memory
-  std::string reason = options_.canonical ? "canonical order" : reordered ? "order of tokens" : "";
+  std::string reason = options_.canonical ? "canonical order" : w.packed ? "packed documents" : reordered ? "order of tokens" : "";
   if (reordered && options_.attention == AttentionBy::kCudnn && !options_.canonical)
     return refuse(op, fmt::format("cannot run on cuDNN: tokens lie in {} parts, not in the order of the text", shape.order.parts),
                   "use attention: auto, or own");
-  if (options_.attention != AttentionBy::kOwn && !options_.canonical && !reordered) {
+  if (w.packed && options_.attention == AttentionBy::kCudnn && !options_.canonical)
+    return refuse(op, "cannot run on cuDNN: its graphs here know no documents", "use attention: auto, or own");
+  if (options_.attention != AttentionBy::kOwn && !options_.canonical && !reordered && !w.packed) {
     StreamLibraries& shared = libraries_[op.instruction->stream];
     const Result<void> prepared = prepare_cudnn(shared, shape, out.dtype, backward);
     if (!prepared.ok() && options_.attention == AttentionBy::kCudnn)
@@ -579,8 +644,8 @@ Launch CudaBackend::bind_work(const BoundOp& op, const SplitHeads& w) {
 
 Result<Launch> CudaBackend::bind_block(const BoundOp& op, const AttentionBlock& w) {
   const kernels::AttentionBlockShape b = block_shape(op, w, options_.canonical);
-  const gpu::AttentionBlockShape shape{b.sequences, b.queries,     b.keys,      b.heads, b.kv_heads, b.head_dim,
-                                       b.tokens,    b.first_query, b.first_key, b.order, b.canonical};
+  const gpu::AttentionBlockShape shape{b.sequences, b.queries,     b.keys,      b.heads, b.kv_heads,  b.head_dim,
+                                       b.tokens,    b.first_query, b.first_key, b.order, b.canonical, b.positions};
   if (const auto why = gpu::attention_refusal(shape); !why.empty())
     return refuse(op, fmt::format("cannot run: {}", why), "choose a model with smaller heads");
   if (w.phase == Phase::kF) {

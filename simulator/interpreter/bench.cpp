@@ -77,6 +77,11 @@ Bench::Bench(std::string name, std::string axis, int ranks, const PoolSizes& poo
   input_cursor_ = 0;
 }
 
+Type Bench::rows(int64_t rows, int64_t width) const {
+  const int64_t tokens = sequence_tokens(rows);
+  return typed(tensor({rows / tokens, tokens, width}));
+}
+
 BufferId Bench::add_buffer(Buffer buffer) {
   if (buffer.name.empty()) buffer.name = fmt::format("w{}", plan_.roles[0].buffers.size());
   for (Role& role : plan_.roles) role.buffers.push_back(buffer);

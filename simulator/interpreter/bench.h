@@ -1,6 +1,7 @@
 // Builds the plans that measure: a list of ops under test, each with operands as warm or as cold as a step has them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -30,6 +31,12 @@ class Bench {
   /// is the element type of the pools; windows of the pools must have it too.
   Bench(std::string name, std::string axis, int ranks, const PoolSizes& pools = {}, DType dtype = DType::f32);
 
+  /// Tokens of a sequence in `rows`; 64 unless said.
+  void set_sequence_tokens(int64_t tokens) { sequence_tokens_ = tokens; }
+  int64_t sequence_tokens(int64_t rows) const { return std::min(rows, sequence_tokens_); }
+  /// [sequences, tokens, width] of the pools' element type; `rows` tokens in all.
+  Type rows(int64_t rows, int64_t width) const;
+
   /// `type` in the pools' element type.
   Type typed(Type type) const {
     type.dtype = dtype_;
@@ -47,6 +54,10 @@ class Bench {
   BufferId passing(const Type& type);
   /// Persistent state that starts at zero: optimizer moments.
   BufferId state(const Type& type);
+  /// An f32 operand or result beside those of the pools' type: statistics of rows, a gradient of a weight. In pools of f32 it is
+  /// `cold` or `result`, else a buffer of its own.
+  BufferId side_operand(const Type& type) { return dtype_ == type.dtype ? cold(type) : state(type); }
+  BufferId side_result(const Type& type) { return dtype_ == type.dtype ? result(type) : state(type); }
   /// Token ids i32[sequences, tokens], read once at the start of the step.
   BufferId tokens(int64_t sequences, int64_t tokens);
 
@@ -80,6 +91,7 @@ class Bench {
   };
 
   const DType dtype_;
+  int64_t sequence_tokens_ = 64;
   Plan plan_;
   BufferId noise_, inputs_, results_, passing_;
   int64_t input_cursor_ = 0, result_cursor_ = 0, passing_cursor_ = 0;

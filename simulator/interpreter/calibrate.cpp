@@ -13,31 +13,27 @@
 namespace shardlab::simulator {
 namespace {
 
-/// Tokens in a sequence of the row-wise benches; rows are a multiple.
-constexpr int64_t kTokens = 64;
 constexpr int64_t kVocabulary = 256;
 
 using Extents = std::vector<int64_t>;
 using Write = Bench::Write;
 
-Type rows_of(int64_t rows, int64_t width) { return tensor({rows / kTokens, kTokens, width}); }
-
 // --- matrix multiplications --------------------------------------------------------------------------------------------
 
 void add_linear_forward(Bench& b, int64_t rows, int64_t out, int64_t in, bool bias) {
-  std::vector<BufferId> reads{b.warm(rows_of(rows, in)), b.cold(tensor({out, in}))};
+  std::vector<BufferId> reads{b.warm(b.rows(rows, in)), b.cold(tensor({out, in}))};
   if (bias) reads.push_back(b.cold(tensor({out})));
-  b.op(Linear{Phase::kF, bias}, reads, {{b.result(rows_of(rows, out))}});
+  b.op(Linear{Phase::kF, bias}, reads, {{b.result(b.rows(rows, out))}});
 }
 
 void add_linear_input(Bench& b, int64_t rows, int64_t out, int64_t in) {
-  b.op(Linear{Phase::kI}, {b.warm(rows_of(rows, out)), b.cold(tensor({out, in}))}, {{b.passing(rows_of(rows, in))}});
+  b.op(Linear{Phase::kI}, {b.warm(b.rows(rows, out)), b.cold(tensor({out, in}))}, {{b.passing(b.rows(rows, in))}});
 }
 
 void add_linear_weight(Bench& b, int64_t rows, int64_t out, int64_t in, bool bias) {
   std::vector<Write> writes{{b.result(tensor({out, in}))}};
   if (bias) writes.push_back({b.result(tensor({out}))});
-  b.op(Linear{Phase::kW, bias}, {b.cold(rows_of(rows, in)), b.warm(rows_of(rows, out))}, writes);
+  b.op(Linear{Phase::kW, bias}, {b.cold(b.rows(rows, in)), b.warm(b.rows(rows, out))}, writes);
 }
 
 /// Pools for ops whose largest operand has more than kSmallOperand elements.
@@ -71,7 +67,7 @@ Plan narrow_linear_plan(int ranks, DType dtype) {
   for (const int64_t rows : {64, 256, 1024})
     for (const int64_t out : {64, 256, 512})
       for (const int64_t in : {64, 256, 512}) {
-        const Type x = b.typed(rows_of(rows, in)), y = b.typed(rows_of(rows, out)), w = b.typed(tensor({out, in}));
+        const Type x = b.typed(b.rows(rows, in)), y = b.typed(b.rows(rows, out)), w = b.typed(tensor({out, in}));
         const Type bias = b.typed(tensor({out}));
         b.op(Linear{Phase::kF}, {b.warm(x), b.cold(w)}, {{b.result(y)}});
         b.op(Linear{Phase::kF, true}, {b.warm(x), b.cold(w), b.cold(bias)}, {{b.result(y)}});
@@ -102,14 +98,16 @@ Plan attention_plan(int ranks, bool large) {
 // --- ops by rows and width -----------------------------------------------------------------------------------------------
 
 void add_norm(Bench& b, int64_t rows, int64_t width, bool rms) {
-  const Type x = rows_of(rows, width), stats = rows_of(rows, rms ? 1 : 2), gamma = tensor({width});
+  const Type x = b.rows(rows, width), gamma = b.typed(tensor({width}));
+  Type stats = b.rows(rows, rms ? 1 : 2);
+  stats.dtype = DType::f32;
   std::vector<BufferId> forward{b.warm(x), b.cold(gamma)};
   if (!rms) forward.push_back(b.cold(gamma));
-  b.op(Norm{Phase::kF, rms}, forward, {{b.result(x)}, {b.result(stats)}});
-  const BufferId saved = b.cold(x), saved_stats = b.cold(stats), residual = b.warm(x), dy = b.warm(x);
+  b.op(Norm{Phase::kF, rms}, forward, {{b.result(x)}, {b.side_result(stats)}});
+  const BufferId saved = b.cold(x), saved_stats = b.side_operand(stats), residual = b.warm(x), dy = b.warm(x);
   // In a step the weights' gradient comes first and fetches the saved input, which the input's gradient then finds in the cache.
-  std::vector<Write> gradients{{b.result(gamma)}};
-  if (!rms) gradients.push_back({b.result(gamma)});
+  std::vector<Write> gradients{{b.side_result(tensor({width}))}};
+  if (!rms) gradients.push_back({b.side_result(tensor({width}))});
   b.op(Norm{Phase::kW, rms}, {dy, saved, saved_stats}, gradients);
   b.op(Norm{Phase::kI, rms, 1e-5f, true}, {dy, saved, b.cold(gamma), saved_stats, residual}, {{b.passing(x)}});
 }
@@ -118,25 +116,26 @@ void add_rope(Bench& b, int64_t rows, int64_t width) {
   constexpr int kHeadDim = 32;
   const int heads = static_cast<int>(width / kHeadDim);
   for (const Phase phase : {Phase::kF, Phase::kI})
-    b.op(Rope{phase, heads, heads, kHeadDim}, {b.warm(rows_of(rows, 3 * width))}, {{{}, 0}});
+    b.op(Rope{phase, heads, heads, kHeadDim}, {b.warm(b.rows(rows, 3 * width))}, {{{}, 0}});
 }
 
 void add_activation(Bench& b, int64_t rows, int64_t width, bool swiglu) {
-  const Type u = rows_of(rows, swiglu ? 2 * width : width), a = rows_of(rows, width);
+  const Type u = b.rows(rows, swiglu ? 2 * width : width), a = b.rows(rows, width);
   b.op(Activation{Phase::kF, swiglu}, {b.warm(u)}, {{b.result(a)}});
   b.op(Activation{Phase::kI, swiglu}, {b.warm(a), b.cold(u)}, {{b.passing(u)}});
 }
 
 void add_residual(Bench& b, int64_t rows, int64_t width) {
-  const Type x = rows_of(rows, width), bias = tensor({width});
+  const Type x = b.rows(rows, width), bias = b.typed(tensor({width}));
   b.op(Residual{Phase::kF, true}, {b.warm(x), b.warm(x), b.cold(bias)}, {{b.result(x)}});
-  b.op(Residual{Phase::kW, true}, {b.warm(x)}, {{b.result(bias)}});
+  b.op(Residual{Phase::kW, true}, {b.warm(x)}, {{b.side_result(tensor({width}))}});
   b.op(Dropout{Phase::kF, 0.1f}, {b.warm(x)}, {{{}, 0}});
   b.op(Dropout{Phase::kI, 0.1f}, {b.warm(x)}, {{{}, 0}});
 }
 
 void add_embeddings(Bench& b, BufferId tokens, int64_t rows, int64_t width) {
-  const Type x = rows_of(rows, width), table = tensor({kVocabulary, width}), positions = tensor({kTokens, width});
+  const Type x = b.rows(rows, width), table = b.typed(tensor({kVocabulary, width}));
+  const Type positions = b.typed(tensor({b.sequence_tokens(rows), width}));
   b.op(Embed{Phase::kF}, {tokens, b.cold(table)}, {{b.result(x)}});
   b.op(Embed{Phase::kW}, {tokens, b.warm(x)}, {{b.result(table)}});
   b.op(Positions{Phase::kF}, {b.warm(x), b.cold(positions)}, {{{}, 0}});
@@ -144,8 +143,9 @@ void add_embeddings(Bench& b, BufferId tokens, int64_t rows, int64_t width) {
 }
 
 void add_cross_entropy(Bench& b, BufferId targets, int64_t rows, int64_t vocabulary) {
-  const Type logits = rows_of(rows, vocabulary), nll = tensor({rows / kTokens});
-  const Type max = tensor({rows / kTokens, kTokens}), sums = rows_of(rows, 2);
+  const int64_t tokens = b.sequence_tokens(rows);
+  const Type logits = b.rows(rows, vocabulary), nll = tensor({rows / tokens}), max = tensor({rows / tokens, tokens}),
+             sums = b.rows(rows, 2);
   using Part = CrossEntropy::Part;
   b.op(CrossEntropy{Part::kFused, rows}, {b.warm(logits), targets}, {{b.result(nll)}, {{}, 0}});
   b.op(CrossEntropy{Part::kLossOnly, rows}, {b.warm(logits), targets}, {{b.result(nll)}});
@@ -157,7 +157,7 @@ void add_cross_entropy(Bench& b, BufferId targets, int64_t rows, int64_t vocabul
 Plan rows_plan(int ranks, bool large) {
   Bench b = cpu_bench("rows", ranks, large);
   for (const int64_t rows : {64, 256, 1024}) {
-    const BufferId tokens = b.tokens(rows / kTokens, kTokens);
+    const BufferId tokens = b.tokens(rows / b.sequence_tokens(rows), b.sequence_tokens(rows));
     for (const int64_t width : {32, 64, 256, 1024}) {
       if ((3 * rows * width > kSmallOperand) != large) continue;
       for (const bool variant : {false, true}) {
@@ -176,6 +176,9 @@ Plan rows_plan(int ranks, bool large) {
 
 // --- ops by bytes ----------------------------------------------------------------------------------------------------------
 
+/// Scalars that a step sums are losses of sequences: hundreds, not millions. A GPU adds them one by one.
+constexpr int64_t kMostScalars = 1 << 14;
+
 void add_flat(Bench& b, int64_t elements) {
   const Type x = tensor({elements});
   Type norm = tensor({1});
@@ -185,7 +188,7 @@ void add_flat(Bench& b, int64_t elements) {
   b.op(Add{}, {b.cold(x), b.warm(x)}, {{{}, 0}});
   b.op(Copy{}, {b.warm(x)}, {{b.result(x)}});
   b.op(Fill{}, {}, {{b.result(x)}});
-  b.op(SumScalars{}, {b.cold(x)}, {{b.result(tensor({1}))}});
+  if (elements <= kMostScalars) b.op(SumScalars{}, {b.cold(x)}, {{b.result(tensor({1}))}});
   b.op(SquaredNorm{}, {b.cold(x)}, {{b.state(norm)}});
 }
 
@@ -258,42 +261,69 @@ Plan gpu_linear_plan(DType dtype) {
     for (const int64_t out : {512, 1024, 2048, 4096, 8192})
       for (const int64_t in : {512, 1024, 2048, 4096, 8192}) {
         if (rows * std::max(in, out) > (64 << 20)) continue;
-        const Type x = b.typed(rows_of(rows, in)), y = b.typed(rows_of(rows, out)), w = b.typed(tensor({out, in}));
+        const Type x = b.typed(b.rows(rows, in)), y = b.typed(b.rows(rows, out)), w = b.typed(tensor({out, in}));
         b.op(Linear{Phase::kF}, {b.warm(x), b.cold(w)}, {{b.result(y)}});
         b.op(Linear{Phase::kI}, {b.warm(y), b.cold(w)}, {{b.passing(x)}});
-        b.op(Linear{Phase::kW}, {b.cold(x), b.warm(y)}, {{b.result(w)}});
+        b.op(Linear{Phase::kW}, {b.cold(x), b.warm(y)}, {{b.side_result(tensor({out, in}))}});
       }
   return b.take();
 }
 
-Plan gpu_attention_plan() {
-  Bench b("calibration gpu attention", "rank", 1, {96 << 20, 48 << 20, 48 << 20});
-  for (const int64_t tokens : {512, 1024, 2048, 4096})
-    for (const int64_t width : {64, 128})
-      for (const int heads : {4, 16}) {
+void add_gpu_attention(Bench& b, std::initializer_list<int64_t> lengths, std::initializer_list<int64_t> widths) {
+  for (const int64_t tokens : lengths)
+    for (const int64_t width : widths)
+      for (const int heads : {4, 16, 64}) {
+        if (tokens * heads * width > (16 << 20)) continue;
         const int d = static_cast<int>(width);
-        const Type qkv = tensor({1, tokens, 3 * heads * width}), o = tensor({1, tokens, heads * width}),
-                   lse = tensor({1, heads, tokens});
-        b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
-        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.passing(qkv)}});
+        const Type o = b.typed(tensor({1, tokens, heads * width})), lse = tensor({1, heads, tokens});
+        for (const int kv_heads : {heads, heads / 4}) {  // a head of keys for each of queries, and for four
+          const Type qkv = b.typed(tensor({1, tokens, (heads + 2 * kv_heads) * width}));
+          b.op(Attention{Phase::kF, heads, kv_heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.side_result(lse)}});
+          b.op(Attention{Phase::kI, heads, kv_heads, d}, {b.warm(o), b.cold(o), b.side_operand(lse), b.cold(qkv)},
+               {{b.passing(qkv)}});
+        }
       }
+}
+
+/// Own kernels of fixed order: products and attention as the small models of comparisons have them.
+Plan gpu_canonical_plan() {
+  Bench b("calibration gpu canonical", "rank", 1, {48 << 20, 24 << 20, 24 << 20});
+  for (const int64_t rows : {128, 512, 2048})
+    for (const int64_t out : {64, 128, 512, 2048})
+      for (const int64_t in : {64, 128, 512, 2048}) {
+        add_linear_forward(b, rows, out, in, false);
+        add_linear_input(b, rows, out, in);
+        add_linear_weight(b, rows, out, in, false);
+        if (out > 512 || in > 512) continue;
+        add_linear_forward(b, rows, out, in, true);
+        add_linear_weight(b, rows, out, in, true);
+      }
+  add_gpu_attention(b, {64, 128, 256, 512}, {32, 64});
   return b.take();
 }
 
-Plan gpu_rows_plan() {
-  Bench b("calibration gpu rows", "rank", 1, {192 << 20, 96 << 20, 96 << 20});
-  for (const int64_t rows : {1024, 4096, 16384}) {
-    const BufferId tokens = b.tokens(rows / kTokens, kTokens);
-    for (const int64_t width : {512, 2048}) {
+Plan gpu_attention_plan(DType dtype) {
+  Bench b(fmt::format("calibration gpu attention {}", name_of(dtype)), "rank", 1, {192 << 20, 96 << 20, 96 << 20}, dtype);
+  add_gpu_attention(b, {64, 256, 512, 1024, 2048, 4096}, {64, 128});
+  return b.take();
+}
+
+Plan gpu_rows_plan(DType dtype) {
+  Bench b(fmt::format("calibration gpu rows {}", name_of(dtype)), "rank", 1, {192 << 20, 96 << 20, 96 << 20}, dtype);
+  b.set_sequence_tokens(1024);
+  for (const int64_t rows : {128, 1024, 4096, 16384}) {
+    const BufferId tokens = b.tokens(rows / b.sequence_tokens(rows), b.sequence_tokens(rows));
+    for (const int64_t width : {128, 512, 2048}) {
       for (const bool variant : {false, true}) {
         add_norm(b, rows, width, variant);
         add_activation(b, rows, width, variant);
       }
       add_rope(b, rows, width);
       add_residual(b, rows, width);
-      add_embeddings(b, tokens, rows, width);
+      if (dtype == DType::f32) add_embeddings(b, tokens, rows, width);
     }
-    for (const int64_t vocabulary : {256, 1024, 4096}) add_cross_entropy(b, tokens, rows, vocabulary);
+    if (dtype == DType::f32)
+      for (const int64_t vocabulary : {256, 1024, 4096}) add_cross_entropy(b, tokens, rows, vocabulary);
   }
   return b.take();
 }
@@ -309,20 +339,23 @@ Plan gpu_flat_plan() {
 
 std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options) {
   std::vector<CalibrationPlan> plans;
-  const auto add = [&](Plan plan, int concurrency, int steps) {
+  const auto add = [&](Plan plan, int concurrency, int steps, bool canonical = false) {
     const int scaled = std::max(1, static_cast<int>(std::lround(steps * options.scale)));
-    if (options.target == CalibrationTarget::kGpu) add_device_workspaces(plan, {});
+    if (options.target == CalibrationTarget::kGpu) add_device_workspaces(plan, {.canonical = canonical, .cudnn = !canonical});
     const int streams = plan.mesh.world_size() * static_cast<int>(plan.streams.size());
     const bool crowded = options.target == CalibrationTarget::kProcessor && streams > options.cores;
-    plans.push_back({plan.name, std::move(plan), concurrency, crowded, 1, scaled});
+    plans.push_back({plan.name, std::move(plan), concurrency, crowded, canonical, 1, scaled});
   };
   if (options.target == CalibrationTarget::kGpu) {
     for (int round = 0; round < 2; ++round) {
       add(overhead_plan(1), 1, 3);
       add(gpu_flat_plan(), 1, 3);
       for (const DType dtype : {DType::bf16, DType::f32, DType::f16}) add(gpu_linear_plan(dtype), 1, 2);
-      add(gpu_attention_plan(), 1, 2);
-      add(gpu_rows_plan(), 1, 2);
+      add(gpu_canonical_plan(), 1, 2, true);
+      for (const DType dtype : {DType::bf16, DType::f32}) {
+        add(gpu_attention_plan(dtype), 1, 2);
+        add(gpu_rows_plan(dtype), 1, 2);
+      }
       for (const int ranks : options.group_sizes) add(collective_plan(ranks), 1, 3);
       add(point_to_point_plan(), 1, 3);
     }

@@ -40,8 +40,9 @@ struct CalibrationOptions {
 struct CalibrationPlan {
   std::string name;  ///< "linear x2, round 3"
   Plan plan;
-  int concurrency = 1;   ///< ranks that compute at the same time
-  bool crowded = false;  ///< its streams outnumber the cores, and hand them on
+  int concurrency = 1;     ///< ranks that compute at the same time
+  bool crowded = false;    ///< its streams outnumber the cores, and hand them on
+  bool canonical = false;  ///< of a GPU: own kernels in fixed order, where the library's serve else
   int warmup = 1;
   int steps = 3;
 };
@@ -68,7 +69,8 @@ struct CalibrationOrigin {
   std::string command;
   std::string processor;
   std::string kernel_variant;
-  double turn_s = 0;  ///< Calibration::turn_s of the executor that measured
+  double turn_s = 0;          ///< Calibration::turn_s of the executor that measured
+  bool launch_ahead = false;  ///< Calibration::launch_ahead
 };
 
 /// Points are medians over every step and round of the same op at the same concurrency, with relative spread and count.

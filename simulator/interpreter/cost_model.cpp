@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "plan/base/documents.h"
 #include "plan/collective_steps.h"
 #include "plan/op_fields.h"
 #include "plan/work.h"
@@ -114,14 +115,30 @@ Where place_of(const Segment& segment, const Op& op) {
   return any(op.writes, Space::kHost) ? Where::kToHost : Where::kToDevice;
 }
 
-/// Does the op read 16-bit floats? Only products were measured on those.
-bool reads_narrow(const Instruction& i) {
-  return std::ranges::any_of(i.op->reads,
-                             [&](SlotId s) {
-                               const DType type = slot(*i.segment, s).type.dtype;
-                               return type == DType::bf16 || type == DType::f16;
-                             }) &&
-         !std::holds_alternative<Collective>(i.op->work) && !std::holds_alternative<Send>(i.op->work);
+/// The 16-bit float that the op reads, if it reads one and does not communicate.
+std::optional<DType> narrow_of(const Segment& segment, const Op& op) {
+  if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Send>(op.work)) return std::nullopt;
+  for (const SlotId s : op.reads)
+    if (const DType type = slot(segment, s).type.dtype; type == DType::bf16 || type == DType::f16) return type;
+  return std::nullopt;
+}
+
+/// What follows the name of a kernel that does more than the plain one: where heads of keys are shared.
+std::string_view variant_of(const Op& op) {
+  const auto shared = [](const auto& a) { return a.kv_heads < a.heads; };
+  if (const auto* a = std::get_if<Attention>(&op.work)) return shared(*a) ? ".grouped" : "";
+  if (const auto* a = std::get_if<AttentionBlock>(&op.work)) return shared(*a) ? ".grouped" : "";
+  return "";
+}
+
+/// What follows the name of a kernel on operands narrower than fp32: ".bf16". Of a product the factors decide.
+std::string type_of_kernel(const Segment& segment, const Op& op) {
+  std::optional<DType> narrow = narrow_of(segment, op);
+  if (std::holds_alternative<Linear>(op.work)) {
+    narrow = slot(segment, op.reads[0]).type.dtype;
+    if (narrow == DType::f32) narrow.reset();
+  }
+  return narrow ? fmt::format(".{}", shardlab::name_of(*narrow)) : "";
 }
 
 /// A constant of the device, or its default.
@@ -159,6 +176,7 @@ std::string kernel_of(const Op& op) {
                  [&](const Norm& n) { name += n.rms ? ".rms" : ""; },
                  [&](const Activation& a) { name += a.swiglu ? ".swiglu" : ".gelu"; },
                  [&](const Regroup& r) { name += r.join ? ".join" : ".split"; },
+                 [&](const Strips& s) { name += s.sum ? ".sum" : ".join"; },
                  [&](const CrossEntropy& c) { name += fmt::format(".{}", name_of(c.part)); },
                  [&](const Collective& c) { name += fmt::format(".{}", name_of(c.algorithm)); },
                  [&](const Kernel& k) { name += "." + k.name; },
@@ -169,17 +187,18 @@ std::string kernel_of(const Op& op) {
 }
 
 std::string kernel_of(const Segment& segment, const Op& op) {
-  const std::string name = kernel_of(op);
-  if (!std::holds_alternative<Linear>(op.work)) return name;
-  const DType dtype = slot(segment, op.reads[0]).type.dtype;
-  return dtype == DType::f32 ? name : fmt::format("{}.{}", name, shardlab::name_of(dtype));
+  return fmt::format("{}{}{}", kernel_of(op), variant_of(op), type_of_kernel(segment, op));
 }
 
 std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op) {
   if (std::holds_alternative<Linear>(op.work)) return matmul_extents(segment, op);
   if (const auto* a = std::get_if<Attention>(&op.work)) {
     const Shape& s = slot(segment, op.reads[0]).type.shape;
-    return {s[0], a->heads, s[1], a->head_dim};
+    if (a->document == 0) return {s[0], a->heads, s[1], a->head_dim};
+    // Packed documents cost what sequences of one length do that have as many tokens and pairs: n of t tokens have n t (t + 1) / 2.
+    const double seen = expected_pairs({}, s[1], a->document, 0, s[1], 0, s[1]) / static_cast<double>(s[1]);
+    const int64_t length = std::max<int64_t>(1, std::llround(2 * seen - 1));
+    return {std::max<int64_t>(1, s[0] * s[1] / length), a->heads, length, a->head_dim};
   }
   if (const auto* a = std::get_if<AttentionBlock>(&op.work)) {
     // The side of the causal attention of a whole sequence that has as many pairs.
@@ -249,10 +268,13 @@ Demand PlacedCostModel::demand(const Plan&, const Instruction& instruction, std:
 
 // --- calibrated ------------------------------------------------------------------------------------------------------
 
-CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::max(1, machine.cores)) {
+CalibratedCostModel::CalibratedCostModel(const Machine& machine, bool canonical)
+    : canonical_(canonical), cores_(std::max(1, machine.cores)) {
   SHARDLAB_CHECK(machine.calibration != nullptr, "machine `{}` has no calibration", machine.id);
+  const bool cores_are_shared = machine.runs_on_cores();
   calibration_ = machine.calibration;
   device_.constants = machine.device.constants;
+  device_.peak_flops = machine.device.peak_flops;
   if (const auto peak = machine.device.peak_flops.find("fp32"); peak != machine.device.peak_flops.end()) peak_flops_ = peak->second;
   memory_bytes_per_s_ = machine.device.memory_bytes_per_s;
 
@@ -271,11 +293,11 @@ CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::m
     if (ranks_of(p) > 1 && ranks_of(p) <= cores_) measured_with_cores.insert(p.kernel);
   for (const RatePoint& p : calibration_->points) {
     const int ranks = ranks_of(p);
-    if (ranks > cores_ && measured_with_cores.contains(p.kernel)) continue;
+    if (cores_are_shared && ranks > cores_ && measured_with_cores.contains(p.kernel)) continue;
     Points& points = by_kernel[p.kernel][p.concurrency];
     points.shapes.push_back(folded(p.kernel, p.shape));
     // A group that outnumbers the cores shared them while it was measured: keep the core time, and let the timeline share again.
-    points.seconds.push_back(p.seconds * std::min(1.0, static_cast<double>(cores_) / ranks));
+    points.seconds.push_back(p.seconds * (cores_are_shared ? std::min(1.0, static_cast<double>(cores_) / ranks) : 1.0));
     if (ranks == 1) continue;
     Groups& groups = groups_[p.kernel];
     groups.largest = std::max(groups.largest, ranks);
@@ -300,29 +322,61 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
   return {low.seconds + part * (high.seconds - low.seconds), low.extrapolated || high.extrapolated};
 }
 
-RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
+/// The measured kernel that is nearest to the op's: of its order before all, then of its element type, then with its bias or shared heads.
+CalibratedCostModel::Nearest CalibratedCostModel::nearest(const Instruction& instruction) const {
+  const Op& op = *instruction.op;
+  const bool product = std::holds_alternative<Linear>(op.work);
   // Factors of 8 bits are widened, and multiplied as fp32.
-  const bool emulated = multiplies_narrow(*instruction.segment, *instruction.op);
-  const std::string kernel = emulated ? kernel_of(*instruction.op) : kernel_of(*instruction.segment, *instruction.op);
-  if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
-  auto levels = kernels_.find(kernel);
+  const std::string type = multiplies_narrow(*instruction.segment, op) ? "" : type_of_kernel(*instruction.segment, op);
+  std::vector<std::string> names{kernel_of(op)};
   // A block of attention does for its pairs what attention does for as many of a whole sequence.
-  if (const auto* a = std::get_if<AttentionBlock>(&instruction.op->work); a != nullptr && levels == kernels_.end())
-    levels = kernels_.find(a->phase == Phase::kF ? "attention.F" : "attention.I");
-  if (levels != kernels_.end()) {
+  if (const auto* block = std::get_if<AttentionBlock>(&op.work))
+    names.push_back(block->phase == Phase::kF ? "attention.F" : "attention.I");
+  if (product && std::get<Linear>(op.work).bias)
+    names.push_back(names[0].substr(0, names[0].size() - std::string_view(".bias").size()));
+  for (const bool canonical : {true, false}) {
+    if (canonical && !canonical_) continue;
+    for (const bool typed : {true, false})
+      for (size_t n = 0; n < names.size(); ++n)
+        for (const bool variant : {true, false}) {
+          // Rates of fp32 say nothing about products of another type, but in fixed order, which has no units for them.
+          if (!typed && (type.empty() || (product && !canonical))) continue;
+          if (variant && variant_of(op).empty()) continue;
+          const auto found = kernels_.find(fmt::format("{}{}{}{}", names[n], variant ? variant_of(op) : "", typed ? type : "",
+                                                       canonical ? kCanonicalKernel : ""));
+          if (found != kernels_.end()) return {&found->second, typed && !(product && n > 0)};
+        }
+  }
+  return {};
+}
+
+namespace {
+
+/// Attention within packed documents of which nothing is known is priced as if each sequence were one.
+bool attends_unknown(const Op& op) {
+  if (const auto* a = std::get_if<Attention>(&op.work)) return a->packed && a->document == 0;
+  const auto* block = std::get_if<AttentionBlock>(&op.work);
+  return block != nullptr && block->packed && block->document == 0;
+}
+
+}  // namespace
+
+RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
+  if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
+  if (const auto [levels, same_work] = nearest(instruction); levels != nullptr) {
     std::vector<int64_t> shape = cost_shape_of(plan, *instruction.segment, *instruction.op);
     double times = 1;
     bool more_cores = false;
     if (const auto* c = std::get_if<Collective>(&instruction.op->work)) {
       const int64_t ranks = shape[1];
-      times = to_largest_group(*c, kernel, shape);
+      times = to_largest_group(*c, kernel_of(*instruction.op), shape);
       more_cores = shape[1] < std::min<int64_t>(ranks, cores_);  // at work at once than when it was measured
     }
-    RateTable::Answer answer = at(kernel, levels->second, shape, busy_cores);
+    RateTable::Answer answer = at(kernel_of(*instruction.op), *levels, shape, busy_cores);
     answer.seconds *= times;
     answer.extrapolated |= more_cores;
-    const bool product = std::holds_alternative<Linear>(instruction.op->work);
-    if (emulated || (!product && reads_narrow(instruction))) answer.extrapolated = true;
+    if (multiplies_narrow(*instruction.segment, *instruction.op) || !same_work || attends_unknown(*instruction.op))
+      answer.extrapolated = true;
     return answer;
   }
   const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh, plan.token_order);
@@ -352,6 +406,19 @@ Seconds CalibratedCostModel::compute(const Plan& plan, const Instruction& instru
 
 Seconds CalibratedCostModel::communicate(const Plan& plan, const Instruction& instruction, int) const {
   return Seconds(cost_of(plan, instruction, 1).seconds);
+}
+
+Demand CalibratedCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                   Seconds alone) const {
+  Demand d = PlacedCostModel::demand(plan, instruction, ranks, alone);
+  if (!calibration_->launch_ahead || d.of(Resource::kUnits) == 0) return d;
+  const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh, plan.token_order);
+  const std::string type = type_of_kernel(*instruction.segment, *instruction.op);
+  const auto peak = device_.peak_flops.find(type == ".bf16" ? "bf16" : type == ".f16" ? "fp16" : "fp32");
+  const double flops_per_s = peak == device_.peak_flops.end() ? peak_flops_ : peak->second;
+  d.of(Resource::kUnits) = std::min(alone.value, time_at(static_cast<double>(work.flops.value), flops_per_s));
+  d.of(Resource::kMemory) = std::min(alone.value, time_at(static_cast<double>(work.memory.value), memory_bytes_per_s_));
+  return d;
 }
 
 bool CalibratedCostModel::extrapolates(const Plan& plan, const Instruction& instruction) const {
@@ -518,8 +585,12 @@ Seconds FixedCostModel::communicate(const Plan& plan, const Instruction& instruc
 
 // --- choice ------------------------------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, Precision precision) {
-  if (machine.calibration) return std::unique_ptr<PlacedCostModel>(std::make_unique<CalibratedCostModel>(machine));
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Case& config) {
+  return cost_model_for(config.machine, config.train.precision, config.canonical);
+}
+
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, Precision precision, bool canonical) {
+  if (machine.calibration) return std::unique_ptr<PlacedCostModel>(std::make_unique<CalibratedCostModel>(machine, canonical));
   if (machine.local)
     return Error{ExitCode::kEnvironment, fmt::format("machine `{}` is this machine, and it was never measured", machine.id),
                  "run `shardlab calibrate` first"};

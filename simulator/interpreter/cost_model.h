@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/base/result.h"
+#include "plan/case.h"
 #include "plan/interfaces.h"
 #include "plan/machine.h"
 #include "simulator/interpreter/datasheet_rates.h"
@@ -57,8 +58,11 @@ class PlacedCostModel : public CostModel {
 /// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
 /// "linear.F.bias", "norm.I.rms", "activation.F.swiglu", "cross_entropy.fused", "all_reduce.ring", "p2p" (send and receive alike).
 std::string kernel_of(const Op& op);
-/// The name of the op's kernel; with the element type, for a product whose factors are not fp32: "linear.F.bf16".
+/// The name of the op's kernel; with ".grouped" where query heads share heads of keys, and with the element type where an operand is a
+/// narrower float than fp32: "linear.F.bf16", "attention.I.grouped.bf16".
 std::string kernel_of(const Segment& segment, const Op& op);
+/// What follows the name of a GPU's kernel of fixed order where the library's, or another of its own, serves when order is free.
+inline constexpr std::string_view kCanonicalKernel = ".canonical";
 
 /// The extents that determine the cost of `op` on one rank, in the order of `RatePoint::shape`:
 ///   linear [m, n, k] as `matmul_extents`; attention [b, heads, s, d], of a block with the s whose
@@ -85,8 +89,8 @@ bool uses_drive(const Segment& segment, const Op& op);
 /// Valid when: the ranks run on this machine with the kernels that were measured (Calibration::kernel_variant), one thread a rank.
 class CalibratedCostModel final : public PlacedCostModel {
  public:
-  /// `machine.calibration` must be there.
-  explicit CalibratedCostModel(const Machine& machine);
+  /// `machine.calibration` must be there. `canonical`: ops are done by kernels of fixed order, where such were measured.
+  explicit CalibratedCostModel(const Machine& machine, bool canonical = false);
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
@@ -94,6 +98,8 @@ class CalibratedCostModel final : public PlacedCostModel {
   Seconds wake() const override { return Seconds(calibration_->wake_latency_s); }
   Seconds handover() const override { return Seconds(calibration_->handover_s); }
   Seconds turn() const override { return Seconds(calibration_->turn_s); }
+  /// On a GPU an op keeps units and memory busy for its flops and bytes at the rates measured: small ops run side by side.
+  Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
   bool extrapolates(const Plan& plan, const Instruction& instruction) const override;
 
   const std::string& calibration_id() const { return calibration_->id; }
@@ -105,8 +111,15 @@ class CalibratedCostModel final : public PlacedCostModel {
   RateTable::Answer cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const;
   double to_largest_group(const Collective& c, const std::string& kernel, std::vector<int64_t>& shape) const;
 
+  struct Nearest {
+    const Levels* levels = nullptr;
+    bool same_work = false;  ///< of the op's element type and with its bias
+  };
+  Nearest nearest(const Instruction& instruction) const;
+
   std::shared_ptr<const Calibration> calibration_;
-  Device device_;  ///< its constants
+  bool canonical_ = false;
+  Device device_;  ///< its constants and peaks
   int cores_ = 1;
   double peak_flops_ = 0;
   double memory_bytes_per_s_ = 0;
@@ -177,6 +190,8 @@ class FixedCostModel final : public PlacedCostModel {
 
 /// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine
 /// without calibration, a device without peak or bandwidth, and constants that DeviceModel or Fabric refuse.
-Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, Precision precision);
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, Precision precision, bool canonical = false);
+/// For the machine, precision and order of a case.
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Case& config);
 
 }  // namespace shardlab::simulator

@@ -32,6 +32,7 @@ class Fit {
  public:
   void add(const CalibrationRun& run) {
     const Plan& plan = run.plan->plan;
+    suffix_ = run.plan->canonical ? kCanonicalKernel : "";
     std::vector<Program> programs;
     for (size_t role = 0; role < plan.roles.size(); ++role) programs.push_back(expand_program(plan, static_cast<int>(role)));
     const SimulatedRanks ranks(plan.mesh, true);
@@ -57,15 +58,17 @@ class Fit {
     c.processor = origin.processor;
     c.kernel_variant = origin.kernel_variant;
     uint64_t hash = hash_text(origin.processor + origin.kernel_variant);
+    const double between = origin.launch_ahead ? median_of(gaps_behind_long_) : 0;
     for (auto& [key, seconds] : samples_) {
       std::sort(seconds.begin(), seconds.end());
-      const double median = quantile(seconds, 0.5);
+      const double median = quantile(seconds, 0.5) + between;
       const auto& [kernel, shape, concurrency] = key;
       const double spread = (quantile(seconds, 0.9) - quantile(seconds, 0.1)) / median;
       c.points.push_back({kernel, shape, concurrency, median, spread, static_cast<int>(seconds.size())});
       hash = hash_text(fmt::format("{} {} {}", kernel, concurrency, median), hash);
     }
-    c.op_overhead_s = median_of(gaps_);
+    c.launch_ahead = origin.launch_ahead;
+    c.op_overhead_s = median_of(origin.launch_ahead ? periods_ : gaps_);
     // What is measured ends with the dispatch of the op that waited.
     c.wake_latency_s = std::max(0.0, median_of(wakes_) - c.op_overhead_s);
     c.handover_s = std::max(0.0, median_of(handovers_) - c.op_overhead_s);
@@ -95,7 +98,7 @@ class Fit {
   }
 
   void sample(const Plan& plan, const Instruction& i, int concurrency, const TraceEvent* e) {
-    add_sample(Key{kernel_of(*i.segment, *i.op), cost_shape_of(plan, *i.segment, *i.op), concurrency}, e->end - e->begin);
+    add_sample(Key{kernel_of(*i.segment, *i.op) + suffix_, cost_shape_of(plan, *i.segment, *i.op), concurrency}, e->end - e->begin);
   }
 
   void add_sample(const Key& key, double seconds) {
@@ -103,7 +106,9 @@ class Fit {
   }
 
   /// The gap between two ops of one stream is dispatch; the gap between a dependency on another stream and the op that slept until
-  /// then is a wake-up and a dispatch, or, where no core was idle, the handover of one and a dispatch.
+  /// then is a wake-up and a dispatch, or, where no core was idle, the handover of one and a dispatch. Where a host launches ahead,
+  /// ops that end before the next is launched begin as far apart as the host takes, and behind one that takes longer than several
+  /// launches the device itself needs the gap.
   void add_latencies(const Program& program, const std::vector<const TraceEvent*>& events, const CalibrationPlan& plan) {
     const bool alone = plan.concurrency == 1 && !plan.crowded;
     if (!alone && !plan.crowded) return;
@@ -121,8 +126,16 @@ class Fit {
         }
         if (woken > before->end)
           (alone ? wakes_ : handovers_).push_back(now->begin - woken);
-        else if (alone && i.waits == 0)
-          gaps_.push_back(now->begin - before->end);
+        else if (alone && i.waits == 0) {
+          constexpr double kShort_s = 2e-6, kLong_s = 5e-5;
+          const double took = before->end - before->begin, gap = now->begin - before->end;
+          gaps_.push_back(gap);
+          if (took < kShort_s && gap > 0) periods_.push_back(now->begin - before->begin);
+          // A copy is not a kernel: a device takes longer to go from one to the other.
+          const Instruction& previous = program.instructions[static_cast<size_t>(stream[k - 1])];
+          const bool kernels = !std::holds_alternative<Copy>(previous.op->work) && !std::holds_alternative<Copy>(i.op->work);
+          if (took > kLong_s && kernels) gaps_behind_long_.push_back(gap);
+        }
       }
   }
 
@@ -151,7 +164,8 @@ class Fit {
   }
 
   std::map<Key, std::vector<double>> samples_;
-  std::vector<double> gaps_, wakes_, handovers_;
+  std::string suffix_;  ///< of the run's kernels
+  std::vector<double> gaps_, periods_, gaps_behind_long_, wakes_, handovers_;
 };
 
 }  // namespace
@@ -203,7 +217,7 @@ Machine local_machine(const Calibration& calibration, int cores, int64_t memory_
 
 Machine local_gpu_machine(const Calibration& calibration, const std::string& device, int devices, int64_t memory_bytes) {
   Machine m = local_machine(calibration, devices, memory_bytes);
-  m.device.id = device;
+  m.id = m.device.id = device;  // what results and reports call it
   return m;
 }
 

@@ -43,8 +43,10 @@ std::string to_yaml(const Machine& machine) {
   const Calibration& c = *machine.calibration;
   put("calibration:\n  id: {}\n  date: {}\n  command: {}\n  processor: {}\n  kernel_variant: {}\n", quoted(c.id), quoted(c.date),
       quoted(c.command), quoted(c.processor), quoted(c.kernel_variant));
-  put("  op_overhead_s: {}\n  wake_latency_s: {}\n  handover_s: {}\n  turn_s: {}\n  points:\n", c.op_overhead_s, c.wake_latency_s,
+  put("  op_overhead_s: {}\n  wake_latency_s: {}\n  handover_s: {}\n  turn_s: {}\n", c.op_overhead_s, c.wake_latency_s,
       c.handover_s, c.turn_s);
+  if (c.launch_ahead) put("  launch_ahead: true\n");
+  put("  points:\n");
   for (const RatePoint& p : c.points)
     put("    - {{kernel: {}, shape: [{}], concurrency: {}, seconds: {}, spread: {}, repeats: {}}}\n", p.kernel,
         fmt::join(p.shape, ", "), p.concurrency, p.seconds, p.spread, p.repeats);

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <tuple>
 
 #include "plan/pipeline_case.h"
 #include "plan/program.h"
+#include "plan/trace_internal.h"
 #include "simulator/interpreter/cost_model.h"
 
 namespace shardlab::simulator {
@@ -37,6 +39,21 @@ Case probe_of(const Case& config) {
   probe.train.guard = {};
   probe.checkpoint = {};
   return probe;
+}
+
+/// The least layers of a part: the embedding and the head can do without.
+int least_layers(int part, int parts) { return part == 0 || part == parts - 1 ? 0 : 1; }
+
+/// The sum that the seconds of an instruction belong to; null: to no unit ("update4", "send.fwd.even").
+double* unit_of(const Instruction& i, MeasuredSeconds& seconds) {
+  if (i.segment == nullptr || is_transfer(i)) return nullptr;
+  if (i.layer >= 0) {
+    seconds.layers.resize(std::max(seconds.layers.size(), static_cast<size_t>(i.layer) + 1));
+    return &seconds.layers[static_cast<size_t>(i.layer)];
+  }
+  const std::string_view name = i.segment->name;  // "embed.F", "add.embed"
+  const auto is = [&](const std::string& unit) { return name.starts_with(unit + ".") || name.ends_with("." + unit); };
+  return is("embed") ? &seconds.embedding : is("head") ? &seconds.head : nullptr;
 }
 
 }  // namespace
@@ -79,11 +96,10 @@ std::vector<int> balanced_layers(int parts, int layers, const UnitSeconds& secon
   const auto extra = [&](int part) {
     return (part == 0 ? seconds.embedding.all() : 0) + (part == parts - 1 ? seconds.head.all() : 0);
   };
-  const auto least = [&](int part) { return part == 0 || part == parts - 1 ? 0 : 1; };
   // Layers go one by one to the part that is then the shortest, the last of equals.
   std::vector<int> all(static_cast<size_t>(parts));
   int left = layers;
-  for (int part = 0; part < parts; ++part) left -= all[static_cast<size_t>(part)] = parts == 1 ? 0 : least(part);
+  for (int part = 0; part < parts; ++part) left -= all[static_cast<size_t>(part)] = least_layers(part, parts);
   for (; left > 0; --left) {
     int best = parts - 1;
     const auto with_one_more = [&](int part) { return extra(part) + (all[static_cast<size_t>(part)] + 1) * layer; };
@@ -91,6 +107,53 @@ std::vector<int> balanced_layers(int parts, int layers, const UnitSeconds& secon
       if (with_one_more(part) < with_one_more(best)) best = part;
     ++all[static_cast<size_t>(best)];
   }
+  return all;
+}
+
+Result<MeasuredSeconds> measured_seconds(const Plan& plan, const std::vector<Program>& programs, const Trace& trace) {
+  const double ranks = static_cast<double>(plan.mesh.world_size()) / static_cast<double>(plan.roles.size());  // of each role
+  MeasuredSeconds seconds;
+  for (const JoinedOp& op : join(plan, programs, Trace{}, trace)) {
+    const Instruction& i = programs[static_cast<size_t>(op.role)].instructions[static_cast<size_t>(op.instruction)];
+    if (double* const sum = unit_of(i, seconds)) *sum += op.measured_s / ranks;
+  }
+  for (size_t layer = 0; layer < seconds.layers.size(); ++layer)
+    if (seconds.layers[layer] <= 0)
+      return refusal(fmt::format("the trace has no time of layer {}", layer),
+                     "measure the run again, or set stage_layers: balanced");
+  return seconds;
+}
+
+std::vector<int> balanced_layers(int parts, const MeasuredSeconds& seconds) {
+  const size_t layers = seconds.layers.size();
+  std::vector<double> until{0};  // seconds of the layers before a layer
+  for (const double layer : seconds.layers) until.push_back(until.back() + layer);
+  const auto part_seconds = [&](int part, size_t begin, size_t end) {
+    return until[end] - until[begin] + (part == 0 ? seconds.embedding : 0) + (part == parts - 1 ? seconds.head : 0);
+  };
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  // begins[part][end]: where `part` begins in the best deal of the layers before `end` to it and the parts before it, whose costs
+  // `add` puts together.
+  std::vector<std::vector<size_t>> begins;
+  const auto deal = [&](const auto& add) {
+    std::vector<double> best(layers + 1, kNever);
+    best[0] = 0;
+    begins.assign(static_cast<size_t>(parts), std::vector<size_t>(layers + 1));
+    for (int part = 0; part < parts; ++part) {
+      std::vector<double> next(layers + 1, kNever);
+      for (size_t end = static_cast<size_t>(least_layers(part, parts)); end <= layers; ++end)
+        for (size_t begin = 0; begin + static_cast<size_t>(least_layers(part, parts)) <= end; ++begin)
+          if (const double cost = add(best[begin], part_seconds(part, begin, end)); cost < next[end])
+            next[end] = cost, begins[static_cast<size_t>(part)][end] = begin;
+      best = std::move(next);
+    }
+    return best[layers];
+  };
+  const double longest = deal([](double before, double part) { return std::max(before, part); });
+  deal([&](double before, double part) { return part > longest ? kNever : before + part * part; });
+  std::vector<int> all(static_cast<size_t>(parts));
+  size_t end = layers;
+  for (size_t part = all.size(); part-- > 0; end = begins[part][end]) all[part] = static_cast<int>(end - begins[part][end]);
   return all;
 }
 

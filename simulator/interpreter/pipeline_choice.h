@@ -1,6 +1,7 @@
-// Two choices about a pipeline that need costs: the number of layers of each part (`stage_layers: balanced`), and the order of
-// slots (`schedule: auto`). A plan knows no seconds, so the choice is written into the case, as a list and a name or a table. It is
-// visible and stored, and lowered like a choice that somebody wrote by hand.
+// Two choices about a pipeline that need costs: the number of layers of each part (`stage_layers: balanced` by predicted costs,
+// `stage_layers: measured` by the times of a run), and the order of slots (`schedule: auto`). A plan knows no seconds, so the choice
+// is written into the case, as a list and a name or a table. It is visible and stored, and lowered like a choice that somebody wrote
+// by hand.
 #pragma once
 
 #include <array>
@@ -11,6 +12,8 @@
 #include "plan/case.h"
 #include "plan/pipeline_schedule.h"
 #include "plan/plan.h"
+#include "plan/program.h"
+#include "plan/trace.h"
 
 namespace shardlab::simulator {
 
@@ -36,6 +39,23 @@ Result<UnitSeconds> unit_seconds(const Case& config, const std::function<Result<
 /// last. These two may have no layers, the others have at least one. Of equal solutions the one with the longer parts later: a
 /// stage that is full first waits longest for its gradients. `parts` is at most `layers`.
 std::vector<int> balanced_layers(int parts, int layers, const UnitSeconds& seconds);
+
+/// Seconds of a step, all its micro-batches, that the units of a model took in a run.
+struct MeasuredSeconds {
+  double embedding = 0;
+  std::vector<double> layers;  ///< by layer: a run's layers need not be alike
+  double head = 0;
+};
+
+/// Seconds of the units in `trace`, whose events lie on the instructions of `programs`: of each op the median over steps and the mean
+/// over the ranks of its role, without waits for peers, summed over the ops of the unit. As in `unit_seconds` overlap within a unit is
+/// not seen; copies between memory spaces, which run beside it, are left out. Refuses a trace in which a layer has no time.
+Result<MeasuredSeconds> measured_seconds(const Plan& plan, const std::vector<Program>& programs, const Trace& trace);
+
+/// Layers of each part by the seconds of each layer: the longest part is as short as can be, and of the deals with such a longest part
+/// the one with the least sum of squares of the parts' seconds is taken. So parts that are not the longest are even too. The parts that
+/// may be empty, and the choice among equals, are those of the other `balanced_layers`. `parts` is at most the number of layers.
+std::vector<int> balanced_layers(int parts, const MeasuredSeconds& seconds);
 
 /// The times of slots of parts with these layers.
 SlotCosts slot_costs(const std::vector<int>& layers, const UnitSeconds& seconds);

@@ -47,8 +47,9 @@ bool any_extrapolated(const Plan& plan, const PlacedCostModel& costs) {
 }  // namespace
 
 void add_provenance(const Case& config, const Plan& plan, const PlacedCostModel& costs, Prediction& p) {
-  // Rates are those of the library's matmul on one thread a rank; canonical mode multiplies in its own fixed order.
-  p.extrapolated = config.canonical || config.threads_per_rank != 1 || any_extrapolated(plan, costs);
+  // Rates of a processor are those of the library's matmul on one thread a rank; canonical mode multiplies in its own fixed order.
+  const bool of_gpu = config.machine.calibration && config.machine.calibration->launch_ahead;
+  p.extrapolated = (config.canonical && !of_gpu) || config.threads_per_rank != 1 || any_extrapolated(plan, costs);
   if (config.machine.calibration) p.calibration_id = config.machine.calibration->id;
 }
 

@@ -233,12 +233,14 @@ Error too_small(const ByteBudget& budget, int64_t least, int64_t stage) {
         ExitCode::kNo,
         fmt::format("recompute within {} bytes: stage {} needs more than the {} of host memory", budget.device, stage, budget.host),
         "park less state in host memory: offload.optimizer: none",
-        {}};
+        {},
+        ErrorKind::kDoesNotFit};
   return {ExitCode::kNo,
           fmt::format("recompute within {} bytes: stage {} needs at least {}, with all made again or parked that can be",
                       budget.device, stage, least),
           fmt::format("set recompute_options.budget_bytes to {} or more, or use a smaller micro_batch, more zero, tp or pp", least),
-          {}};
+          {},
+          ErrorKind::kDoesNotFit};
 }
 
 }  // namespace

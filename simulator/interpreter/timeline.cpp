@@ -137,18 +137,19 @@ class Simulation {
   Simulation(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs,
              const SimulateOptions& options)
       : plan_(plan),
-        local_(machine.local),
+        local_(machine.runs_on_cores()),
+        devices_(machine.local ? std::max(1, machine.cores) : 0),
         dispatch_(costs.dispatch().value),
         wake_(costs.wake().value),
         handover_(costs.handover().value),
         simulated_(plan.mesh, machine.local || plan.mesh.world_size() <= options.max_individual_ranks),
-        costs_(plan, costs, simulated_, machine.local ? std::max(1, machine.cores) : 1) {
+        costs_(plan, costs, simulated_, local_ ? std::max(1, machine.cores) : 1) {
     for (const int rank : simulated_.ranks()) add_rank(rank, programs);
     if (local_) {
       cores_.emplace(std::max(1, machine.cores), costs.turn().value);
       for (const Stream& s : streams_) cores_->add(s.stream != 0);
     }
-    sharing_.emplace(static_cast<int>(ranks_.size()), static_cast<int>(streams_.size()));
+    sharing_.emplace(devices_ > 0 ? devices_ : static_cast<int>(ranks_.size()), static_cast<int>(streams_.size()));
   }
 
   Trace run() {
@@ -461,8 +462,11 @@ class Simulation {
     s.phase = phase;
     s.shares = true;
     parts_.clear();
+    // Ranks that share a device take part in a meeting together: what it takes there was measured of all of them.
     const auto add = [&](const Stream& of) {
-      parts_.push_back({of.rank, &costs_.on_device(current(of), rank_of(of).rank).demand});
+      const int device = devices_ > 0 ? of.rank % devices_ : of.rank;
+      if (std::ranges::find(parts_, device, &DeviceSharing::Part::device) != parts_.end()) return;
+      parts_.push_back({device, &costs_.on_device(current(of), rank_of(of).rank).demand});
     };
     if (communicates(current(s)) && meeting(s).parties > 1)
       for (const int a : meetings_[meeting(s).key]) add(streams_[static_cast<size_t>(a)]);
@@ -604,7 +608,8 @@ class Simulation {
   }
 
   const Plan& plan_;
-  const bool local_;
+  const bool local_;   ///< ranks share cores
+  const int devices_;  ///< that the ranks of a local machine share; 0: each has its own
   const double dispatch_, wake_, handover_;
   SimulatedRanks simulated_;
   Costs costs_;

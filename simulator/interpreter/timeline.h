@@ -6,10 +6,11 @@
 //   cores      the ranks of a local machine share its cores. What a stream does takes one core, which it keeps until it waits or
 //              hands it over by the executor's own rules (plan/cores.h). Waits take none.
 //   memory     an op's own speed depends on how many cores are busy (CostModel: measured at concurrency 1 and at all cores).
-//   devices    on any other machine each rank has a device of its own, on which streams run side by side and share multiprocessors,
-//              memory bandwidth, links, network and copy engines (simulator/interpreter/resources.h); a meeting is one task, as
-//              slow as its slowest member. The host launches instructions in issue order, `dispatch` seconds each, and no op starts
-//              before it was launched.
+//   devices    on any other machine each rank has a device of its own; the ranks of a local machine whose GPUs were calibrated take
+//              them in turn, and may share one. On a device streams run side by side and share multiprocessors, memory bandwidth,
+//              links, network and copy engines (simulator/interpreter/resources.h); a meeting is one task, as slow as its slowest
+//              member. The host launches instructions in issue order, `dispatch` seconds each, and no op starts before it was
+//              launched.
 //   peers      on devices a collective moves data once its whole group has arrived, a send and its receive once both have. Between
 //              ranks of a local machine they go step by step as the transport does, each member on a core of its own or on one
 //              handed over (simulator/interpreter/stepped_meeting.h).

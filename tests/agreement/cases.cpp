@@ -1,5 +1,7 @@
 #include "tests/agreement/cases.h"
 
+#include <array>
+
 #include "plan/base/hash.h"
 #include "plan/treatment.h"
 #include "tests/namespaces.h"
@@ -58,6 +60,7 @@ Case CaseDealer::deal() {
   deal_techniques(c);
   deal_machine(c);
   c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
+  if (sequences_) deal_sequences(c);
   return c;
 }
 
@@ -118,8 +121,10 @@ void CaseDealer::deal_training(Case& c) {
   Train& t = c.train;
   t.micro_batch = of({1, 1, 2, 4});
   t.grad_accumulation = c.layout.pp * of({1, 1, 2, 3}) - (one_in(4) && c.layout.pp > 1 ? 1 : 0);
-  t.precision = of<Precision>({Precision::kFp32, Precision::kBf16, Precision::kBf16, Precision::kBf16, Precision::kFp16, Precision::kFp8});
-  if (t.precision == Precision::kFp8) t.fp8_scaling = of<Fp8Scaling>({Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock});
+  t.precision =
+      of<Precision>({Precision::kFp32, Precision::kBf16, Precision::kBf16, Precision::kBf16, Precision::kFp16, Precision::kFp8});
+  if (t.precision == Precision::kFp8)
+    t.fp8_scaling = of<Fp8Scaling>({Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock});
   if (t.precision != Precision::kFp32 && one_in(4)) t.reduce_dtype = t.accumulate_dtype = "bf16";
   t.optimizer = one_in(5) ? Optimizer::kSgd : Optimizer::kAdamW;
   t.dropout = one_in(4) ? 0.1f : 0;
@@ -145,6 +150,28 @@ void CaseDealer::deal_techniques(Case& c) {
   // Half of what can have it, without a draw: the other cases stay those that they were.
   const bool scatters = l.collective_algorithm == AlgorithmChoice::kAuto || l.collective_algorithm == AlgorithmChoice::kDirect;
   l.sequence_parallel = l.tp > 1 && scatters && mix(~drawn_) % 2 == 0;
+}
+
+/// Products in strips, parts of sequences, head and loss in pieces, without a draw too: each where the case is legal with it.
+void CaseDealer::deal_sequences(Case& c) {
+  const auto chosen = [&](uint64_t salt, uint64_t n) { return mix(~drawn_ + salt) % n; };
+  const auto set = [&](auto change) {
+    Case with = c;
+    change(with.layout);
+    with.machine.nodes = (with.layout.world_size() + 7) / 8;
+    if (check(with).ok()) c = with;
+  };
+  if (chosen(1, 3) == 0) set([](Layout& l) { l.tensor_overlap = l.tp > 1; });
+  if (chosen(2, 6) == 0) set([&](Layout& l) { l.loss_chunks = chosen(3, 2) == 0 ? 2 : 4; });
+  constexpr std::array kKinds{ContextKind::kAllGather, ContextKind::kRing,    ContextKind::kZigzag,
+                              ContextKind::kStriped,   ContextKind::kUlysses, ContextKind::kUsp};
+  if (chosen(4, 4) == 0)
+    set([&](Layout& l) {
+      l.cp_kind = kKinds[chosen(5, kKinds.size())];
+      const bool usp = l.cp_kind == ContextKind::kUsp;
+      l.cp = usp || chosen(6, 2) == 0 ? 4 : 2;
+      l.cp_ulysses = usp ? 2 : 0;
+    });
 }
 
 void CaseDealer::deal_compression(Case& c) {

@@ -14,7 +14,8 @@ namespace shardlab::testing {
 /// a plan can say and the analytic estimate has. Each draw is independent of the last; the same seed deals the same cases.
 class CaseDealer {
  public:
-  explicit CaseDealer(uint64_t seed) : drawn_(seed << 32) {}
+  /// `sequences`: products in strips, parts of sequences, and head and loss in pieces are dealt too; the other cases stay those they were.
+  explicit CaseDealer(uint64_t seed, bool sequences = false) : drawn_(seed << 32), sequences_(sequences) {}
 
   /// The next case that `check` passes.
   Case next();
@@ -30,6 +31,7 @@ class CaseDealer {
   void deal_training(Case& c);
   void deal_techniques(Case& c);
   void deal_compression(Case& c);
+  void deal_sequences(Case& c);
   void deal_machine(Case& c);
 
   template <class T>
@@ -41,6 +43,7 @@ class CaseDealer {
   uint64_t draw(uint64_t n);
 
   uint64_t drawn_;
+  bool sequences_;
   std::map<std::string, int64_t> refused_;
 };
 

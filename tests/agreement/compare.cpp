@@ -46,7 +46,7 @@ Compared compare(const Case& c) {
   for (const auto& [comm, bytes] : folded.wire()) out.analytic_wire += bytes;
 
   const auto point = analytic::point_of(c);
-  if (!point.ok()) return out;
+  if (!point.ok() || c.layout.cp > 1) return out;  // of which the estimate knows no plan of ours
   analytic::Estimator estimator(must(analytic::prepare(c)));
   const analytic::Estimate e = estimator(*point);
   if (!e.legal() || estimator.executed(*point) == nullptr)
@@ -70,6 +70,9 @@ std::string line_of_case(const Case& c) {
   add(l.zero == 3, fmt::format("fsdp {}/{}{}", l.fsdp.unit, l.fsdp.prefetch, l.fsdp.reshard ? "" : " kept"));
   add(l.hybrid_shard > 0, fmt::format("hybrid{}", l.hybrid_shard));
   add(l.sequence_parallel, "sequence-parallel");
+  add(l.tensor_overlap, "in-strips");
+  add(l.cp > 1, fmt::format("cp{} {}", l.cp, name_of(l.cp_kind)));
+  add(l.loss_chunks > 1, fmt::format("loss-chunks{}", l.loss_chunks));
   add(!l.overlap, "no-overlap");
   add(l.bucket_bytes > 0, fmt::format("bucket{}", l.bucket_bytes >> 20));
   add(l.recompute != Recompute::kNone,

@@ -51,6 +51,9 @@ std::vector<std::string> words_of(const Row& row) {
   };
   add(l.dp > 1, l.overlap ? "overlap" : "no overlap");
   add(l.hybrid_shard > 0, "hybrid");
+  add(l.tensor_overlap, "tp, in strips");
+  add(l.cp > 1, "cp " + std::string(name_of(l.cp_kind)));
+  add(l.loss_chunks > 1, "loss in pieces");
   add(l.offload.activations != OffloadTo::kNone, "offload activations");
   add(l.offload.optimizer != OffloadTo::kNone, "offload optimizer");
   add(l.offload.parameters != OffloadTo::kNone, "offload parameters");
@@ -90,7 +93,7 @@ struct Dealt {
 };
 
 Dealt compare_cases(uint64_t seed, int cases) {
-  CaseDealer dealer(seed);
+  CaseDealer dealer(seed, true);
   Dealt dealt;
   for (int i = 0; i < cases; ++i) {
     const Case c = dealer.next();

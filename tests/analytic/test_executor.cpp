@@ -53,6 +53,11 @@ TEST_CASE("what a case says arrives in the point") {
   CHECK(p->precision == Precision::kBf16);
   CHECK(p->overlap == 0);
   CHECK(p->tokens_per_step() == 2 * 3 * 5 * 32);
+  c.data.text = "somewhere";
+  CHECK(point_of(c).ok());
+  c.data.packed = true;  // attention within documents has no closed form
+  CHECK(!point_of(c).ok());
+  c.data.packed = false;
   c.train.micro_batch = int64_t{1} << 40;
   CHECK(!point_of(c).ok());
   c.profile = "no-such-framework";

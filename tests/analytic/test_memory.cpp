@@ -201,6 +201,78 @@ TEST_CASE("under fp8 linears keep what they read in 8 bits, where the framework 
   CHECK(kept("torchtitan", Precision::kBf16) == kept("torchtitan", Precision::kFp8));
 }
 
+/// Bytes that one layer and micro-batch of 4,096 tokens keeps in the tensors of a name.
+int64_t kept_of(const ModelShape& shape, const char* profile, std::string_view name, Precision precision = Precision::kBf16) {
+  int64_t bytes = 0;
+  for (const ActivationItem& item : activations_by_kind(study(shape, profile, 1), {.precision = precision, .seq_len = 4096}))
+    if (item.name == name) bytes += item.kept;
+  return bytes;
+}
+
+TEST_CASE("where q and k are rotated into tensors of their own, attention copies v and the projection's output goes") {
+  const int64_t q = 4096, k = 1024;
+  CHECK(kept_of(llama_8b(), "megatron", "rotated q, k") == 4096 * 2 * (q + k));
+  CHECK(kept_of(llama_8b(), "megatron", "qkv") == 4096 * 2 * k);
+  // Learned positions rotate nothing.
+  CHECK(kept_of(gpt_175b(), "megatron", "qkv") == 4096 * 2 * 3 * 12288);
+}
+
+TEST_CASE("experts keep no results where probabilities weight the activation, and one product more where no kernel does both") {
+  const int64_t copies = 2 * 4096;
+  CHECK(kept_of(mixtral_8x7b(), "megatron", "expert results") == copies * 2 * 4096);
+  CHECK(kept_of(mixtral_8x7b(), "megatron-2026", "expert results") == 0);
+  CHECK(kept_of(mixtral_8x7b(), "megatron-2026", "activated, not weighted") == 0);
+  CHECK(kept_of(mixtral_8x7b(), "megatron-functional", "activated, not weighted") == copies * 2 * 14336);
+  // Grouped products keep what they read in 8 bits too.
+  CHECK(kept_of(mixtral_8x7b(), "megatron", "permuted tokens") == copies * 2 * 4096);
+  CHECK(kept_of(mixtral_8x7b(), "megatron", "permuted tokens", Precision::kFp8) == copies * 4096);
+}
+
+TEST_CASE(
+    "instances of the optimizer share its state out among their own ranks, experts' among an instance's part of their replicas") {
+  Estimator estimator(study(mixtral_8x7b(), "megatron", 4));
+  Point whole{.dp = 32, .ep = 8, .zero = 1}, halves = whole;
+  halves.hybrid_shard = 16;
+  const LayerParameters layer = moe_layer_parameters(mixtral_8x7b());
+  const double experts = 32.0 * static_cast<double>(layer.expert) / 8;
+  const double dense = 32.0 * static_cast<double>(layer.matrix + layer.replicated) + 2.0 * 32000 * 4096 + 4096;
+  const auto state = [&](const Point& p) {
+    const MemoryBytes m = estimator.stage_memory(p, 0);
+    return static_cast<double>(m[MemoryPart::kMaster] + m[MemoryPart::kMoments]);
+  };
+  CHECK(state(whole) == Approx(12 * (dense / 32 + experts / 4)));
+  CHECK(state(halves) == Approx(12 * (dense / 16 + experts / 2)));
+}
+
+TEST_CASE("gradients that nobody reads are made where matmuls add the real ones") {
+  FrameworkProfile apart = testing::profile("megatron-2026");
+  apart.overlap.wgrad_fused = 0;
+  Estimator fused(study(llama_8b(), "megatron-2026", 1)), own(*prepare(llama_8b(), testing::machine(1), apart));
+  const int64_t shapes = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336;
+  CHECK(fused.stage_memory({}, 0)[MemoryPart::kWorkspace] - own.stage_memory({}, 0)[MemoryPart::kWorkspace] == 2 * shapes);
+}
+
+TEST_CASE("a part of a looped stage that is an end of the model alone keeps no layer") {
+  ModelShape shape = llama_8b();
+  shape.layers = 6;
+  Estimator estimator(study(shape, "megatron", 1));
+  // Eight parts: the embedding, six layers, the head. The last stage has a layer and the head; its layer's part takes four
+  // micro-batches before the head's takes one.
+  const Point ends{.pp = 4,
+                   .vpp = 2,
+                   .schedule = Schedule::kInterleaved,
+                   .grad_accumulation = 8,
+                   .seq_len = 4096,
+                   .embedding_as_layer = true,
+                   .head_as_layer = true};
+  CHECK(in_flight_of_part(ends, 3, 0) == 4);
+  CHECK(in_flight_of_part(ends, 3, 1) == 1);
+  double layer = 0;
+  for (const ActivationItem& item : activations_by_kind(study(shape, "megatron", 1), ends)) layer += static_cast<double>(item.kept);
+  const double norm = 4096.0 * 4096 * 2 * 2;  // the final norm's input and output, of one micro-batch
+  CHECK(static_cast<double>(estimator.stage_memory(ends, 3)[MemoryPart::kActivations]) == Approx(4 * layer + norm).epsilon(1e-3));
+}
+
 TEST_CASE("bytes held for exchanges grow with tokens and width alone") {
   const Prepared prepared = study(llama_8b(), "nanotron", 8);
   const HeldBytes held = held_bytes(prepared, {.tp = 8, .micro_batch = 2, .seq_len = 4096});

@@ -27,8 +27,8 @@ TEST_CASE("a profile starts from another and changes what it names") {
   REQUIRE(base.ok());
   REQUIRE(p.ok());
   FrameworkProfile expected = *base;
-  expected.name = "mine", expected.state_gradient = 2;
-  expected.selective.modules = Recompute::kNorms | Recompute::kUp;
+  expected.name = "mine", expected.state.gradient = 2;
+  expected.model.selective.modules = Recompute::kNorms | Recompute::kUp;
   CHECK(*p == expected);
 }
 

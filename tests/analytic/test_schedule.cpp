@@ -17,6 +17,13 @@ TEST_CASE("micro-batches in flight") {
   // Narayanan et al. 2021: the first of p interleaved stages holds p (1 + (p - 1) / (p v)) stages' worth.
   CHECK(in_flight(Schedule::kInterleaved, 8, 0, 64, 3) == Approx(8 * (1 + 7.0 / (8 * 3))));
   // Qi et al. 2023, table 2: H1 as 1F1B, H2 2 p - 1; 2024, table 2: V-Half (p + 2) / 2, V-Min (p + 4) / 3, rounded down; ZB-V p.
+  // A part takes a group of five micro-batches, not four, before the next part does.
+  CHECK(in_flight(Schedule::kInterleaved, 4, 3, 10, 3, 5) == Approx(11.0 / 3));
+  const Point grouped{.pp = 4, .vpp = 3, .schedule = Schedule::kInterleaved, .grad_accumulation = 10, .micro_batch_group = 5};
+  CHECK(in_flight_of_part(grouped, 3, 0) == 5);
+  CHECK(in_flight_of_part(grouped, 3, 1) == 5);
+  CHECK(in_flight_of_part(grouped, 3, 2) == 1);
+  CHECK(in_flight_of_part(grouped, 0, 0) == 7);  // 17 parts in flight: a round of fifteen, and two more
   CHECK(in_flight(Schedule::kZbH1, 8, 7, 64, 1) == 8);
   CHECK(in_flight(Schedule::kZbH2, 8, 0, 64, 1) == 15);
   CHECK(in_flight(Schedule::kZbV, 8, 3, 64, 1) == 8);

@@ -238,7 +238,7 @@ TEST_CASE("the bubble's share is (p - 1) / (m + p - 1) of the pipeline's work") 
   ModelShape shape = gpt_175b();
   shape.vocab = 8, shape.max_positions = 1;
   FrameworkProfile profile = testing::profile("megatron");
-  profile.vocab_multiple = 1, profile.host_step_s = 0, profile.host_collective_s = 0;
+  profile.model.vocab_multiple = 1, profile.host.step_s = 0, profile.host.collective_s = 0;
   Machine machine = testing::machine(8);
   machine.inter_bytes_per_s = 25e12;  // sends between stages, which are apart of the bubble, take next to no time
   const auto prepared = prepare(shape, machine, profile);
@@ -354,10 +354,10 @@ TEST_CASE("a pipeline goes at the pace of its slowest stages' devices, and is id
 
 TEST_CASE("a fused softmax takes rows of some lengths, and so many at once") {
   FrameworkProfile any = testing::profile("megatron-2022");
-  REQUIRE(any.attention_softmax_multiple == 4);
-  REQUIRE(any.attention_softmax_keys == 4096);
+  REQUIRE(any.attention.softmax_multiple == 4);
+  REQUIRE(any.attention.softmax_keys == 4096);
   const FrameworkProfile some = any;
-  any.attention_softmax_multiple = 1, any.attention_softmax_keys = 0;
+  any.attention.softmax_multiple = 1, any.attention.softmax_keys = 0;
   const auto forward = [&](const FrameworkProfile& profile, int tp, int micro_batch, int64_t seq_len) {
     const Point p{.tp = tp, .micro_batch = micro_batch, .seq_len = seq_len};
     return estimate(*prepare(gpt_175b(), testing::machine(4), profile, {}), p).part(TimePart::kForward);
@@ -377,8 +377,8 @@ TEST_CASE("a fused softmax takes rows of some lengths, and so many at once") {
 
 TEST_CASE("gradients pass a bucket where the framework flattens them") {
   FrameworkProfile flat = testing::profile("megatron-deepspeed"), none = flat;
-  REQUIRE(flat.passes_bucketed == 12);
-  none.passes_bucketed = 0;
+  REQUIRE(flat.passes.bucketed == 12);
+  none.passes.bucketed = 0;
   const auto data = [&](const FrameworkProfile& profile, int dp) {
     const Point p{.dp = dp, .tp = 8, .micro_batch = 2, .seq_len = 2048};
     return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(TimePart::kDataParallel);
@@ -393,9 +393,9 @@ TEST_CASE("gradients pass a bucket where the framework flattens them") {
 TEST_CASE("what is gathered in a byte was rounded by its part, what is not by each rank whole") {
   const FrameworkProfile before = testing::profile("torchtitan-compiled");
   FrameworkProfile after = before, shared = before, wide = before;
-  after.state_fp8_exchange = false, shared.state_fp8_shared = true, wide.state_fp8_gather = false;
-  REQUIRE(before.state_fp8_exchange);
-  REQUIRE_FALSE(before.state_fp8_shared);
+  after.state.fp8_exchange = false, shared.state.fp8_shared = true, wide.state.fp8_gather = false;
+  REQUIRE(before.state.fp8_exchange);
+  REQUIRE_FALSE(before.state.fp8_shared);
   Point p{.dp = 8, .tp = 8, .zero = 3, .sequence_parallel = true, .micro_batch = 2, .seq_len = 4096};
   p.precision = Precision::kFp8;
   const DeviceModel device = *DeviceModel::of(testing::machine(8).device);
@@ -403,7 +403,7 @@ TEST_CASE("what is gathered in a byte was rounded by its part, what is not by ea
     return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(which);
   };
   const auto moved = [&](double bytes) { return device.memory_bound_seconds(bytes); };
-  const double rows = 2.0 * 4096 * 4096, cast = before.passes_quantise, columns = before.passes_quantise_columns;
+  const double rows = 2.0 * 4096 * 4096, cast = before.passes.quantise, columns = before.passes.quantise_columns;
   // Two inputs a layer, each rounded once for all that read it; or by each of q, k, v and of gate and up.
   CHECK(part(after, TimePart::kForward) - part(before, TimePart::kForward) ==
         Approx(32 * (5 * moved(rows * cast) - 2 * moved(rows / 8 * cast))));
@@ -411,10 +411,10 @@ TEST_CASE("what is gathered in a byte was rounded by its part, what is not by ea
   CHECK(part(before, TimePart::kBackward) - part(shared, TimePart::kBackward) == Approx(32 * 3 * moved(rows * columns)));
   CHECK(part(before, TimePart::kForward) == part(shared, TimePart::kForward));
   // Weights that come in 16 bits are rounded by each rank, and their scales agreed on.
-  const double copies = before.passes_quantise_weight;
+  const double copies = before.passes.quantise_weight;
   double made = 0;
   for (const double out : {4096.0, 1024.0, 1024.0, 4096.0, 14336.0, 14336.0, 14336.0})
-    made += moved(4096 * out / 8 * (copies + before.passes_quantise_gathered)) - moved(4096 * out / 8 * copies);
+    made += moved(4096 * out / 8 * (copies + before.passes.quantise_gathered)) - moved(4096 * out / 8 * copies);
   CHECK(part(wide, TimePart::kForward) - part(before, TimePart::kForward) == Approx(32 * made));
   const double agreed = Fabric::of(testing::machine(8))->collective_seconds(CollectiveUse::kAllReduce, 4, {8, 1, 1});
   CHECK(part(wide, TimePart::kTensorParallel) - part(before, TimePart::kTensorParallel) == Approx(32 * 7 * agreed));
@@ -422,8 +422,8 @@ TEST_CASE("what is gathered in a byte was rounded by its part, what is not by ea
 
 TEST_CASE("operator-wise recompute runs a product again whose scattered sum was kept, where nothing finds it unread") {
   FrameworkProfile compiled = testing::profile("torchtitan-compiled"), all = compiled;
-  all.remakes_unread = true;
-  REQUIRE_FALSE(compiled.remakes_unread);
+  all.model.remakes_unread = true;
+  REQUIRE_FALSE(compiled.model.remakes_unread);
   Point p{.dp = 8, .tp = 8, .zero = 3, .sequence_parallel = true, .micro_batch = 2, .seq_len = 4096};
   p.recompute = {Recompute::kSelective};
   const auto again = [&](const FrameworkProfile& profile) {
@@ -451,7 +451,7 @@ TEST_CASE("a context gathered for one call a part sends keys and values whole, t
 
 TEST_CASE("weights gathered tensor by tensor cost a latency each, the more so the more ranks there are") {
   FrameworkProfile by_tensor = testing::profile("deepspeed-2021"), by_unit = by_tensor;
-  by_unit.overlap_by_tensor = false;
+  by_unit.overlap.by_tensor = false;
   const auto lost = [&](int nodes) {
     const Point p{.dp = 8 * nodes, .zero = 3, .precision = Precision::kFp16, .micro_batch = 4, .seq_len = 2048};
     const auto seconds = [&](const FrameworkProfile& profile) {
@@ -465,7 +465,7 @@ TEST_CASE("weights gathered tensor by tensor cost a latency each, the more so th
 
 TEST_CASE("a framework that reduces whole under zero 1 sends twice as much, after the last backward") {
   FrameworkProfile whole = testing::profile("nanotron"), parts = whole;
-  parts.overlap_zero = parts.overlap_zero_scatters = true;
+  parts.overlap.zero = parts.overlap.zero_scatters = true;
   const auto of = [&](const FrameworkProfile& profile, int zero, int8_t overlap) {
     return estimate(*prepare(llama_8b(), testing::machine(4), profile, {}),
                     Point{.dp = 32, .zero = zero, .micro_batch = 2, .grad_accumulation = 4, .seq_len = 4096, .overlap = overlap});
@@ -482,7 +482,7 @@ TEST_CASE("a framework that reduces whole under zero 1 sends twice as much, afte
 
 TEST_CASE("gathered weights are copied tensor by tensor and rank by rank, sends wait for the host") {
   FrameworkProfile slow = testing::profile("nanotron"), quick = slow;
-  slow.update_gather_host_s = 1e-3, quick.update_gather_passes = 0;
+  slow.update.gather_host_s = 1e-3, quick.update.gather_passes = 0;
   const auto of = [&](const FrameworkProfile& profile, const Point& p) {
     return estimate(*prepare(llama_8b(), testing::machine(4), profile, {}), p);
   };
@@ -492,14 +492,14 @@ TEST_CASE("gathered weights are copied tensor by tensor and rank by rank, sends 
   CHECK(more == Approx((6 * 32 + 3) * 32 * 1e-3));
   const Point staged{.dp = 4, .pp = 8, .schedule = Schedule::k1F1B, .micro_batch = 1, .grad_accumulation = 16, .seq_len = 4096};
   FrameworkProfile talks = quick;
-  talks.host_send_s += 1e-3;
+  talks.host.send_s += 1e-3;
   // Seven hops there and back while the pipeline fills and drains; after that the host says it while the device computes.
   CHECK(of(talks, staged).part(TimePart::kPipeline) - of(quick, staged).part(TimePart::kPipeline) == Approx(2 * 7 * 1e-3));
 }
 
 TEST_CASE("the embedding's gradient is as large as its table, and the head's is accumulated where no matmul does it") {
   FrameworkProfile dense = testing::profile("nanotron"), sparse = dense, fused = dense;
-  sparse.passes_table = 0, fused.overlap_wgrad_fused = 1;
+  sparse.passes.table = 0, fused.overlap.wgrad_fused = 1;
   const Point p{.micro_batch = 1, .seq_len = 1024};
   const auto backward = [&](const FrameworkProfile& profile) {
     return estimate(*prepare(llama_8b(), testing::machine(1), profile, {}), p).part(TimePart::kBackward);
@@ -535,7 +535,7 @@ TEST_CASE("stages balanced by cost: a stage takes blocks until its share is exce
   const Point p{.pp = 8, .schedule = Schedule::k1F1B, .micro_batch = 1, .grad_accumulation = 16, .seq_len = 4096};
   const auto sent = [&](bool balanced) {
     FrameworkProfile profile = testing::profile("nanotron");
-    profile.balanced_stages = balanced;
+    profile.model.balanced_stages = balanced;
     return estimate(*prepare(shape, testing::machine(1), profile, {}), p).wire[static_cast<size_t>(WireUse::kPipeline)];
   };
   CHECK(sent(true) - sent(false) == 16 * 2 * 2.0 * 4096 * (131072 - 2048));
@@ -543,8 +543,8 @@ TEST_CASE("stages balanced by cost: a stage takes blocks until its share is exce
 
 TEST_CASE("projections of one input are products of their own where the framework has them apart, and their gradients are added") {
   FrameworkProfile apart = testing::profile("torchtitan"), whole = apart, unsummed = apart;
-  whole.split_projections = false, unsummed.passes_summed = 0;
-  REQUIRE(apart.split_projections);
+  whole.model.split_projections = false, unsummed.passes.summed = 0;
+  REQUIRE(apart.model.split_projections);
   const Point p{.dp = 8, .zero = 3, .micro_batch = 2, .seq_len = 4096};
   const auto part = [&](const FrameworkProfile& profile, TimePart which) {
     return estimate(*prepare(llama_8b(), testing::machine(1), profile, {}), p).part(which);
@@ -563,7 +563,7 @@ TEST_CASE("projections of one input are products of their own where the framewor
 
 TEST_CASE("asynchronous tensor parallelism scatters no sum of products piece by piece") {
   FrameworkProfile apart = testing::profile("torchtitan-compiled"), whole = apart;
-  whole.split_projections = false;
+  whole.model.split_projections = false;
   Point p{.dp = 8, .tp = 8, .zero = 3, .sequence_parallel = true, .micro_batch = 8, .seq_len = 8192};
   const auto exposed = [&](const FrameworkProfile& profile) {
     return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(TimePart::kTensorParallel);
@@ -577,9 +577,9 @@ TEST_CASE("asynchronous tensor parallelism scatters no sum of products piece by 
 
 TEST_CASE("where tp cuts the vocabulary the loss is made of the kernels that the framework has for that") {
   FrameworkProfile fewer = testing::profile("torchtitan");
-  REQUIRE(fewer.passes_loss_parallel > fewer.passes_loss);
+  REQUIRE(fewer.passes.loss_parallel > fewer.passes.loss);
   const FrameworkProfile as_it_is = fewer;
-  fewer.passes_loss_parallel /= 2;
+  fewer.passes.loss_parallel /= 2;
   const auto forward = [&](const FrameworkProfile& profile, int tp) {
     const Point p{.dp = 8, .tp = tp, .zero = 3, .sequence_parallel = tp > 1, .micro_batch = 2, .seq_len = 4096};
     return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(TimePart::kForward);
@@ -593,7 +593,7 @@ TEST_CASE("where tp cuts the vocabulary the loss is made of the kernels that the
 
 TEST_CASE("compute loses to a collective beside it what its group takes, not what one of all devices would") {
   FrameworkProfile megatron = testing::profile("megatron");
-  megatron.overlap_tensor = false;  // so that all that is hidden is gradients and weights
+  megatron.overlap.tensor = false;  // so that all that is hidden is gradients and weights
   const Fabric fabric = *Fabric::of(testing::machine(8));
   const auto lost = [&](int dp, int tp, const Group& group) {
     const Point p{.dp = dp, .tp = tp, .zero = 0, .micro_batch = 4, .grad_accumulation = 8, .seq_len = 8192};
@@ -601,7 +601,7 @@ TEST_CASE("compute loses to a collective beside it what its group takes, not wha
     REQUIRE(e.hidden_comm_s > 0);
     // Of buckets that all but the last hide: hidden = total * communication - total / buckets.
     const double gradients = 4.0 * (static_cast<double>(parameter_count(llama_8b())) / tp);
-    const double buckets = gradients / megatron.overlap_bucket_bytes;
+    const double buckets = gradients / megatron.overlap.bucket_bytes;
     const double total = e.hidden_comm_s / (fabric.contention(CollectiveUse::kAllGather, group).communication - 1 / buckets);
     return (e.part(TimePart::kDataParallel) - total / buckets) / e.hidden_comm_s;
   };
@@ -662,11 +662,43 @@ TEST_CASE("an exchange in backward hides beside the weight gradient of its own l
   CHECK(e.hidden_comm_s == Approx(32 * (weight_gradient(6144 / 8) + reduce)));
 }
 
+TEST_CASE("exchanges among experts hide beside another micro-batch, but while a pipeline fills") {
+  const Prepared prepared = study(mixtral_8x7b(), "megatron", 8);
+  Estimator estimator(prepared);
+  Point apart{.dp = 8, .pp = 8, .ep = 8, .zero = 1, .schedule = Schedule::k1F1B, .grad_accumulation = 64, .seq_len = 4096};
+  Point beside = apart;
+  beside.expert_overlap = true;
+  const auto experts = [&](const Point& p) { return estimator(p).part(TimePart::kExpertParallel); };
+  CHECK(experts(beside) < experts(apart));
+  // Seven of 64 micro-batches run forward, and seven backward, with nothing beside them.
+  CHECK(experts(beside) > experts(apart) * 7 / 64);
+  apart.grad_accumulation = beside.grad_accumulation = 7;
+  CHECK(experts(beside) == Approx(experts(apart)));
+  // Compute loses to what runs beside it: what is hidden is not free.
+  CHECK(estimator(beside).hidden_comm_s >= 0);
+  Point dense = beside;
+  dense.expert_overlap = false;
+  CHECK(estimator(dense).part(TimePart::kForward) == estimator(beside).part(TimePart::kForward));
+}
+
+TEST_CASE("instances of the optimizer sum their parts with one another") {
+  Estimator estimator(study(llama_8b(), "megatron", 8));
+  const Point one{.dp = 8, .zero = 1, .grad_accumulation = 1, .seq_len = 512, .overlap = 0};
+  Point eight = one;
+  eight.dp = 64, eight.hybrid_shard = 8;
+  // Within a node each does what one does alone; an eighth of the gradients, in fp32, is then summed across nodes.
+  CHECK(estimator(eight).part(TimePart::kDataParallel) > estimator(one).part(TimePart::kDataParallel));
+  const double psi = 8'030'261'248;
+  const auto gradients = [&](const Point& p) { return estimator(p).wire[static_cast<size_t>(WireUse::kGradients)]; };
+  CHECK(gradients(one) == Approx(8 * 7.0 / 8 * 4 * psi));
+  CHECK(gradients(eight) == Approx(64 * (7.0 / 8 * 4 * psi + 2 * 7.0 / 8 * 4 * psi / 8)));
+}
+
 TEST_CASE("a graph of the step leaves the host nothing to start, graphs of layers one launch a phase") {
   FrameworkProfile p = testing::profile("megatron");
-  p.host_forward_s = p.host_backward_s = 1e-3;  // a host so slow that all wait for it
+  p.host.forward_s = p.host.backward_s = 1e-3;  // a host so slow that all wait for it
   const auto waits = [&](int64_t graphs) {
-    p.host_graphs = graphs;
+    p.host.graphs = graphs;
     return estimate(prepare(llama_8b(), testing::machine(1), p).value(), {.seq_len = 1024}).part(TimePart::kLaunch);
   };
   CHECK(waits(1) < 0.2 * waits(0));
@@ -676,7 +708,7 @@ TEST_CASE("a graph of the step leaves the host nothing to start, graphs of layer
 TEST_CASE("the host's time for tensor-parallel exchanges is waited for where layers are short") {
   FrameworkProfile p = testing::profile("nanotron");
   const auto step = [&](double exchange, int tp) {
-    p.host_exchange_s = exchange;
+    p.host.exchange_s = exchange;
     return estimate(prepare(llama_8b(), testing::machine(1), p).value(),
                     {.tp = tp, .sequence_parallel = tp > 1, .grad_accumulation = 1, .seq_len = 128})
         .step_s;
@@ -689,7 +721,7 @@ TEST_CASE("the host's time for tensor-parallel exchanges is waited for where lay
 TEST_CASE("without DDP gradients are one buffer, and chunks of a looped stage reduce theirs one after the other") {
   FrameworkProfile p = testing::profile("nanotron");
   const auto data = [&](double bucket) {
-    p.overlap_bucket_bytes = bucket;
+    p.overlap.bucket_bytes = bucket;
     return estimate(prepare(llama_8b(), testing::machine(8), p).value(), {.dp = 64, .zero = 1, .seq_len = 1024})
         .part(TimePart::kDataParallel);
   };

@@ -1,4 +1,5 @@
 // `compare`: two run directories as a user compares them, and the exit codes that CI reads.
+#include "cli/run_directory.h"
 #include "reports/table.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
@@ -20,6 +21,17 @@ void simulate(const Scratch& scratch, const std::string& out, const std::string&
 
 std::string include(const std::string& of_b) {
   return "include: [{name: a, dp: 1}, {name: b, dp: 2, bucket_bytes: 1Mi" + of_b + "}]\n";
+}
+
+TEST_CASE("a case's own name goes before an id that begins alike") {
+  cli::NamedCases<int> named("b");
+  named.offer("b15e782047fdf76f", "a", 1);
+  named.offer("49d195938ab794cd", "b", 2);
+  CHECK(named.found() == std::vector{2});
+  cli::NamedCases<int> by_id("b1");
+  by_id.offer("b15e782047fdf76f", "a", 1);
+  by_id.offer("49d195938ab794cd", "b", 2);
+  CHECK(by_id.found() == std::vector{1});
 }
 
 TEST_CASE("equal runs compare equal, changed settings are named, and bounds decide the exit code") {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <set>
 
-#include "cli/memory_question.h"
-#include "cli/model_shape.h"
-#include "cli/search_space.h"
+#include "answers/memory_question.h"
+#include "answers/model_shape.h"
+#include "answers/search_space.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"

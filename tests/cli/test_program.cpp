@@ -13,6 +13,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cli/recorded_case.h"
+#include "plan/base/error_entries.h"
+#include "profiler/trace_file.h"
 #include "reports/table.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
@@ -99,6 +102,35 @@ TEST_CASE("bad input is refused before anything runs, with a remedy and exit cod
   REQUIRE(shardlab_program(scratch, "run " + many + machine_option() + " --jobs 2 --out " + (scratch / "out")).code == 2);
   REQUIRE_FALSE(fs::exists(scratch / "out"));
   REQUIRE(shardlab_program(scratch, "model list --format xml").code == 2);
+}
+
+TEST_CASE("a refusal of which there is more to say names a code, and explain prints what it is") {
+  const Scratch scratch;
+  const auto refused = [&](const std::string& flags) {
+    const Output output = shardlab_program(scratch, "memory --machine hgx-h100-ndr --profile shardlab " + flags);
+    CHECK(output.code == 2);
+    return output.err;
+  };
+  CHECK(refused("--model tiny-gpt --precision fp4") ==
+        "shardlab: command line: precision=fp4 is not implemented in this version\n"
+        "  use precision: fp32, bf16, fp16 or fp8, or name a framework that has it: --profile megatron\n"
+        "  more: shardlab explain E101\n");
+  CHECK(refused("--model tiny-gpt --zero 1 --dp 1") ==
+        "shardlab: command line: zero=1 with dp=1: there is nothing to shard over\n  set zero: 0, or dp above 1\n"
+        "  more: shardlab explain E102\n");
+  CHECK(refused("--model deepseek-v3 --devices 64").ends_with("\n  more: shardlab explain E103\n"));
+  CHECK(refused("--model tiny-gpt --dp 1 --seq-len 999999") ==
+        "shardlab: command line: seq_len=999999 exceeds the model's max_positions=256\n  set seq_len to 256 or less\n");
+  for (const ErrorEntry& e : error_entries()) {
+    const Output said = shardlab_program(scratch, fmt::format("explain {}", e.code));
+    CHECK(said.code == 0);
+    CHECK(said.out == to_string(e));
+  }
+  const Output json = shardlab_program(scratch, "explain E101 --format json");
+  CHECK(nlohmann::json::parse(json.out)[0]["title"] == "a value that this version does not implement");
+  const Output unknown = shardlab_program(scratch, "explain E999");
+  CHECK(unknown.code == 2);
+  CHECK(unknown.err.find("no refusal has the code `E999`\n  codes:\n  E101  ") != std::string::npos);
 }
 
 TEST_CASE("what the file system refuses is said, with exit code 6 or in its row, and never an abort") {
@@ -242,6 +274,67 @@ TEST_CASE("a run that is saved under one layout and resumed under another ends a
   const Output refused = shardlab_program(scratch, "run " + two + machine_option() + " --out " + (scratch / "two"));
   CHECK(refused.code == 2);
   CHECK(refused.err.find("two cases save their checkpoints in") != std::string::npos);
+}
+
+TEST_CASE("a resumed run deals its layers out by the time that they took, and ends as one that never stopped") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string file =
+      scratch.write("sweep.yaml", tiny_sweep("execution: {canonical: true}\ninclude: [{name: only, pp: 2, schedule: 1f1b}]\n"));
+  const auto run = [&](const std::string& out, const std::string& flags, int code) {
+    const Output output =
+        shardlab_program(scratch, "run " + file + machine_option() + " --set model.layers=4 --out " + (scratch / out) + flags);
+    INFO(output.err);
+    REQUIRE(output.code == code);
+    return parse_csv(slurp(scratch / (out + "/results.csv")));
+  };
+  const std::string whole = cell(run("whole", " --set measure.steps=5", 0), 1, "loss_last");  // after one step of warm-up
+  const Rows first = run("first", " --set checkpoint.save_every=3", 0);
+  const std::string folder = (scratch / "first") + "/" + cell(first, 1, "case_id");
+  const auto resumed = [&](const std::string& out, const std::string& more, int code) {
+    return run(out, " --set stage_layers=measured --set checkpoint.resume=" + folder + "/checkpoints" + more, code);
+  };
+  const auto layers_of = [&](const std::string& out, const Rows& rows) {
+    const std::string config = slurp((scratch / out) + "/" + cell(rows, 1, "case_id") + "/case.yaml");
+    const size_t at = config.find("stage_layers: ");
+    REQUIRE(at != std::string::npos);
+    return config.substr(at + 14, config.find('\n', at) - at - 14);
+  };
+  const Rows second = resumed("second", "", 0);
+  CHECK(cell(second, 1, "loss_last") == whole);
+  const std::string dealt = layers_of("second", second);
+  CHECK(std::ranges::count(dealt, ',') == 1);
+
+  // As if the last layer had taken much longer than the rest of its stage: its stage is left to it.
+  const cli::CaseFiles files{folder};
+  const cli::RecordedCase recorded = cli::read_recorded(files, {}, "measured");
+  REQUIRE(recorded.problems.empty());
+  REQUIRE(recorded.measured);
+  Trace slow = *recorded.measured;
+  for (TraceEvent& e : slow.events)
+    if (recorded.programs[static_cast<size_t>(recorded.plan->mesh.role_of(e.rank))]
+            .instructions[static_cast<size_t>(e.instruction)]
+            .layer == 3)
+      e.end += 1;
+  profiler::write_trace_lines(files.measured(), *recorded.plan, recorded.programs, slow);
+  const Rows third = resumed("third", "", 0);
+  CHECK(layers_of("third", third).find("3,1") != std::string::npos);
+  CHECK(cell(third, 1, "loss_last") == whole);
+
+  const auto refused = [&](const std::string& out, const std::string& more) { return cell(resumed(out, more, 3), 1, "reason"); };
+  const auto has = [](const std::string& text, const std::string& word) { return text.find(word) != std::string::npos; };
+  CHECK(has(refused("deeper", " --set model.layers=6"), "the run has 4 layers, and this case has 6"));
+  const std::string plan = slurp(files.plan());
+  std::ofstream(files.plan()) << plan << "\n";
+  const std::string changed = refused("changed", "");
+  INFO(changed);
+  CHECK(has(changed, "stage_layers=measured: " + folder + ": measured.trace.jsonl.gz is of plan "));
+  CHECK(has(changed, "or set stage_layers: balanced"));
+  fs::remove(files.plan());
+  CHECK(has(refused("planless", ""), "plan.txt is missing"));
+  std::ofstream(files.plan()) << plan;
+  fs::remove(files.measured());
+  CHECK(has(refused("traceless", ""), folder + ": there is no measured trace"));
 }
 
 TEST_CASE(

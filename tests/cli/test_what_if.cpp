@@ -121,7 +121,7 @@ TEST_CASE("trace summary: parts that add up to the step, rank by rank, from reco
   CHECK(page.out.find("Why nothing ran") != std::string::npos);
 }
 
-TEST_CASE("trace convert: all ranks in one Chrome file, or one Kineto file each") {
+TEST_CASE("trace convert: all ranks in one file, or a file each") {
   const Scratch scratch;
   const std::string file = scratch.write("case.yaml", kCase);
   const Output chrome = shardlab_program(scratch, "trace convert " + file + " --as chrome -o " + (scratch / "t.json"));
@@ -146,8 +146,56 @@ TEST_CASE("trace convert: all ranks in one Chrome file, or one Kineto file each"
   REQUIRE(kineto.code == 0);
   for (const int rank : {0, 1, 2, 3})
     CHECK(nlohmann::json::parse(slurp(fmt::format("{}/rank-{}.json", scratch / "k", rank)))["distributedInfo"]["rank"] == rank);
-  CHECK(shardlab_program(scratch, "trace convert " + file + " --as perfetto").code == 2);
+  const Output perfetto =
+      shardlab_program(scratch, "trace convert " + file + " --as perfetto -o " + (scratch / "t.perfetto-trace"));
+  INFO(perfetto.err);
+  REQUIRE(perfetto.code == 0);
+  CHECK(slurp(scratch / "t.perfetto-trace").find("rank 3") != std::string::npos);
+  const Output memory = shardlab_program(scratch, "trace convert " + file + " --as memory -o " + (scratch / "m"));
+  INFO(memory.err);
+  REQUIRE(memory.code == 0);
+  const Output chakra = shardlab_program(scratch, "trace convert " + file + " --as chakra -o " + (scratch / "c"));
+  INFO(chakra.err);
+  REQUIRE(chakra.code == 0);
+  CHECK(nlohmann::json::parse(slurp(scratch / "c/comm-groups.json")).contains("1"));
+  for (const int rank : {0, 1, 2, 3}) {
+    CHECK(slurp(fmt::format("{}/rank-{}.pickle", scratch / "m", rank)).ends_with("u."));
+    CHECK(slurp(fmt::format("{}/step.{}.et", scratch / "c", rank)).find("0.0.4") == 3);
+  }
+  const Output none = shardlab_program(scratch, "trace convert " + file + " --as nsys");
+  CHECK(none.code == 2);
+  CHECK(none.err.find("use chrome, perfetto, kineto, memory or chakra") != std::string::npos);
   CHECK(shardlab_program(scratch, "trace summary " + file + " --of measured").code == 2);
+}
+
+TEST_CASE("trace compare: a case beside profiles, which are its own here") {
+  const Scratch scratch;
+  const std::string file = scratch.write("case.yaml", kCase);
+  REQUIRE(shardlab_program(scratch, "trace convert " + file + " --as kineto -o " + (scratch / "k")).code == 0);
+  const Output same = shardlab_program(scratch, fmt::format("trace compare {} --with {} --with {} --format csv", file,
+                                                            scratch / "k/rank-0.json", scratch / "k/rank-3.json"));
+  INFO(same.err);
+  REQUIRE(same.code == 0);
+  std::istringstream lines(same.out);
+  std::string line;
+  std::getline(lines, line);
+  CHECK(line == "rank,part,ours_s,profile_s,difference_pct");
+  std::set<std::string> ranks, parts;
+  while (std::getline(lines, line)) {
+    std::istringstream cells(line);
+    std::string rank, part, ours, profile;
+    std::getline(cells, rank, ','), std::getline(cells, part, ','), std::getline(cells, ours, ','),
+        std::getline(cells, profile, ',');
+    ranks.insert(rank), parts.insert(part);
+    // A file of that form has whole microseconds: each stretch of kernels is off by one at most.
+    if (part != "step") CHECK(std::stod(ours) == Approx(std::stod(profile)).margin(10e-6));
+  }
+  CHECK(ranks == std::set<std::string>{"0", "3"});
+  CHECK(parts.contains("compute"));
+  CHECK(parts.contains("exposed communication"));
+  const Output other = shardlab_program(scratch, "trace compare " + file + " --with " + file);
+  CHECK(other.code == 2);
+  CHECK(other.err.find("is no trace of PyTorch's profiler") != std::string::npos);
 }
 
 }  // namespace

@@ -64,8 +64,8 @@ void put_rows(Floats& to, const Floats& from, int64_t sequences, int64_t tokens,
 
 AttentionBlockShape block(const AttentionShape& s, int64_t parts, int64_t query, int64_t key) {
   const int64_t n = s.tokens / parts;
-  return {s.sequences, n,         key < 0 ? s.tokens : n, s.heads, s.kv_heads, s.head_dim,
-          s.tokens,    query * n, key < 0 ? 0 : key * n,  s.order, s.canonical};
+  return {s.sequences, n,         key < 0 ? s.tokens : n, s.heads, s.kv_heads,  s.head_dim,
+          s.tokens,    query * n, key < 0 ? 0 : key * n,  s.order, s.canonical, s.positions};
 }
 
 /// Blocks over `parts` ranks, with the output of the whole as what backward saved. Canonical: merged. Else: running, in a ring's order;
@@ -233,6 +233,89 @@ TEST_CASE("attention in parts: running blocks of every type meet the whole, and 
           REQUIRE(difference(got.dkv, wide_of(want.dkv), bound) == "");
         }
       }
+}
+
+namespace {
+
+/// The CPU's result, from the same values.
+Result on_cpu(const Sequence& x, const std::vector<int32_t>& positions) {
+  const AttentionShape& s = x.s;
+  const kernels::AttentionShape shape{s.sequences, s.tokens, s.heads,     s.kv_heads,
+                                      s.head_dim,  s.order,  s.canonical, positions.data()};
+  Floats o = poisoned(s.sequences * s.tokens * s.out_width()), lse = poisoned(s.sequences * s.heads * s.tokens),
+         dqkv = poisoned(static_cast<int64_t>(x.qkv.size()));
+  kernels::AttentionForward f{shape, x.qkv.data(), o.data(), lse.data()};
+  Scratch forward(attention_scratch_bytes(f));
+  f.scratch = forward.data();
+  const kernels::Kernels& k = kernels::kernels_for_this_processor();
+  k.attention_forward(f);
+  kernels::AttentionInput b{shape, x.dout.data(), o.data(), lse.data(), x.qkv.data(), dqkv.data()};
+  Scratch backward(attention_scratch_bytes(b));
+  b.scratch = backward.data();
+  k.attention_input(b);
+  const Result gradients = apart(x, dqkv, DType::f32);
+  return {o, lse, gradients.dq, gradients.dkv};
+}
+
+/// Places in documents of two sequences, in the order in which tokens lie.
+std::vector<int32_t> documents_of(const AttentionShape& s) {
+  std::vector<int32_t> positions;
+  for (int64_t b = 0; b < s.sequences; ++b) {
+    std::vector<int32_t> text;
+    for (int64_t p = 0; p < s.tokens; ++p) {
+      const bool begins = p == 0 || random_bits({17, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(b * s.tokens + p)) % 7 == 0;
+      text.push_back(begins ? 0 : text.back() + 1);
+    }
+    for (int64_t place = 0; place < s.tokens; ++place)
+      positions.push_back(text[static_cast<size_t>(s.order.position(place, s.tokens))]);
+  }
+  return positions;
+}
+
+}  // namespace
+
+TEST_CASE("attention of packed documents: the CPU's numbers, and in parts the bits of the whole, in any order of tokens") {
+  for (const auto& [shape, parts] : {std::pair{AttentionShape{2, 32, 4, 2, 6}, 4}, {AttentionShape{1, 192, 2, 1, 16}, 2}})
+    for (const Kind kind : {Kind::kContiguous, Kind::kZigzag, Kind::kStriped})
+      for (const bool canonical : {true, false}) {
+        AttentionShape s = shape;
+        s.order = {kind, kind == Kind::kContiguous ? 1 : parts};
+        s.canonical = canonical;
+        INFO("tokens " << s.tokens << " parts " << parts << " order " << static_cast<int>(kind) << " canonical " << canonical);
+        const std::vector<int32_t> documents = documents_of(s);
+        const Numbers<int32_t> there(documents);
+        s.positions = there.data();
+        const Sequence x = sequence(s, DType::f32);
+        Result whole;
+        in_both_orders([&] {
+          whole = over_whole(x);
+          return joined({whole.o, whole.lse, whole.dq, whole.dkv});
+        });
+        const Result want = on_cpu(x, documents);
+        const auto meets = [&](const Result& got) {
+          for (const auto& [a, b] : {std::pair{&got.o, &want.o}, {&got.lse, &want.lse}, {&got.dq, &want.dq}, {&got.dkv, &want.dkv}})
+            if (const std::string d = difference(*a, wide_of(*b), kTolerance); !d.empty()) return d;
+          return std::string();
+        };
+        REQUIRE(meets(whole) == "");
+        const Result cut = over_parts(x, parts, whole);
+        REQUIRE((canonical ? differs(cut, whole) : meets(cut)) == "");
+        if (!canonical) REQUIRE(meets(over_parts(x, parts, whole, true)) == "");
+      }
+}
+
+TEST_CASE("attention of packed documents in 16 bits: own kernels, no further from fp32 than their rounding") {
+  for (const DType t : {DType::bf16, DType::f16}) {
+    AttentionShape s{1, 96, 4, 2, 16};
+    const std::vector<int32_t> documents = documents_of(s);
+    const Numbers<int32_t> there(documents);
+    s.positions = there.data();
+    const Sequence narrow = sequence(s, t), exact{s, DType::f32, narrow.qkv, narrow.dout};
+    const Result got = over_whole(narrow), want = on_cpu(exact, documents);
+    REQUIRE(difference(got.o, wide_of(want.o), 3 * tolerance(t)) == "");
+    REQUIRE(difference(got.dq, wide_of(want.dq), 3 * tolerance(t)) == "");
+    REQUIRE(difference(got.dkv, wide_of(want.dkv), 3 * tolerance(t)) == "");
+  }
 }
 
 }  // namespace shardlab::testing

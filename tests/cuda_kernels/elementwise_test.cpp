@@ -208,4 +208,84 @@ TEST_CASE("add, fill and cast in every type") {
   REQUIRE(c.read() == std::vector<double>{1.5, 6.5, 0});
 }
 
+TEST_CASE("rope, positions and their gradient of packed documents: the CPU's bits, on a part of each sequence") {
+  const int64_t sequences = 2, tokens = 3, stride = 8, rows = 5, width = 12;
+  const std::vector<int32_t> positions{9, 0, 1, 2, 0, 1, 2, 3, /* the second */ 9, 0, 1, 0, 1, 2, 3, 4};
+  const Numbers<int32_t> there(positions);
+  const kernels::Kernels& cpu = kernels::kernels_for_this_processor();
+  const int64_t n = sequences * tokens * width;
+  const Floats x = random_floats(n, 1), learned = random_floats(rows * width, 2);
+
+  Floats angles(static_cast<size_t>(rows * 4));
+  kernels::rope_table(0, rows, 4, 10000.0f, angles.data());
+  const Array angles_there(angles, DType::f32);
+  for (const bool backward : {false, true}) {
+    Floats want = x;  // one head, one kv head of 4
+    cpu.rope({.qkv = want.data(),
+              .sequences = sequences,
+              .tokens = tokens,
+              .heads = 1,
+              .kv_heads = 1,
+              .head_dim = 4,
+              .backward = backward,
+              .table = angles.data(),
+              .positions = positions.data() + 1,
+              .positions_stride = stride});
+    REQUIRE(bit_difference(in_both_orders([&] {
+                             const Array to(x, DType::f32);
+                             table().rope({.qkv = to.out(),
+                                           .sequences = sequences,
+                                           .tokens = tokens,
+                                           .heads = 1,
+                                           .kv_heads = 1,
+                                           .head_dim = 4,
+                                           .backward = backward,
+                                           .table = angles_there.floats(),
+                                           .positions = there.data() + 1,
+                                           .positions_stride = stride,
+                                           .table_rows = rows},
+                                          stream());
+                             return to.read();
+                           }),
+                           want) == "");
+  }
+
+  Floats want;
+  std::vector<int32_t> ids;
+  for (int64_t b = 0; b < sequences; ++b)
+    for (int64_t t = 0; t < tokens; ++t) {
+      ids.push_back(positions[static_cast<size_t>(b * stride + 1 + t)]);
+      for (int64_t c = 0; c < width; ++c)
+        want.push_back(x[static_cast<size_t>((b * tokens + t) * width + c)] + learned[static_cast<size_t>(ids.back() * width + c)]);
+    }
+  REQUIRE(bit_difference(in_both_orders([&] {
+                           const Array to(x, DType::f32), rows_there(learned, DType::f32);
+                           table().positions_forward(
+                               {to.in(), rows_there.in(), to.out(), sequences, tokens, width, there.data() + 1, stride, rows},
+                               stream());
+                           return to.read();
+                         }),
+                         want) == "");
+
+  Floats sum = poisoned(rows * width);
+  kernels::EmbedWeight args{ids.data(), x.data(), sum.data(), sequences, tokens, width, 0, rows};
+  Scratch scratch(embed_scratch_bytes(args));
+  args.scratch = scratch.data();
+  cpu.embed_weight(args);
+  REQUIRE(bit_difference(in_both_orders([&] {
+                           const Array d(x, DType::f32), to(Array::poison(rows * width), DType::f32);
+                           table().embed_weight({.ids = there.data() + 1,
+                                                 .dx = d.in(),
+                                                 .dtable = to.out(),
+                                                 .sequences = sequences,
+                                                 .tokens = tokens,
+                                                 .width = width,
+                                                 .table_rows = rows,
+                                                 .ids_stride = stride},
+                                                stream());
+                           return to.read();
+                         }),
+                         sum) == "");
+}
+
 }  // namespace shardlab::testing

@@ -44,6 +44,19 @@ TEST_CASE("bias: the sum of parts of sequences, joined by the tree, has the bits
   REQUIRE(bit_difference(bias_gradient(dy, whole, DType::f32, DType::f32), tree_of(parts)) == "");
 }
 
+TEST_CASE("bias: a batch of more sequences than a block sums at once is the tree over them") {
+  for (const int64_t sequences : {8, 9, 21, 70}) {
+    INFO(sequences << " sequences");
+    const Shape whole{sequences, 18, 40};
+    const Floats dy = random_floats(sequences * whole.tokens * whole.width, 3);
+    std::vector<Floats> each;
+    for (int64_t b = 0; b < sequences; ++b)
+      each.push_back(bias_gradient(part_of(dy, b * whole.tokens * whole.width, (b + 1) * whole.tokens * whole.width),
+                                   {1, whole.tokens, whole.width}, DType::f32, DType::f32));
+    REQUIRE(bit_difference(in_both_orders([&] { return bias_gradient(dy, whole, DType::f32, DType::f32); }), tree_of(each)) == "");
+  }
+}
+
 TEST_CASE("bias: W accumulates as old + new") {
   const Shape s{2, 9, 30};
   const Floats dy = random_floats(s.sequences * s.tokens * s.width, 1), old = random_floats(s.width, 2);

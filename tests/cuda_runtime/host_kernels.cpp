@@ -52,11 +52,28 @@ void embed_forward(const gpu::EmbedForward& a, gpu::Stream) {
   cpu().embed_forward({a.ids, in(a.table), out(a.x), a.rows, a.width, a.row_begin, a.table_rows});
 }
 void embed_weight(const gpu::EmbedWeight& a, gpu::Stream) {
-  const kernels::EmbedWeight args{a.ids,       in(a.dx),     out(a.dtable), a.sequences, a.tokens, a.width,
-                                  a.row_begin, a.table_rows, a.accumulate,  nullptr,     a.part};
+  std::vector<int32_t> ids;
+  for (int64_t b = 0; b < a.sequences && a.ids_stride != 0; ++b)
+    ids.insert(ids.end(), a.ids + b * a.ids_stride, a.ids + b * a.ids_stride + a.tokens);
+  const kernels::EmbedWeight args{a.ids_stride != 0 ? ids.data() : a.ids,
+                                  in(a.dx),
+                                  out(a.dtable),
+                                  a.sequences,
+                                  a.tokens,
+                                  a.width,
+                                  a.row_begin,
+                                  a.table_rows,
+                                  a.accumulate,
+                                  nullptr,
+                                  a.part};
   with_scratch(cpu().embed_weight, args, kernels::embed_scratch_bytes(args));
 }
 void positions_forward(const gpu::PositionsForward& a, gpu::Stream) {
+  for (int64_t i = 0; i < a.sequences * a.tokens && a.positions != nullptr; ++i) {
+    const int64_t row = a.positions[i / a.tokens * a.positions_stride + i % a.tokens];
+    cpu().positions_forward({in(a.x) + i * a.width, in(a.table) + row * a.width, out(a.y) + i * a.width, 1, 1, a.width});
+  }
+  if (a.positions != nullptr) return;
   cpu().positions_forward({in(a.x), in(a.table), out(a.y), a.sequences, a.tokens, a.width});
 }
 void positions_weight(const gpu::PositionsWeight& a, gpu::Stream) {
@@ -92,10 +109,12 @@ void rope(const gpu::Rope& a, gpu::Stream) {
               .kv_heads = a.kv_heads,
               .head_dim = a.head_dim,
               .backward = a.backward,
-              .table = a.table});
+              .table = a.table,
+              .positions = a.positions,
+              .positions_stride = a.positions_stride});
 }
 kernels::AttentionShape shape_of(const gpu::AttentionShape& s) {
-  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, s.order, s.canonical};
+  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, s.order, s.canonical, s.positions};
 }
 void attention_forward(const gpu::AttentionForward& a, gpu::Stream) {
   const kernels::AttentionForward args{shape_of(a.shape), in(a.qkv), out(a.o), a.lse};
@@ -115,8 +134,8 @@ void split_heads(const gpu::SplitHeads& a, gpu::Stream) {
   }
 }
 kernels::AttentionBlockShape shape_of(const gpu::AttentionBlockShape& s) {
-  return {s.sequences, s.queries,     s.keys,      s.heads, s.kv_heads, s.head_dim,
-          s.tokens,    s.first_query, s.first_key, s.order, s.canonical};
+  return {s.sequences, s.queries,     s.keys,      s.heads, s.kv_heads,  s.head_dim,
+          s.tokens,    s.first_query, s.first_key, s.order, s.canonical, s.positions};
 }
 void attention_block_forward(const gpu::AttentionBlockForward& a, gpu::Stream) {
   const kernels::AttentionBlockForward args{shape_of(a.shape), in(a.q), in(a.kv), a.o, a.lse, a.sums, a.carry};

@@ -96,6 +96,19 @@ std::vector<std::pair<std::string, Case>> training_layouts(const Case& subject) 
     c.layout.zero = 1;
     c.layout.bucket_bytes = 32768;
   });
+  add("packed", [](Case& c) { c.data.packed = true; });
+  add("packed dp2 tp2 sequence parallel", [](Case& c) {
+    c.data.packed = true;
+    c.layout.dp = c.layout.tp = 2;
+    c.layout.sequence_parallel = true;
+  });
+  for (const ContextKind kind : {ContextKind::kZigzag, ContextKind::kAllGather, ContextKind::kUlysses})
+    add(fmt::format("packed cp2 {}", name_of(kind)), [&](Case& c) {
+      c.data.packed = true;
+      c.layout.cp = 2;
+      c.layout.cp_kind = kind;
+      c.train.grad_accumulation = 8;
+    });
   return all;
 }
 
@@ -125,6 +138,15 @@ double worst(const std::vector<float>& a, const std::vector<float>& b) {
 void Tokens64::sequence(int64_t number, std::span<int32_t> out) const {
   for (size_t i = 0; i < out.size(); ++i)
     out[i] = static_cast<int32_t>(random_bits({7, RandomUse::kShuffle, 1, 0}, static_cast<uint64_t>(number) * 1024 + i) % 64);
+}
+
+void Tokens64::packed(int64_t number, const PackedSequence& out) const {
+  sequence(number, out.tokens);
+  sequence(number + 100'000, out.targets);
+  for (size_t i = 0; i < out.positions.size(); ++i) {
+    const bool begins = random_bits({7, RandomUse::kShuffle, 2, 0}, static_cast<uint64_t>(number) * 1024 + i) % 5 == 0;
+    out.positions[i] = i == 0 || begins ? 0 : out.positions[i - 1] + 1;
+  }
 }
 
 PlacedPlan lowered(Case config) {

@@ -37,10 +37,11 @@ struct RunSettings {
   cuda::CudaOptions cuda;  ///< canonical: the case's
 };
 
-/// Distinct tokens below 64 for every sequence.
+/// Distinct tokens below 64 for every sequence; packed, random documents of five tokens on average.
 class Tokens64 final : public BatchSource {
  public:
   void sequence(int64_t number, std::span<int32_t> out) const override;
+  void packed(int64_t number, const PackedSequence& out) const override;
 };
 
 /// A session of `placed` on one fake GPU, with what it stands on.

@@ -67,6 +67,15 @@ TEST_CASE("the GPU's own kernels, emulated: two layouts give the bits of one ran
       INFO(name);
       REQUIRE(worst(values, cpu.parameters.at(name)) < 2e-5);
     }
+    Case packed = single;
+    packed.data.packed = true;
+    const Run documents = train_on_fake(packed, {.steps = 1, .kernels = Behind::kEmulated});
+    const Run documents_on_cpu = train_on_cpu(packed, {.steps = 1});
+    REQUIRE(documents.losses[0] == Approx(documents_on_cpu.losses[0]).epsilon(1e-5));
+    for (const auto& [name, values] : documents.parameters) {
+      INFO("packed " << name);
+      REQUIRE(worst(values, documents_on_cpu.parameters.at(name)) < 2e-5);
+    }
     Case many = single;
     if (family == Family::kGpt) {
       many.layout.tp = 2;

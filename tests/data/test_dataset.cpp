@@ -270,4 +270,59 @@ TEST_CASE("a validation split that is too short is refused only when it is asked
   require_contains(data->validation().error().message, "has 5 tokens, too few for one sequence of 8 + 1");
 }
 
+namespace {
+
+struct Packed {
+  std::vector<int32_t> tokens, targets, positions;
+};
+Packed packed(const BatchSource& source, int64_t number, int64_t seq_len) {
+  const auto n = static_cast<size_t>(seq_len);
+  Packed p{std::vector<int32_t>(n, -1), std::vector<int32_t>(n, -1), std::vector<int32_t>(n, -1)};
+  source.packed(number, {p.tokens, p.targets, p.positions});
+  return p;
+}
+
+}  // namespace
+
+TEST_CASE("packed files: each is a document, no target is another's, and what a sequence cuts off begins anew") {
+  const Scratch scratch("packed");
+  scratch.write("a.txt", "abcdef");
+  scratch.write("b.txt", "x");  // no token of it has a target
+  scratch.write("c.txt", "uvwxyz");
+  scratch.write("d.txt", "");
+  DataSource source{scratch.path(), ""};
+  source.packed = true;
+  const auto data = open_dataset(source, {4, 256, 0, 1});
+  REQUIRE(data.ok());
+  REQUIRE(data->train_documents() == 2);
+  REQUIRE(data->train_sequences() == 2);  // 5 + 5 places, of which two are left over
+  std::set<std::string> seen;
+  for (int64_t i = 0; i < 2; ++i) {
+    const Packed p = packed(data->train(), i, 4);
+    const std::string tokens(p.tokens.begin(), p.tokens.end()), targets(p.targets.begin(), p.targets.end());
+    seen.insert(tokens + " " + targets +
+                fmt::format(" {} {} {} {}", p.positions[0], p.positions[1], p.positions[2], p.positions[3]));
+  }
+  REQUIRE(seen == std::set<std::string>{"abcd bcde 0 1 2 3", "euvw fvwx 0 0 1 2"});
+  // The losses' baseline counts the targets that are trained on: b c d e f v w x, all different.
+  REQUIRE(std::abs(data->unigram_entropy() - std::log(8)) < 1e-12);
+}
+
+TEST_CASE("packed tokens: a document ends with its last token, and a file without one is refused") {
+  const Scratch scratch("packed-tokens");
+  const std::string path = scratch.write("a.bin", u16({1, 2, 9, 9, 3, 4, 5, 9, 6, 7, 8}));
+  DataSource source{"", path};
+  source.packed = true;
+  source.document_end = 9;
+  const auto data = open_dataset(source, {7, 10, 0, 1});
+  REQUIRE(data.ok());
+  REQUIRE(data->train_documents() == 3);  // 1 2 9; 9 alone has no target; 3 4 5 9; 6 7 8
+  const Packed p = packed(data->train(), 0, 7);
+  REQUIRE(p.tokens == std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7});
+  REQUIRE(p.targets == std::vector<int32_t>{2, 9, 4, 5, 9, 7, 8});
+  REQUIRE(p.positions == std::vector<int32_t>{0, 1, 0, 1, 2, 0, 1});
+  source.document_end = 0;
+  require_contains(refusal(source, {7, 10, 0, 1}), "holds no token 0 before its last, so it is one document");
+}
+
 }  // namespace shardlab::testing

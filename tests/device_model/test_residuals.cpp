@@ -132,10 +132,10 @@ TEST_CASE("one linear in float8 with scales of rows is faster than in bf16 by as
       return 0.88 * (seconds(s.m, s.n, s.k, Product::kForward) + seconds(s.m, s.k, s.n, Product::kInput) +
                      seconds(s.n, s.k, s.m, Product::kWeight));
     };
-    const double input = p.passes_quantise + p.passes_quantise_columns + p.passes_rescale;
-    const double weight = p.passes_quantise_weight + p.passes_quantise_gathered + p.passes_rescale;
+    const double input = p.passes.quantise + p.passes.quantise_columns + p.passes.rescale;
+    const double weight = p.passes.quantise_weight + p.passes.quantise_gathered + p.passes.rescale;
     const double rounded =
-        device.memory_bound_seconds(s.m * s.k * input + s.m * s.n * p.passes_quantise_gradient + s.k * s.n * weight, 6);
+        device.memory_bound_seconds(s.m * s.k * input + s.m * s.n * p.passes.quantise_gradient + s.k * s.n * weight, 6);
     const double predicted = products(Precision::kBf16) / (products(Precision::kFp8) + rounded);
     const double error = std::log(predicted / s.speedup);
     sum += error, magnitude += std::abs(error), rows += 1;

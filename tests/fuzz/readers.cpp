@@ -14,7 +14,9 @@
 #include <sstream>
 #include <string>
 
+#include "answers/question.h"
 #include "interop/frameworks.h"
+#include "interop/kineto_reader.h"
 #include "interop/safetensors.h"
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
@@ -307,6 +309,23 @@ void read_nccl_tests(std::string_view bytes) {
   if (machine.ok()) SHARDLAB_CHECK(parse_machine(*machine, "fuzz.yaml").ok(), "{}", *machine);
 }
 
+/// A profile of PyTorch.
+void read_kineto(std::string_view bytes) {
+  const auto records = interop::parse_kineto(bytes, "fuzz.json");
+  if (!records.ok()) return;
+  const interop::BusySeconds busy = interop::busy_seconds(*records);
+  SHARDLAB_CHECK(!records->steps.empty() && busy.exposed <= busy.communication * (1 + 1e-9) + 1e-9, "{} s of {} s are exposed",
+                 busy.exposed, busy.communication);
+}
+
+/// What a program asks through the C interface.
+void read_question(std::string_view bytes) {
+  const auto memory = answers::memory_asked(bytes);
+  if (memory.ok()) SHARDLAB_CHECK(!memory->flags.model.empty() && memory->flags.devices >= 0, "{} devices", memory->flags.devices);
+  const auto search = answers::search_asked(bytes);
+  if (search.ok()) SHARDLAB_CHECK(!search->devices.empty() && search->top > 0, "top {}", search->top);
+}
+
 constexpr std::array kReaders = {Reader{"sweep", read_sweep},
                                  Reader{"case", read_case},
                                  Reader{"machine", read_machine_file},
@@ -328,7 +347,9 @@ constexpr std::array kReaders = {Reader{"sweep", read_sweep},
                                  Reader{"megatron", read_megatron},
                                  Reader{"deepspeed", read_deepspeed},
                                  Reader{"torchtitan", read_torchtitan},
-                                 Reader{"safetensors", read_safetensors}};
+                                 Reader{"safetensors", read_safetensors},
+                                 Reader{"question", read_question},
+                                 Reader{"kineto", read_kineto}};
 
 }  // namespace
 

@@ -152,17 +152,18 @@ TEST_CASE("no setting is lost: each other value changes the files, is left to th
             "model.top_k",        "model.moe_ffn",      "model.router",        "model.normalise_weights",
             "model.z_loss",       "model.balance_loss", "model.router_factor", "model.shared_experts",
             "model.dense_layers", "model.moe_every",    "model.router_groups", "model.router_groups_chosen"};
-        const bool inert_here = inert.contains(key.path) || (of_experts.contains(key.path) && !base.model.is_mixture()) ||
-                                (key.path == "model.vocab_multiple" && c.model.vocab_rows() == base.model.vocab_rows()) ||
-                                (key.path.starts_with("layout.fsdp.") && base.layout.zero < 3) ||
-                                (key.path == "layout.fsdp.prefetch") ||  // a note says whose choice it is
-                                (key.path == "layout.vpp" && base.layout.schedule != Schedule::kInterleaved) ||
-                                (key.path == "layout.sequence_parallel" && base.layout.tp == 1) ||
-                                (key.path == "layout.zero_plus_plus.secondary" && value == "1") ||
-                                (key.path == "layout.bucket_bytes" && value == "0") ||  // the framework's own size
-                                (key.path == "layout.hybrid_shard" && (value == "0" || std::stoll(value) == base.layout.dp) &&
-                                 base.layout.hybrid_shard == 0) ||
-                                (key.path == "model.init_deviation" && f.id == "torchtitan");  // a note says whose weights they are
+        const bool inert_here =
+            inert.contains(key.path) || (of_experts.contains(key.path) && !base.model.is_mixture()) ||
+            (key.path == "model.vocab_multiple" && c.model.vocab_rows() == base.model.vocab_rows()) ||
+            (key.path.starts_with("layout.fsdp.") && base.layout.zero < 3) ||
+            (key.path == "layout.fsdp.prefetch") ||  // a note says whose choice it is
+            (key.path == "layout.vpp" && base.layout.schedule != Schedule::kInterleaved) ||
+            ((key.path == "layout.sequence_parallel" || key.path == "layout.tensor_overlap") && base.layout.tp == 1) ||
+            (key.path == "layout.zero_plus_plus.secondary" && value == "1") ||
+            (key.path == "layout.bucket_bytes" && value == "0") ||  // the framework's own size
+            (key.path == "layout.hybrid_shard" && (value == "0" || std::stoll(value) == base.layout.dp) &&
+             base.layout.hybrid_shard == 0) ||
+            (key.path == "model.init_deviation" && f.id == "torchtitan");  // a note says whose weights they are
         // The product of the batch's parts, which are written; an order of one stage; what is so already, in other words.
         const bool said_already = key.path == "train.global_batch_tokens" ||
                                   (key.path == "layout.schedule" && base.layout.pp == 1) ||

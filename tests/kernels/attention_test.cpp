@@ -1,3 +1,4 @@
+#include "plan/base/documents.h"
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
@@ -82,7 +83,8 @@ TEST_CASE("attention: F equals fp64, I equals finite differences, on every varia
     REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return forward(k, qkv, s); }), forward64(wide(qkv), s),
                        kTolerance) == "");
     const Doubles want = numeric_gradient(f, wide(qkv), wide(dout));
-    REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return backward(k, qkv, dout, s); }), want, kTolerance) == "");
+    REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return backward(k, qkv, dout, s); }), want, kTolerance) ==
+            "");
   }
 }
 
@@ -117,6 +119,89 @@ TEST_CASE("attention: a head's and a sequence's bits do not depend on which othe
     const int64_t n = s.tokens * s.qkv_width(), out = s.tokens * s.out_width();
     REQUIRE(bit_difference(backward(*k, part_of(qkv, n, 2 * n), part_of(dout, out, 2 * out), one), part_of(dall, n, 2 * n)) == "");
   }
+}
+
+namespace {
+
+/// Lengths of documents that fill sequences of 23 tokens.
+const std::vector<std::vector<int64_t>> kDocuments = {{23}, {1, 22}, {5, 1, 1, 9, 7}, {16, 7}, {8, 15}};
+
+/// Positions in documents, by position in the text.
+std::vector<int32_t> positions_of(const std::vector<int64_t>& documents) {
+  std::vector<int32_t> positions;
+  for (const int64_t n : documents)
+    for (int64_t i = 0; i < n; ++i) positions.push_back(static_cast<int32_t>(i));
+  return positions;
+}
+
+}  // namespace
+
+TEST_CASE("attention of packed documents: in fast mode the bits of each document as a sequence of its own") {
+  for (const auto& first : kDocuments)
+    for (const auto& second : {kDocuments[2], kDocuments[0]}) {
+      AttentionShape s{2, 23, 4, 2, 10};
+      std::vector<int32_t> positions = positions_of(first), others = positions_of(second);
+      positions.insert(positions.end(), others.begin(), others.end());
+      s.positions = positions.data();
+      const Floats qkv = random_floats(s.sequences * s.tokens * s.qkv_width(), 4, 2.0f),
+                   dout = random_floats(s.sequences * s.tokens * s.out_width(), 5);
+      for (const kernels::Kernels* k : variants_here()) {
+        const Floats all = forward(*k, qkv, s), gradients = backward(*k, qkv, dout, s);
+        const int64_t out = s.sequences * s.tokens * s.out_width();
+        for (int64_t b = 0; b < s.sequences; ++b)
+          for (int64_t at = 0; const int64_t n : b == 0 ? first : second) {
+            const AttentionShape one{1, n, s.heads, s.kv_heads, s.head_dim};
+            const int64_t row = b * s.tokens + at;
+            const auto rows = [&](const Floats& x, int64_t width) { return part_of(x, row * width, (row + n) * width); };
+            const Floats own = rows(qkv, s.qkv_width()), alone = forward(*k, own, one);
+            REQUIRE(bit_difference(part_of(alone, 0, n * s.out_width()), rows(part_of(all, 0, out), s.out_width())) == "");
+            for (int head = 0; head < s.heads; ++head) {
+              const int64_t lse = out + (b * s.heads + head) * s.tokens + at, own_lse = n * s.out_width() + head * n;
+              REQUIRE(bit_difference(part_of(alone, own_lse, own_lse + n), part_of(all, lse, lse + n)) == "");
+            }
+            REQUIRE(bit_difference(backward(*k, own, rows(dout, s.out_width()), one), rows(gradients, s.qkv_width())) == "");
+            at += n;
+          }
+      }
+    }
+}
+
+TEST_CASE("attention of packed documents: a query sees as many keys as are counted one by one, in every order and block") {
+  using Kind = TokenOrder::Kind;
+  const int64_t tokens = 32;
+  const std::vector<int32_t> text = positions_of({5, 1, 11, 9, 6});
+  for (const bool canonical : {false, true})
+    for (const int parts : {1, 2, 4})
+      for (const Kind kind : {Kind::kContiguous, Kind::kZigzag, Kind::kStriped}) {
+        const TokenOrder order{kind, kind == Kind::kContiguous ? 1 : parts};
+        std::vector<int32_t> positions;
+        for (int64_t place = 0; place < tokens; ++place)
+          positions.push_back(text[static_cast<size_t>(order.position(place, tokens))]);
+        const int64_t n = tokens / parts;
+        for (int64_t query = 0; query < parts; ++query)
+          for (int64_t key = 0; key < parts; ++key) {
+            const kernels::AttentionBlockShape s{1, n, n, 1, 1, 4, tokens, query * n, key * n, order, canonical, positions.data()};
+            // Scores of 0: the sum of exponentials counts the keys.
+            const Floats q(static_cast<size_t>(n * 4)), kv(static_cast<size_t>(n * 8));
+            Floats o = poisoned(n * 4), sums = poisoned(2 * n);
+            kernels::AttentionBlockForward a{.shape = s, .q = q.data(), .kv = kv.data(), .o = o.data(), .sums = sums.data()};
+            Scratch scratch(attention_scratch_bytes(a));
+            a.scratch = scratch.data();
+            kernels::kernels_for_this_processor().attention_block_forward(a);
+            int64_t all = 0;
+            for (int64_t i = 0; i < n; ++i) {
+              int64_t seen = 0;
+              const int64_t p = order.position(query * n + i, tokens), from = p - positions[static_cast<size_t>(query * n + i)];
+              for (int64_t j = 0; j < n; ++j) {
+                const int64_t other = order.position(key * n + j, tokens);
+                seen += from <= other && other <= p;
+              }
+              REQUIRE(sums[static_cast<size_t>(2 * i + 1)] == static_cast<float>(seen));
+              all += seen;
+            }
+            REQUIRE(seen_pairs(order, positions, query * n, n, key * n, n) == all);
+          }
+      }
 }
 
 }  // namespace shardlab::testing

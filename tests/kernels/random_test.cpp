@@ -93,6 +93,21 @@ TEST_CASE("initialise: normal values of the stated deviation that do not depend 
   REQUIRE(std::abs(sum / n) < 0.03);
   REQUIRE(std::abs(squares / n - 1) < 0.04);
   REQUIRE(std::abs(fourth / n - 3) < 0.3);
+  // A block of 2^18 elements and more, whose rows threads share out.
+  const std::vector<int64_t> large{700, 5, 123}, cut{697, 4, 120};
+  Floats alone, together;
+  for (const int threads : {1, 3, 64}) {
+    Floats& values = threads == 1 ? alone : together;
+    values = poisoned(cut[0] * cut[1] * cut[2]);
+    kernels::initialise_normal({.shape = large,
+                                .origin = std::vector<int64_t>{2, 1, 3},
+                                .extent = cut,
+                                .deviation = 0.02,
+                                .key = key,
+                                .values = values.data(),
+                                .threads = threads});
+    if (threads > 1) REQUIRE(bit_difference(together, alone) == "");
+  }
   for (const std::vector<int64_t>& origin : {std::vector<int64_t>{0, 0, 0}, {3, 1, 61}, {36, 4, 122}}) {
     const std::vector<int64_t> extent{37 - origin[0], 5 - origin[1], 123 - origin[2]};
     const Floats mine = block(origin, extent);

@@ -1,9 +1,15 @@
 // What Korthikanti et al. (2022) say of sequence parallelism, evaluated from the configuration, against plans.
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "plan/program.h"
+#include "plan/trace.h"
 #include "plan/wire.h"
+#include "plan/work.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/timeline.h"
 #include "strategies/lower.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/replay.h"
@@ -56,7 +62,7 @@ std::string line(const Case& c) {
 int64_t sent_over_tp(const Case& c) {
   int64_t sent = 0;
   for (const auto& [comm, bytes] : total_wire_bytes(plan_of(c)))
-    if (comm == "tp" || comm == "tp.again") sent += bytes;
+    if (comm.starts_with("tp")) sent += bytes;
   return sent;
 }
 
@@ -154,6 +160,103 @@ TEST_CASE("ranks that share kv heads gather rows in forward and gradients by hea
         CHECK(kept_by_a_layer(plan_of(c)) == kept_by_a_layer(plan_of(whole)));  // a rank has one kv head either way
         CHECK(difference_from_replay(plan_of(c, true)) == "");
       }
+}
+
+TEST_CASE("collective matmul sends what sequence parallelism sends, in messages of a strip") {
+  // Wang et al. (2023), section 3: a gather and a scatter of n ranks are n - 1 messages of a shard from each.
+  for (const Case& plain : cases()) {
+    Case c = plain;
+    c.layout.tensor_overlap = true;
+    INFO(line(c));
+    const Plan plan = plan_of(c);
+    const int64_t t = c.layout.tp, tokens = c.train.micro_batch * c.train.seq_len;
+    const int64_t whole = 4 * tokens * c.model.hidden, layers = c.model.layers * c.train.grad_accumulation;
+    // Under full recompute the second gathers are gathers, and the repeated products bring their input beside them.
+    const int64_t again = c.layout.recompute == Recompute::kFull ? 2 : 0;
+    CHECK(sent_over_tp(c) - sent_over_tp(plain) == layers * again * (t - 1) * whole);
+    CHECK(kept_by_a_layer(plan) == kept_by_a_layer(plan_of(plain)));
+    CHECK(count_of(plan, "layer.F", CollectiveKind::kAllGather) == 0);
+    CHECK(count_of(plan, "layer.F", CollectiveKind::kReduceScatter) == 0);
+    CHECK(count_of(plan, "layer.B", CollectiveKind::kAllGather) == 2);  // for gradients of weights
+    CHECK(count_of(plan, "layer.B", CollectiveKind::kReduceScatter) == 0);
+    for (const Segment& segment : plan.segments)
+      for (const Step& step : segment.steps)
+        if (const Op* op = std::get_if<Op>(&step); op != nullptr && op->strategy == "tensor-overlap")
+          if (std::holds_alternative<Send>(op->work)) CHECK(segment.slots[op->reads[0].index()].type.bytes() * t == whole);
+  }
+}
+
+TEST_CASE("products in strips do the work of the whole product") {
+  for (const int t : {2, 4}) {
+    Case plain = base_case(Family::kGpt, t, 2), c = plain;
+    c.layout.tensor_overlap = true;
+    const auto flops = [](const Case& of) {
+      const Plan plan = plan_of(of);
+      std::map<std::string, int64_t> by_label;
+      for (const Segment& segment : plan.segments)
+        for (const Step& step : segment.steps)
+          if (const Op* op = std::get_if<Op>(&step); op != nullptr && std::holds_alternative<Linear>(op->work)) {
+            std::string label = op->label;
+            if (std::get<Linear>(op->work).turn != 0) label.resize(label.rfind('.'));
+            by_label[segment.name + " " + label] += work_of(segment, *op, plan.mesh).flops.value;
+          }
+      return by_label;
+    };
+    CHECK(flops(c) == flops(plain));
+  }
+}
+
+TEST_CASE("in the timeline strips travel while others are multiplied") {
+  for (const int t : {2, 4, 8}) {
+    Case c = base_case(Family::kGpt, t, 1);
+    c.model.hidden = 8192, c.model.heads = c.model.kv_heads = 64, c.model.head_dim = 128, c.model.ffn = 4 * 8192;
+    c.model.max_positions = c.train.seq_len = 4096;
+    c.train.precision = Precision::kBf16;
+    c.train.global_batch_tokens = 2 * 4096;
+    c.machine.nodes = 1, c.machine.devices_per_node = 8;
+    Device& d = c.machine.device;
+    d.id = "hopper-like", d.architecture = "hopper", d.memory_bytes = 80'000'000'000, d.memory_bytes_per_s = 3.35e12;
+    d.link_bytes_per_s = 450e9, d.peak_flops = {{"fp32", 67e12}, {"bf16", 989.4e12}};
+    const auto costs = cost_model_for(c.machine, c.train.precision);
+    REQUIRE(costs.ok());
+    double exposed[2] = {}, step[2] = {};
+    for (const bool in_strips : {false, true}) {
+      c.layout.tensor_overlap = in_strips;
+      const Plan plan = plan_of(c);
+      const std::vector<Program> programs{expand_program(plan, 0)};
+      const Trace trace = simulate(plan, programs, c.machine, **costs, {.max_individual_ranks = 1});
+      exposed[in_strips] = analyse(plan, programs, trace, 0, 0).exposed_comm_s, step[in_strips] = step_seconds(trace);
+      if (!in_strips) continue;
+      const auto op_of = [&](const TraceEvent& e) -> const Op& {
+        return *programs[0].instructions[static_cast<size_t>(e.instruction)].op;
+      };
+      double arriving = 0, covered = 0;  // seconds of the messages of feed-forwards' first products; of them while one ran
+      for (const TraceEvent& e : trace.events) {
+        if (e.kind != TraceEvent::Kind::kOp || !op_of(e).label.starts_with("receive.mlp.up.strip")) continue;
+        arriving += e.end - e.begin;
+        for (const TraceEvent& other : trace.events)
+          if (other.rank == e.rank && other.kind == TraceEvent::Kind::kOp && std::holds_alternative<Linear>(op_of(other).work))
+            covered += std::max(0.0, std::min(e.end, other.end) - std::max(e.begin, other.begin));
+      }
+      INFO("tp " << t << ": " << covered << " of " << arriving);
+      CHECK(arriving > 0);
+      CHECK(covered > 0.9 * arriving);
+    }
+    INFO("tp " << t << ": step " << step[0] << " and " << step[1] << ", exposed " << exposed[0] << " and " << exposed[1]);
+    CHECK(step[1] < step[0]);
+    CHECK(exposed[1] < 0.7 * exposed[0]);
+  }
+}
+
+TEST_CASE("peak, classes and wire bytes of collective matmul equal the plan's replay") {
+  for (Case c : cases()) {
+    c.layout.tensor_overlap = true;
+    INFO(line(c));
+    REQUIRE(difference_from_replay(plan_of(c, true)) == "");
+    c.layout.pp = 3;
+    c.layout.schedule = Schedule::kZbH1;
+    REQUIRE(difference_from_replay(plan_of(c, true)) == "");
+  }
 }
 
 TEST_CASE("peak, classes and wire bytes under sequence parallelism equal the plan's replay") {

@@ -95,7 +95,7 @@ TEST_CASE("shardlab's own proposals are layouts that it runs") {
     const Case* config = estimator.executed(c.point);
     REQUIRE(config != nullptr);
     const Prediction bytes = CasePlan::of(*config, lower)->bytes();
-    CHECK(c.device_bytes == bytes.peak_bytes + static_cast<int64_t>(prepared.profile().memory_context));
+    CHECK(c.device_bytes == bytes.peak_bytes + static_cast<int64_t>(prepared.profile().memory.context));
     CHECK(c.device_bytes <= 80'000'000'000);
     CHECK(c.point.cp == 1);
   }

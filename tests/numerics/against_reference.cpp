@@ -27,13 +27,19 @@ std::map<std::string, std::vector<T>> by_name(const reference::Trainer<T>& train
   return values;
 }
 
-/// The sequences of one step, in order.
-std::vector<int32_t> tokens_of(const Subject& subject, int64_t step) {
+/// The sequences of one step, in order, as the trainer takes them.
+std::vector<int32_t> tokens_of(const Subject& subject, int64_t step, bool packed) {
   const RandomText text(subject.model.vocab);
-  const size_t length = static_cast<size_t>(subject.train.seq_len + 1);
+  const size_t s = static_cast<size_t>(subject.train.seq_len), length = packed ? 3 * s : s + 1;
   std::vector<int32_t> tokens(static_cast<size_t>(subject.sequences) * length);
-  for (int64_t i = 0; i < subject.sequences; ++i)
-    text.sequence(step * subject.sequences + i, std::span(tokens).subspan(static_cast<size_t>(i) * length, length));
+  for (int64_t i = 0; i < subject.sequences; ++i) {
+    const auto row = std::span(tokens).subspan(static_cast<size_t>(i) * length, length);
+    const int64_t number = step * subject.sequences + i;
+    if (packed)
+      text.packed(number, {row.subspan(0, s), row.subspan(s, s), row.subspan(2 * s, s)});
+    else
+      text.sequence(number, row);
+  }
   return tokens;
 }
 
@@ -61,24 +67,24 @@ std::string norm_difference(std::span<const double> want, std::span<const double
 }  // namespace
 
 template <class T>
-Expected<T> expect(const Subject& subject, const TokenOrder& order) {
-  reference::Trainer<T> trainer(subject.model, subject.train, subject.sequences, order);
+Expected<T> expect(const Subject& subject, const TokenOrder& order, bool packed) {
+  reference::Trainer<T> trainer(subject.model, subject.train, subject.sequences, order, packed);
   Expected<T> expected;
   expected.initial = by_name(trainer);
   for (int64_t step = 0; step < kSteps; ++step) {
-    const auto tokens = tokens_of(subject, step);
+    const auto tokens = tokens_of(subject, step, packed);
     const auto sum = trainer.gradients(tokens);
     trainer.update(sum.gradients);
     expected.losses.push_back(sum.nll);
     expected.squared_norms.push_back(squared_norm(sum.gradients));
   }
   expected.parameters = by_name(trainer);
-  expected.validation_loss = trainer.validation_loss(tokens_of(subject, 0));
+  expected.validation_loss = trainer.validation_loss(tokens_of(subject, 0, packed));
   return expected;
 }
 
-template Expected<float> expect(const Subject&, const TokenOrder&);
-template Expected<double> expect(const Subject&, const TokenOrder&);
+template Expected<float> expect(const Subject&, const TokenOrder&, bool);
+template Expected<double> expect(const Subject&, const TokenOrder&, bool);
 
 std::string differences(const Case& config, const Expected<float>& want, const Trained& have) {
   std::string text;

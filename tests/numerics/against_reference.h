@@ -24,7 +24,7 @@ struct Expected {
 
 /// Trains the reference on the subject's recipe, in fp32 or fp64.
 template <class T>
-Expected<T> expect(const Subject& subject, const TokenOrder& order = {});
+Expected<T> expect(const Subject& subject, const TokenOrder& order = {}, bool packed = false);
 
 /// Everything that differs in a bit, or is no number, one a line; squared norms, which add in another order, by more than 1e-12.
 std::string differences(const Case& config, const Expected<float>& want, const Trained& have);

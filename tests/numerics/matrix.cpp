@@ -247,6 +247,7 @@ std::vector<Case> sequence_layouts() {
   base.layout.sequence_parallel = true;
   std::vector<Case> list{base};
   times<int>(list, {2, 4}, [](Case& c, int v) { c.layout.tp = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.tensor_overlap = v; });
   times<std::array<int, 3>>(list, {{1, 1, 0}, {1, 2, 0}, {2, 1, 0}, {2, 1, 1}, {2, 1, 2}, {2, 1, 3}, {2, 2, 1}, {4, 1, 3}},
                             [](Case& c, std::array<int, 3> v) {
                               c.layout.dp = v[0];
@@ -348,6 +349,12 @@ std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds) {
   return list;
 }
 
+Subject subject_named(std::string_view name) {
+  for (Subject& s : subjects())
+    if (s.name == name) return s;
+  SHARDLAB_CHECK(false, "no subject is called {}", name);
+}
+
 std::vector<Subject> mixture_subjects() {
   Model m = llama();
   m.name = "mixture";
@@ -363,15 +370,28 @@ std::vector<Case> expert_layouts() {
   Case base;
   base.canonical = true;
   std::vector<Case> list{base};
-  // dp, ep, pp, zero, grad_accumulation
-  times<std::array<int, 5>>(list,
-                            {{1, 1, 1, 0, 4}, {2, 1, 1, 3, 2}, {2, 2, 1, 0, 2}, {4, 2, 1, 1, 1}, {4, 4, 1, 2, 2}, {2, 2, 2, 0, 4}},
-                            [](Case& c, std::array<int, 5> v) {
+  // dp, ep, pp, zero, grad_accumulation, cp, tp, sequence_parallel
+  times<std::array<int, 8>>(list,
+                            {{1, 1, 1, 0, 4, 1, 1, 0},
+                             {2, 1, 1, 3, 2, 1, 1, 0},
+                             {2, 2, 1, 0, 2, 1, 1, 0},
+                             {4, 2, 1, 1, 1, 1, 1, 0},
+                             {4, 4, 1, 2, 2, 1, 1, 0},
+                             {2, 2, 2, 0, 4, 1, 1, 0},
+                             {2, 4, 1, 2, 4, 2, 1, 0},
+                             {1, 2, 1, 0, 8, 2, 2, 1},
+                             {2, 1, 1, 3, 2, 1, 2, 0},
+                             {2, 2, 1, 0, 4, 1, 2, 1}},
+                            [](Case& c, std::array<int, 8> v) {
                               c.layout.dp = v[0];
                               c.layout.ep = v[1];
                               c.layout.pp = v[2];
                               c.layout.zero = v[3];
                               c.train.grad_accumulation = v[4];
+                              c.layout.cp = v[5];
+                              c.layout.cp_kind = v[5] > 1 ? ContextKind::kRing : ContextKind::kNone;
+                              c.layout.tp = v[6];
+                              c.layout.sequence_parallel = v[7] > 0;
                               c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
                             });
   times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
@@ -456,6 +476,18 @@ void RandomText::sequence(int64_t number, std::span<int32_t> out) const {
   for (size_t i = 0; i < out.size(); ++i) {
     const uint64_t element = static_cast<uint64_t>(number) * 4096 + i;
     out[i] = static_cast<int32_t>(random_bits({99, RandomUse::kShuffle, 0, 0}, element) % static_cast<uint64_t>(vocab_));
+  }
+}
+
+void RandomText::packed(int64_t number, const PackedSequence& out) const {
+  sequence(number, out.tokens);
+  for (size_t i = 0; i < out.tokens.size(); ++i) {
+    const uint64_t element = static_cast<uint64_t>(number) * 4096 + i;
+    const auto draw = [&](uint32_t use) { return random_bits({99, RandomUse::kShuffle, use, 0}, element); };
+    const bool begins = i == 0 || draw(1) % 5 == 0;
+    out.positions[i] = begins ? 0 : out.positions[i - 1] + 1;
+    if (i > 0) out.targets[i - 1] = begins ? static_cast<int32_t>(draw(2) % static_cast<uint64_t>(vocab_)) : out.tokens[i];
+    if (i + 1 == out.tokens.size()) out.targets[i] = static_cast<int32_t>(draw(2) % static_cast<uint64_t>(vocab_));
   }
 }
 

@@ -23,6 +23,8 @@ struct Subject {
 
 /// Both families, tied and untied, grouped queries, uneven stages, odd leaf sizes, dropout; each with SGD at lr 1 and with AdamW.
 std::vector<Subject> subjects();
+/// The one of that name; without one a bug.
+Subject subject_named(std::string_view name);
 
 /// Every layout of at most 8 ranks that some subject can be trained with: the product of the values of every layout key.
 std::vector<Case> layouts();
@@ -67,11 +69,12 @@ std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts)
 /// "dp2 tp2 pp2 1f1b ga2 b2 zero1 bucket4096 overlap recompute".
 std::string layout_name(const Case& config);
 
-/// Distinct random tokens for every sequence of a run.
+/// Distinct random tokens for every sequence of a run; packed, a sequence is random documents of five tokens on average.
 class RandomText final : public BatchSource {
  public:
   explicit RandomText(int64_t vocab) : vocab_(vocab) {}
   void sequence(int64_t number, std::span<int32_t> out) const override;
+  void packed(int64_t number, const PackedSequence& out) const override;
 
  private:
   int64_t vocab_;

@@ -27,12 +27,6 @@ constexpr ContextKind kKinds[] = {ContextKind::kAllGather, ContextKind::kRing, C
 
 Result<Trained> train(const Case& config) { return train_case(config, RandomText(config.model.vocab), kSteps); }
 
-Subject subject_named(std::string_view name) {
-  for (Subject& s : subjects())
-    if (s.name == name) return s;
-  SHARDLAB_CHECK(false, "no subject is called {}", name);
-}
-
 TokenOrder order_of(const Case& config) {
   const auto plan = lower(config);
   return plan ? plan->token_order : TokenOrder{};

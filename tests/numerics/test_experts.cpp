@@ -5,9 +5,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "plan/base/tree.h"
+#include "plan/memory.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
@@ -15,6 +19,7 @@
 #include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
 #include "tests/numerics/matrix.h"
+#include "tests/numerics/running.h"
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
@@ -88,6 +93,10 @@ Model small_qwen3_moe() {
 struct Sizes {
   int dp = 1, ep = 1, pp = 1, zero = 0, accumulation = 1;
   Schedule schedule = Schedule::k1F1B;
+  int cp = 1;
+  ContextKind kind = ContextKind::kRing;
+  int tp = 1;
+  bool sequence_parallel = false;
 };
 
 Case case_of(const Subject& subject, const Sizes& sizes, bool canonical) {
@@ -98,21 +107,34 @@ Case case_of(const Subject& subject, const Sizes& sizes, bool canonical) {
   c.layout.dp = sizes.dp, c.layout.ep = sizes.ep, c.layout.pp = sizes.pp, c.layout.zero = sizes.zero;
   c.layout.overlap = sizes.accumulation % 2 == 0;
   if (sizes.pp > 1) c.layout.schedule = sizes.schedule;
+  c.layout.cp = sizes.cp;
+  if (sizes.cp > 1) c.layout.cp_kind = sizes.kind;
+  if (c.layout.cp_kind == ContextKind::kUsp) c.layout.cp_ulysses = 2;
+  c.layout.tp = sizes.tp, c.layout.sequence_parallel = sizes.sequence_parallel;
   c.train.grad_accumulation = sizes.accumulation;
   c.train.micro_batch = subject.sequences / (sizes.accumulation * sizes.dp);
   c.train.grad_norm = true;
-  c.name = fmt::format("{} dp{} ep{} pp{} zero{} ga{}", subject.name, sizes.dp, sizes.ep, sizes.pp, sizes.zero, sizes.accumulation);
+  c.name = fmt::format("{} dp{} ep{} pp{} zero{} ga{} cp{} {} tp{}{}", subject.name, sizes.dp, sizes.ep, sizes.pp, sizes.zero,
+                       sizes.accumulation, sizes.cp, name_of(c.layout.cp_kind), sizes.tp,
+                       sizes.sequence_parallel ? " sequence-parallel" : "");
   return c;
 }
 
 Result<Trained> train(const Case& config) { return train_case(config, RandomText(config.model.vocab), kSteps); }
 
+/// Trains every case and compares it with the reference, whose sequences lie in memory in the case's order.
 void train_all(const Subject& subject, const std::vector<Case>& cases) {
-  const auto expected = expect<float>(subject);
+  std::map<std::string, Expected<float>> known;
   for (const Case& config : cases) {
     INFO(config.name);
+    const auto plan = lower(config);
+    INFO((plan ? "" : to_string(plan.error())));
+    REQUIRE(plan.ok());
+    const TokenOrder order = plan->token_order;
+    const auto [expected, fresh] = known.try_emplace(fmt::format("{} {}", static_cast<int>(order.kind), order.parts));
+    if (fresh) expected->second = expect<float>(subject, order);
     const auto trained = train(config);
-    const std::string difference = trained ? differences(config, expected, *trained) : to_string(trained.error());
+    const std::string difference = trained ? differences(config, expected->second, *trained) : to_string(trained.error());
     INFO(difference);
     CHECK(difference.empty());
   }
@@ -206,6 +228,91 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("experts beside context parallelism, canonical: parts of sequences train to the bits of the reference") {
+  using enum ContextKind;
+  constexpr Sizes kSizes[] = {{.accumulation = 4, .cp = 2},
+                              {.dp = 2, .accumulation = 2, .cp = 2, .kind = kAllGather},
+                              {.dp = 2, .zero = 3, .accumulation = 2, .cp = 2, .kind = kUlysses},
+                              {.pp = 2, .accumulation = 4, .cp = 2, .kind = kStriped},
+                              {.accumulation = 4, .cp = 4, .kind = kUsp},
+                              // The parts of a sequence share the experts ...
+                              {.ep = 2, .accumulation = 4, .cp = 2, .kind = kZigzag},
+                              {.dp = 2, .ep = 2, .accumulation = 2, .cp = 2},
+                              {.dp = 2, .ep = 2, .zero = 2, .accumulation = 2, .cp = 2},
+                              {.dp = 4, .ep = 2, .zero = 1, .cp = 2},
+                              {.ep = 4, .accumulation = 4, .cp = 4, .kind = kUsp},
+                              // ... and so do those of several.
+                              {.dp = 2, .ep = 4, .accumulation = 2, .cp = 2, .kind = kAllGather},
+                              {.dp = 4, .ep = 4, .cp = 2},
+                              {.dp = 4, .ep = 4, .zero = 3, .cp = 2, .kind = kUlysses},
+                              {.dp = 2, .ep = 4, .pp = 2, .zero = 2, .accumulation = 2, .cp = 2}};
+  Experts sigmoid = kSigmoid;
+  sigmoid.count = 8;
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kSgd), subject_of(sigmoid, Optimizer::kAdamW, 0.25f, 0.5f),
+                          layered(false, Optimizer::kAdamW), layered(true, Optimizer::kSgd, 0.25f)}) {
+    subject.train.seq_len = 24;
+    subject.sequences = 4;
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes)
+      if (sizes.pp == 1 || subject.model.layers == 2) cases.push_back(case_of(subject, sizes, true));
+    for (const size_t i : {size_t{1}, size_t{10}}) {
+      cases.push_back(cases[i]);
+      cases.back().layout.recompute = Recompute::kFull;
+    }
+    train_all(subject, cases);
+  }
+}
+
+TEST_CASE("experts beside tensor parallelism, canonical: slices of experts train to the bits of the reference") {
+  constexpr Sizes kSizes[] = {{.tp = 2},
+                              {.accumulation = 2, .tp = 2, .sequence_parallel = true},
+                              {.dp = 2, .accumulation = 2, .tp = 2},
+                              {.dp = 2, .zero = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
+                              {.dp = 2, .zero = 3, .tp = 2},
+                              {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2},
+                              {.dp = 2, .ep = 2, .zero = 1, .tp = 2, .sequence_parallel = true},
+                              {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2, .tp = 2, .sequence_parallel = true},
+                              {.dp = 4, .ep = 2, .tp = 2},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .tp = 2, .sequence_parallel = true},
+                              // Parts of sequences too.
+                              {.accumulation = 8, .cp = 2, .tp = 2, .sequence_parallel = true},
+                              {.dp = 2, .ep = 2, .accumulation = 4, .cp = 2, .tp = 2},
+                              {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2, .tp = 2, .sequence_parallel = true}};
+  Experts sigmoid = kSigmoid;
+  sigmoid.count = 8;
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kSgd), subject_of(sigmoid, Optimizer::kAdamW, 0.25f, 0.5f),
+                          layered(false, Optimizer::kAdamW), layered(true, Optimizer::kSgd, 0.25f)}) {
+    subject.train.seq_len = 24;
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes)
+      if (sizes.pp == 1 || subject.model.layers == 2) cases.push_back(case_of(subject, sizes, true));
+    for (const size_t i : {size_t{0}, size_t{5}, size_t{7}}) {
+      cases.push_back(cases[i]);
+      cases.back().layout.recompute = Recompute::kFull;
+    }
+    for (const size_t i : {size_t{1}, size_t{8}}) {
+      cases.push_back(cases[i]);
+      cases.back().layout.recompute = Recompute::kSelective;
+      cases.back().layout.recompute_options.modules = "attn.norm attn.core mlp.norm mlp.act";
+    }
+    train_all(subject, cases);
+  }
+}
+
+TEST_CASE("norms of heads beside tensor parallelism, canonical: a dense model's heads train to the bits of the reference") {
+  Subject subject = subject_of({}, Optimizer::kSgd);
+  subject.name = "dense with norms of heads";
+  subject.model.qk_norm = true;
+  subject.model.heads = 8, subject.model.kv_heads = 4, subject.model.head_dim = 4;
+  subject.train.seq_len = 24;
+  train_all(subject,
+            {case_of(subject, {.tp = 2}, true), case_of(subject, {.accumulation = 2, .tp = 4, .sequence_parallel = true}, true),
+             case_of(subject, {.dp = 2, .zero = 3, .accumulation = 2, .tp = 2}, true),
+             case_of(subject, {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1, .tp = 2}, true),
+             case_of(subject, {.accumulation = 8, .cp = 2, .tp = 2}, true),
+             case_of(subject, {.accumulation = 8, .cp = 4, .tp = 2, .sequence_parallel = true}, true)});
+}
+
 TEST_CASE("a config.json of Qwen3-MoE is read and trains to the bits of the reference") {
   Subject subject = subject_of(kSoftmax, Optimizer::kAdamW, 0, 1.0f);
   subject.model = small_qwen3_moe();
@@ -236,12 +343,83 @@ TEST_CASE("experts, fast: no layout is further from fp64 than 1.5 times one rank
   const auto one_rank = train(case_of(subject, {}, false));
   REQUIRE(one_rank.ok());
   const double bound = 1.5 * error_of(expected, *one_rank) + 1e-6;
-  for (const Sizes& sizes :
-       {Sizes{.dp = 2, .accumulation = 2}, {.dp = 4, .zero = 2}, {.dp = 4, .ep = 2, .zero = 1, .accumulation = 2}}) {
+  for (const Sizes& sizes : {Sizes{.dp = 2, .accumulation = 2},
+                             {.dp = 4, .zero = 2},
+                             {.dp = 4, .ep = 2, .zero = 1, .accumulation = 2},
+                             {.dp = 2, .accumulation = 2, .cp = 2},
+                             {.dp = 2, .ep = 2, .zero = 1, .accumulation = 2, .cp = 2},
+                             {.dp = 4, .ep = 4, .cp = 2},
+                             {.tp = 2},
+                             {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
+                             {.dp = 2, .zero = 3, .tp = 2}}) {
+    INFO(sizes.dp << " " << sizes.ep << " " << sizes.cp);
     const auto trained = train(case_of(subject, sizes, false));
     REQUIRE(trained.ok());
     CHECK(error_of(expected, *trained) <= bound);
   }
+}
+
+TEST_CASE("experts: what cannot be shared or cut is refused, and says what to set") {
+  const auto refused = [](const Case& c) {
+    const auto legal = check(c);
+    return legal.ok() ? std::string("accepted") : legal.error().message + " | " + legal.error().hint;
+  };
+  Subject subject = subject_of(kSoftmax, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  CHECK(refused(case_of(subject, {.dp = 2, .ep = 2, .cp = 4}, false)) ==
+        "ep=2 with cp=4: ranks that have the parts of a sequence share the experts together | set ep to a multiple of cp: 4");
+  CHECK(refused(case_of(subject, {.dp = 2, .ep = 8, .cp = 2}, false)) ==
+        "ep=8 with dp=2 and cp=2: experts are shared by groups of the dp*cp data ranks | set ep to a divisor of dp*cp, a multiple "
+        "of cp");
+  subject.model.qk_norm = true;
+  CHECK(refused(case_of(subject, {.tp = 4}, false)) ==
+        "model.qk_norm=true with kv_heads 2 and tp=4: ranks that share a kv head would norm it apart | choose a tp that divides "
+        "the kv "
+        "heads");
+  subject.model.heads = 12, subject.model.kv_heads = 6;
+  CHECK(refused(case_of(subject, {.tp = 2}, true)).starts_with("canonical with model.qk_norm=true and tp=2: 6 heads a rank"));
+  subject.model.experts.ffn = 13;
+  CHECK(refused(case_of(subject, {.tp = 2}, false)).starts_with("moe_ffn 13 is not divisible by tp=2"));
+}
+
+TEST_CASE(
+    "experts: memory is the plan's to the byte under every layout, and so are wire bytes, but for rows, which go as routes have "
+    "it") {
+  Subject subject = layered(false, Optimizer::kAdamW, 0, 0.5f);
+  subject.train.seq_len = 24;
+  constexpr Sizes kSizes[] = {{.dp = 2, .accumulation = 4, .cp = 2},
+                              {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2},
+                              {.dp = 2, .ep = 2, .zero = 1, .tp = 2},
+                              {.dp = 2, .ep = 2, .zero = 3, .tp = 2, .sequence_parallel = true},
+                              {.dp = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true}};
+  for (const bool canonical : {false, true})
+    for (const Sizes& sizes : kSizes) {
+      const Case config = case_of(subject, sizes, canonical);
+      Running run(config);
+      INFO(config.name << (canonical ? " canonical" : ""));
+      REQUIRE(std::isfinite(*run.session->step(0).loss));
+      const Mesh& mesh = run.placed.plan->mesh;
+      const int64_t rows = config.train.micro_batch * config.train.seq_len / config.layout.cp * config.model.experts.top_k;
+      const int64_t counts = int64_t{4} * kContractionLeaves * config.train.micro_batch * config.model.experts.count;
+      for (int rank = 0; rank < mesh.world_size(); ++rank) {
+        CHECK(run.session->ledger(rank).peak(Space::kDevice) ==
+              memory_peak(*run.placed.plan, 0)[static_cast<size_t>(Space::kDevice)].peak_bytes);
+        const auto planned = wire_bytes(*run.placed.plan, mesh.coordinates(rank));
+        for (size_t c = 0; c < run.placed.plan->comms.size(); ++c) {
+          const std::string& name = run.placed.plan->comms[c].name;
+          const int64_t sent = run.session->sent_by_comm(rank)[c];
+          INFO("rank " << rank << " " << name);
+          if (name != "ep") {
+            CHECK(sent == planned.at(name));
+            continue;
+          }
+          // Of one layer: its own rows go twice, and come back twice from ranks that have their experts, as others' do from here.
+          const int64_t most = 2 * rows * (1 + config.layout.ep) * config.model.hidden * 4;
+          CHECK(sent > 0);
+          CHECK(sent <= config.train.grad_accumulation * (most + counts));
+        }
+      }
+    }
 }
 
 namespace {
@@ -334,6 +512,48 @@ TEST_CASE("what surrounds experts: a wrong norm of heads, shared expert or group
        {"layer.B", "moe.shared.down", Phase::kW, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.a"); }, ""},
        {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).groups_chosen = 1; }, "groups"},
        {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).groups = 3; }, "groups=3"}});
+}
+
+TEST_CASE(
+    "experts beside parts of sequences: a load of a part, of no choice or of other sequences is refused, and says what is wrong") {
+  const auto lowered = lower(case_of(subject_of(kSoftmax, Optimizer::kSgd), {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2}, true));
+  REQUIRE(lowered.ok());
+  REQUIRE(verdict(*lowered) == "accepted");
+  refuse_all(
+      *lowered,
+      {{"layer.B", "moe.route", Phase::kI, [](Segment& s, Op& op) { op.reads[3] = slot(s, "moe.load.part"); }, "unreduced sum"},
+       {"layer.B", "moe.load", Phase::kNone, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.counts"); }, ""},
+       {"layer.B", "moe.route", Phase::kI, [](Segment&, Op& op) { std::get<Route>(op.work).sequence = 10; }, "sequence=10"},
+       {"layer.B", "moe.route", Phase::kI, [](Segment&, Op& op) { std::get<Route>(op.work).sequence = 0, op.reads.pop_back(); },
+        ""},
+       {"layer.B", "moe.up", Phase::kW, [](Segment& s, Op& op) { op.reads[0] = slot(s, "d.rows.in.there"); }, ""}});
+}
+
+TEST_CASE("experts beside slices: a missing sum, a sum too many or another's tokens are refused, and say what is wrong") {
+  Subject subject = layered(false, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  const Sizes slices{.dp = 2, .ep = 2, .tp = 2}, strips{.dp = 2, .ep = 2, .tp = 2, .sequence_parallel = true};
+  const auto canonical = lower(case_of(subject, slices, true)), fast = lower(case_of(subject, strips, false));
+  REQUIRE(canonical.ok());
+  REQUIRE(fast.ok());
+  refuse_all(
+      *canonical,
+      {{"layer.F", "moe.combine", Phase::kF, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.out.part"); }, "partial"},
+       {"layer.B", "moe.dispatch", Phase::kI, [](Segment& s, Op& op) { op.reads[0] = slot(s, "d.rows.in.part"); }, "partial"},
+       {"layer.F", "moe.g", Phase::kNone, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.out"); }, "already whole"},
+       {"layer.B", "attn.qk_norm", Phase::kW,
+        [](Segment& s, Op& op) {
+          if (op.reads.size() == 2) op.reads[0] = slot(s, "d.attn.q_norm.gamma.tokens.part");
+        },
+        ""},
+       {"layer.B", "attn.qk_norm.tokens", Phase::kW, [](Segment&, Op& op) { std::swap(op.writes[0], op.writes[1]); }, ""}});
+  refuse_all(*fast, {{"layer.B", "moe.route", Phase::kI, [](Segment& s, Op& op) { op.reads[0] = slot(s, "d.moe.weights.part"); },
+                      "unreduced sum"},
+                     {"layer.B", "moe.router.own", Phase::kNone,
+                      [](Segment& s, Op& op) { op.reads[0] = slot(s, "mlp.norm.y.all"); }, "forward value"},
+                     {"layer.B", "moe.norm.y", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, "gradient"},
+                     {"layer.F", "moe.shared", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, ""},
+                     {"layer.F", "mlp.g", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""}});
 }
 
 }  // namespace shardlab::testing

@@ -22,12 +22,6 @@ namespace {
 
 Result<Trained> train(const Case& config) { return train_case(config, RandomText(config.model.vocab), kSteps); }
 
-Subject subject_named(std::string_view name) {
-  for (Subject& s : subjects())
-    if (s.name == name) return s;
-  SHARDLAB_CHECK(false, "no subject is called {}", name);
-}
-
 Case case_of(const Subject& subject, bool canonical, int dp = 1, int tp = 1, int64_t micro_batch = 1) {
   Case c;
   c.canonical = canonical;

@@ -36,10 +36,10 @@ Subject subject_of(const Case& c) {
 }
 
 /// What the reference depends on.
-std::string recipe(const Subject& s, const TokenOrder& order) {
+std::string recipe(const Subject& s, const TokenOrder& order, bool packed) {
   const Train& t = s.train;
-  return fmt::format("{} {} {} {} {} {} {} {}", s.sequences, t.micro_batch, t.grad_accumulation, t.dropout, t.clip_norm,
-                     s.model.tied_embeddings, static_cast<int>(order.kind), order.parts);
+  return fmt::format("{} {} {} {} {} {} {} {} {}", s.sequences, t.micro_batch, t.grad_accumulation, t.dropout, t.clip_norm,
+                     s.model.tied_embeddings, static_cast<int>(order.kind), order.parts, packed);
 }
 
 }  // namespace
@@ -66,8 +66,8 @@ TEST_CASE("legal pairs train as they promise, in the memory and with the bytes o
     CHECK(difference_from_replay(plan) == "");
     ++planned;
     const Subject subject = subject_of(c);
-    const auto [found, fresh] = references.try_emplace(recipe(subject, plan.token_order));
-    if (fresh) found->second = expect<float>(subject, plan.token_order);
+    const auto [found, fresh] = references.try_emplace(recipe(subject, plan.token_order, c.data.packed));
+    if (fresh) found->second = expect<float>(subject, plan.token_order, c.data.packed);
     const Expected<float>& want = found->second;
     const auto trained = train_case(c, RandomText(c.model.vocab), kSteps);
     INFO((trained.ok() ? "" : to_string(trained.error())));

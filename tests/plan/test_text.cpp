@@ -17,9 +17,12 @@ using testing::parsed;
 using testing::random_plan;
 using testing::small_plan_text;
 
+/// Place and message of the refusal, which always says what to do next.
 std::string error_of(const std::string& text) {
   const Result<Plan> plan = parse_plan(text, "p");
-  return plan.ok() ? "parsed" : to_string(plan.error());
+  if (plan.ok()) return "parsed";
+  CHECK_FALSE(plan.error().hint.empty());
+  return plan.error().where + ": " + plan.error().message;
 }
 
 std::string with_line(const std::string& line) {
@@ -94,11 +97,11 @@ std::vector<std::string> values_of(Work work) {
 }
 
 std::vector<Work> every_work() {
-  std::vector<Work> all{LoadBatch{},     Embed{},      Positions{},      Norm{},           Linear{},   Rope{},    Attention{},
-                        Activation{},    SplitHeads{}, AttentionBlock{}, AttentionMerge{}, Residual{}, Dropout{}, CrossEntropy{},
-                        Add{},           Fill{},       SumScalars{},     SquaredNorm{},    Sgd{},      AdamW{},   Copy{},
-                        Kernel{},        Collective{}, Send{},           Recv{},           Regroup{},  Route{},   Dispatch{},
-                        GroupedLinear{}, Combine{},    HeadNorm{}};
+  std::vector<Work> all{LoadBatch{},     Embed{},      Positions{},      Norm{},           Linear{},    Rope{},    Attention{},
+                        Activation{},    SplitHeads{}, AttentionBlock{}, AttentionMerge{}, Residual{},  Dropout{}, CrossEntropy{},
+                        Add{},           Fill{},       SumScalars{},     SquaredNorm{},    Sgd{},       AdamW{},   Copy{},
+                        Kernel{},        Collective{}, Send{},           Recv{},           Regroup{},   Route{},   Dispatch{},
+                        GroupedLinear{}, Combine{},    HeadNorm{},       Strips{},         ExpertLoad{}};
   for (int k = 1; k < 5; ++k) all.push_back(Collective{.kind = static_cast<CollectiveKind>(k)});
   REQUIRE(all.size() == std::variant_size_v<Work> + 4);
   return all;
@@ -214,14 +217,15 @@ role 2
 TEST_CASE("a parse error names line, column, the expected and the found") {
   const std::string where = "p:7:";
   REQUIRE(error_of("") == "p:1:1: expected `shardlab plan 1`, found the end of the text");
-  REQUIRE(error_of("shardlab plan 2\n") == "p:1:15: expected version 1, found version 2\n  print the plan again with this program");
+  REQUIRE(error_of("shardlab plan 2\n") == "p:1:15: expected version 1, found version 2");
+  REQUIRE(parse_plan("shardlab plan 2\n", "p").error().hint == "print the plan again with this program");
   REQUIRE(error_of("shardlab plan 1\n") == "p:2:1: expected a line `streams compute ...`, found none");
   REQUIRE(error_of("shardlab plan 1\nmesh dp=0\n") == "p:2:6: expected a size of at least 1 for axis `dp`, found 0");
   REQUIRE(error_of(with_line("linear.F a (%x, %w) -> (%x)")) ==
           where + "17: expected the name of a slot of the segment, defined above, found `%w`");
   REQUIRE(error_of(with_line("linear.F a (%x, %x) (%x)")) == where + "21: expected `->`, found `(`");
   REQUIRE(error_of(with_line("linear.F a (%x, %x) -> (%x) rms")) ==
-          where + "29: expected an attribute of linear (bias, accumulate, chunks), found `rms`");
+          where + "29: expected an attribute of linear (bias, accumulate, chunks, strips, turn, carry), found `rms`");
   REQUIRE(error_of(with_line("linear.F a (%x, %x) -> (%x) bias=1")) == where + "29: expected `bias` without a value");
   REQUIRE(error_of(with_line("linear.X a (%x) -> (%x)")) == where + "1: expected an op with phase F, I or W, found `linear.X`");
   REQUIRE(error_of(with_line("copy.F a (%x) -> (%x)")) == where + "1: expected `copy`, which has no phase, found `copy.F`");

@@ -120,6 +120,20 @@ TEST_CASE("the page without scripts has the answer and a row for each case") {
   CHECK(count_of(between(page, "<noscript>", "</noscript>"), "<tr>") == report.cases.size() + 1);
 }
 
+TEST_CASE("the page's head names the device that was measured, and its host after it") {
+  Report report = sweep_report();
+  report.metadata.processor = "Host Processor";
+  const auto head = [&] { return between(render_html(report), "<h1", "</header>"); };
+  CHECK(head().find("· Host Processor") != std::string::npos);
+  CaseOutcome& o = report.cases.front();
+  REQUIRE(o.measured);
+  o.config.backend = BackendKind::kCuda;
+  o.config.machine.device.id = "SomeGPU";
+  CHECK(head().find("· SomeGPU, host Host Processor") != std::string::npos);
+  o.measured.reset();  // what is only predicted ran nowhere
+  CHECK(head().find("· Host Processor") != std::string::npos);
+}
+
 TEST_CASE("the page without data weighs less than 300 kB") {
   Report empty;
   CHECK(render_html(empty).size() < 300'000);

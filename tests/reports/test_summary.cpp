@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "reports/columns.h"
 #include "reports/selection.h"
 #include "reports/summary.h"
 #include "tests/namespaces.h"
@@ -90,6 +91,30 @@ TEST_CASE("losses are compared within a model, batch, optimizer and seed, whatev
   CHECK(s.losses[1].largest_deviation == 0);
 }
 
+TEST_CASE("packed documents: losses of their own, and where their length is not known no MFU and a word of the prediction") {
+  std::vector<CaseOutcome> cases{variant("a", 0.1), variant("b", 0.1, 2)};
+  CHECK(summarise(cases).losses.size() == 1);
+  const auto said = [&] {
+    const std::vector<Statement> all = statements(cases, summarise(cases));
+    return std::ranges::any_of(
+        all, [](const Statement& s) { return s.text.find("as if each sequence were one document") != std::string::npos; });
+  };
+  CHECK_FALSE(said());
+  cases[1].config.train.precision = Precision::kFp32;
+  cases[1].config.machine.device.peak_flops["fp32"] = 1e12;
+  const std::optional<double> whole = mfu(cases[1], 0.1);
+  REQUIRE(whole);
+  cases[1].config.data.packed = true;
+  CHECK(summarise(cases).losses.size() == 2);
+  CHECK(said());
+  CHECK_FALSE(mfu(cases[1], 0.1));
+  cases[1].config.data.document_tokens = cases[1].config.train.seq_len / 4;
+  CHECK_FALSE(said());
+  const std::optional<double> packed = mfu(cases[1], 0.1);
+  REQUIRE(packed);
+  CHECK(*packed < *whole);
+}
+
 TEST_CASE("the time to a loss is told in order of time, with those that did not reach it") {
   std::vector<CaseOutcome> cases{variant("slow", 0.1), variant("lossy", 0.05), variant("fast", 0.04)};
   for (CaseOutcome& o : cases) {
@@ -152,18 +177,27 @@ TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mo
   for (CaseOutcome& o : cases) o.measured->losses = {5.5, 4.25, 3.5}, o.config.canonical = true;
   CHECK(said(cases) == Said{{Mood::kGood, "4 layouts in canonical mode are equal to the bit over 3 steps, as promised."}});
   cases[1].measured->losses[2] = 3.75;
+  // A layout that keeps tokens in another order adds them in another order, and is held to those of its own.
+  std::vector<CaseOutcome> reordered = cases;
+  reordered[1].config.layout.cp = 2, reordered[1].config.layout.cp_kind = ContextKind::kZigzag;
+  CHECK(said(reordered) == Said{{Mood::kGood, "3 layouts in canonical mode are equal to the bit over 3 steps, as promised."}});
+  reordered[2].config.layout = reordered[1].config.layout;
+  CHECK(said(reordered).back() ==
+        std::pair(Mood::kBad,
+                  std::string("2 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised.")));
   CHECK(said(cases) ==
         Said{{Mood::kBad, "4 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised."}});
   cases[1].config.canonical = cases[2].config.canonical = false;
   cases[3].config.layout.compression.kind = CompressionKind::kTopK;
   cases[3].measured->losses[1] = 5.25;
-  CHECK(said(cases) ==
-        Said{{Mood::kNote,
-              "2 layouts differ by at most 0.25 over 3 steps. They add in different orders, for which no bound is promised; with "
-              "canonical: true the bits are equal."},
-             {Mood::kNote,
-              "1 layout of another method (compression, staleness, delayed or local updates): the largest difference from the other "
-              "layouts is 1 over 3 steps. A method's own difference has no promised bound."}});
+  CHECK(
+      said(cases) ==
+      Said{{Mood::kNote,
+            "2 layouts differ by at most 0.25 over 3 steps. They add in different orders, for which no bound is promised; with "
+            "canonical: true the bits are equal."},
+           {Mood::kNote,
+            "1 layout of another method (compression, staleness, delayed or local updates): the largest difference from the other "
+            "layouts is 1 over 3 steps. A method's own difference has no promised bound."}});
 }
 
 TEST_CASE("of many cases the fastest, the smallest and those that claims name stand for all, which are counted") {
@@ -188,4 +222,26 @@ TEST_CASE("of many cases the fastest, the smallest and those that claims name st
   CHECK(summary.by_status[static_cast<size_t>(Status::kRefused)] == 250);
   CHECK(s.cases[static_cast<size_t>(summary.fastest)].config.name == "case 27");
   CHECK(s.cases[static_cast<size_t>(summary.smallest)].config.name == "case 5");
+}
+
+TEST_CASE("of several models each has its own fastest case, and their losses have one sentence a promise") {
+  std::vector<CaseOutcome> cases{variant("a", 0.1), variant("b", 0.05, 2), variant("c", 0.2), variant("d", 0.4, 2),
+                                 variant("e", 0.3)};
+  cases[2].config.model.name = cases[3].config.model.name = "larger";
+  cases[4].config.model.name = "largest";
+  cases[3].measured->peak_bytes = 40'000'000;
+  for (CaseOutcome& o : cases) o.config.canonical = true;
+  for (CaseOutcome& o : cases) o.measured->loss_unigram = o.measured->losses.back() + 1;
+  cases[4].measured->loss_unigram = cases[4].measured->losses.back() - 1;
+  const Summary s = summarise(cases);
+  REQUIRE(s.by_model.size() == 3);
+  CHECK(s.by_model[0].fastest == 1);
+  CHECK(s.by_model[1].fastest == 2);
+  CHECK(s.by_model[1].smallest == 3);
+  CHECK(s.by_model[2].fastest == 4);
+  CHECK(s.fastest == 1);
+  CHECK(s.smallest == 3);
+  std::string text;
+  for (const Statement& statement : statements(cases, s)) text += statement.text + "\n";
+  REQUIRE_GOLDEN("reports/statements_of_models.txt", text);
 }

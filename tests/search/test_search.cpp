@@ -280,7 +280,7 @@ TEST_CASE("what is said of layouts that shardlab runs is their plans', and what 
     REQUIRE(config != nullptr);
     return CasePlan::of(*config, lower)->bytes();
   };
-  const int64_t context = static_cast<int64_t>(studies[0].prepared.profile().memory_context);
+  const int64_t context = static_cast<int64_t>(studies[0].prepared.profile().memory.context);
   for (const Objective objective : {Objective::kTime, Objective::kMemory}) {
     const int64_t capacity = 40'000'000'000;
     const Ranked ranked = rank(studies, space, {.objective = objective, .top = 12, .capacity_bytes = capacity, .lower = lower});
@@ -304,7 +304,7 @@ TEST_CASE("every schedule of shardlab's executor is proposed, with the bytes of 
   REQUIRE(prepared.ok());
   const std::vector<Study> studies{{8, *prepared}};
   Estimator estimator(studies[0].prepared);
-  const int64_t context = static_cast<int64_t>(studies[0].prepared.profile().memory_context);
+  const int64_t context = static_cast<int64_t>(studies[0].prepared.profile().memory.context);
   for (int number = 1; number <= static_cast<int>(Schedule::kDualPipeV); ++number) {
     const Schedule schedule = Schedule(number);
     INFO(name_of(schedule));

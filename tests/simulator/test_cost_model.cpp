@@ -1,4 +1,5 @@
 // Interpolation, the three cost models, and changed prices, against figures worked out by hand.
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -100,6 +101,78 @@ TEST_CASE("kernels and shapes of ops") {
   check("reduce", "reduce_scatter.direct", {4 * 128 * 32, 4});
   check("gather", "all_gather.ring", {4 * 128 * 32, 4});
   check("send", "p2p", {4 * 2 * 32 * 32});
+}
+
+TEST_CASE("an op costs what the nearest measured kernel does: of its order, of its element type, of its name") {
+  std::string text = kOps;
+  for (size_t at = 0; (at = text.find("%x activation f32", at)) != std::string::npos;) text.replace(at, 17, "%x activation bf16");
+  const Expanded wide = expanded(kOps), narrow = expanded(text);
+  const auto check = [](const Expanded& e, const char* label, const Machine& m, bool canonical, double seconds, bool extrapolated) {
+    INFO(label << " " << seconds);
+    const CalibratedCostModel model(m, canonical);
+    CHECK(model.compute(*e.plan, op(e, label), 1).value == Approx(seconds));
+    CHECK(model.extrapolates(*e.plan, op(e, label)) == extrapolated);
+  };
+  CHECK(kernel_of(*op(narrow, "norm").segment, *op(narrow, "norm").op) == "norm.F.rms.bf16");
+  CHECK(kernel_of(*op(wide, "norm").segment, *op(wide, "norm").op) == "norm.F.rms");
+  const Machine plain = measured({{"norm.F.rms", {64, 32}, 1, 4e-6, 0, 1}, {"linear.F", {64, 128, 32}, 1, 1e-6, 0, 1}});
+  check(wide, "norm", plain, false, 4e-6, false);
+  check(narrow, "norm", plain, false, 4e-6, true);  // measured in another element type
+  check(wide, "linear", plain, true, 1e-6, false);  // a processor has one kernel for both orders
+  const Machine gpu = measured({{"norm.F.rms", {64, 32}, 1, 4e-6, 0, 1},
+                                {"norm.F.rms.bf16", {64, 32}, 1, 2e-6, 0, 1},
+                                {"linear.F", {64, 128, 32}, 1, 1e-6, 0, 1},
+                                {"linear.F.canonical", {64, 128, 32}, 1, 9e-6, 0, 1}});
+  check(narrow, "norm", gpu, false, 2e-6, false);
+  check(narrow, "norm", gpu, true, 2e-6, false);
+  check(wide, "linear", gpu, false, 1e-6, false);
+  check(wide, "linear", gpu, true, 9e-6, false);
+}
+
+TEST_CASE("a collective among ranks that share a device costs what was measured of all of them") {
+  const Expanded e = expanded(kOps);
+  const std::vector<RatePoint> points{{"all_gather.ring", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1}};
+  Machine m = measured(points, 1);
+  CHECK(CalibratedCostModel(m).communicate(*e.plan, op(e, "gather"), 1).value ==
+        Approx(2e-6));  // of one core, which four ranks share
+  Calibration calibration = *m.calibration;
+  calibration.launch_ahead = true;
+  m.calibration = std::make_shared<const Calibration>(calibration);
+  CHECK_FALSE(m.runs_on_cores());
+  CHECK(CalibratedCostModel(m).communicate(*e.plan, op(e, "gather"), 1).value == Approx(8e-6));
+}
+
+TEST_CASE("attention within packed documents costs what sequences of one length do, and is extrapolated where nothing is known") {
+  const auto packed = [](std::string_view attributes) {
+    std::string text = kOps;
+    const auto replace = [&](std::string_view from, const std::string& to) {
+      const size_t at = text.find(from);
+      REQUIRE(at != std::string::npos);
+      text.replace(at, from.size(), to);
+    };
+    replace("  bound %lse", "  bound %positions input i32[2,32] micro:slice\n  bound %lse");
+    replace("(%qkv) -> (%o, %lse) heads=2 kv_heads=2 head_dim=16",
+            fmt::format("(%qkv, %positions) -> (%o, %lse) heads=2 kv_heads=2 head_dim=16 packed{}", attributes));
+    replace("  %lse activation f32[2,2,32] persistent",
+            "  %lse activation f32[2,2,32] persistent\n  %positions input i32[2,32] persistent");
+    replace("lse=%lse,", "positions=%positions, lse=%lse,");
+    return expanded(text);
+  };
+  const Expanded one = expanded(kOps), known = packed(" document=8"), unknown = packed("");
+  const auto shape = [](const Expanded& e) {
+    const Instruction& i = op(e, "attention");
+    return cost_shape_of(*e.plan, *i.segment, *i.op);
+  };
+  // Of 32 tokens each sees 8 (1 - mean of (7/8)^n over n = 1 to 32) = 6.3 on average, nearly as in sequences of 12 tokens: (12 + 1)/2.
+  CHECK(shape(known) == std::vector<int64_t>{2 * 32 / 12, 2, 12, 16});
+  CHECK(shape(unknown) == std::vector<int64_t>{2, 2, 32, 16});
+  const CalibratedCostModel model(
+      measured({{"attention.F", {2, 2, 32, 16}, 1, 1e-3, 0, 1}, {"attention.F", {5, 2, 12, 16}, 1, 4e-4, 0, 1}}));
+  CHECK_FALSE(model.extrapolates(*one.plan, op(one, "attention")));
+  CHECK_FALSE(model.extrapolates(*known.plan, op(known, "attention")));
+  CHECK(model.extrapolates(*unknown.plan, op(unknown, "attention")));
+  CHECK(model.compute(*known.plan, op(known, "attention"), 1).value == Approx(4e-4));
+  CHECK(model.compute(*unknown.plan, op(unknown, "attention"), 1).value == Approx(1e-3));
 }
 
 TEST_CASE("a table is exact on its points and on every power law") {

@@ -82,6 +82,32 @@ TEST_CASE("a device waits for the host only where launching is slower than runni
         "rank 0 compute 1 1.0625 c\n");
 }
 
+TEST_CASE("ranks of a machine with one GPU share it: their ops slow one another, their collective is one") {
+  const Expanded e = expanded(kOverlap);
+  FixedCostModel costs;
+  costs.seconds = {{"reduce", 3}};
+  Machine gpu = shared_cores(1);
+  Calibration launched;
+  launched.launch_ahead = true;
+  gpu.calibration = std::make_shared<const Calibration>(launched);
+  const Trace trace = simulate(*e.plan, e.programs, gpu, costs);
+  CHECK(timeline(e, trace) ==
+        "rank 0 compute 0 2 a\n"
+        "rank 0 comm 0 2 (reduce)\n"
+        "rank 0 comm 2 5 reduce\n"
+        "rank 0 compute 2 4 b\n"
+        "rank 0 compute 4 5 (c)\n"
+        "rank 0 compute 5 7 c\n"
+        "rank 1 compute 0 2 a\n"
+        "rank 1 comm 0 2 (reduce)\n"
+        "rank 1 comm 2 5 reduce\n"
+        "rank 1 compute 2 4 b\n"
+        "rank 1 compute 4 5 (c)\n"
+        "rank 1 compute 5 7 c\n");
+  gpu.cores = 2;
+  CHECK(step_seconds(simulate(*e.plan, e.programs, gpu, costs)) == Approx(5));  // a device each
+}
+
 TEST_CASE("a collective on its own stream overlaps what does not need it") {
   const Expanded e = expanded(kOverlap);
   FixedCostModel costs;

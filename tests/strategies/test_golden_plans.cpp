@@ -76,6 +76,9 @@ std::vector<Golden> goldens() {
   sequence.model = tiny_case(Family::kLlama).model;
   sequence.layout.recompute = Recompute::kFull;
   all.push_back({"sequence-parallel-recompute", sequence});
+  Case overlapped = tp;
+  overlapped.layout.sequence_parallel = overlapped.layout.tensor_overlap = true;
+  all.push_back({"tensor-overlap", overlapped});
   Case chunked = tiny_case(Family::kLlama);
   chunked.layout.loss_chunks = 2;
   chunked.train.grad_accumulation = 2;
@@ -109,6 +112,15 @@ std::vector<Golden> goldens() {
   context.layout.tp = 2;
   context.layout.sequence_parallel = true;
   all.push_back({"context-and-sequence-parallel", context});
+  Case packed = tiny_case();
+  packed.data.packed = true;
+  packed.data.document_tokens = 4;
+  all.push_back({"packed-documents", packed});
+  packed = tiny_case(Family::kLlama);
+  packed.data.packed = true;
+  packed.layout.cp = 2;
+  packed.layout.cp_kind = ContextKind::kZigzag;
+  all.push_back({"packed-documents-zigzag", packed});
   Case shared = tiny_case(Family::kLlama);
   shared.layout.tp = 4;  // of 2 kv heads: two ranks share each
   all.push_back({"tensor-parallel-shared-heads", shared});
@@ -130,6 +142,17 @@ std::vector<Golden> goldens() {
   layered.model.experts = {.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .shared = 1, .dense_layers = 1, .groups = 2};
   layered.layout.dp = layered.layout.ep = 2;
   all.push_back({"experts-layered", layered});
+  layered.layout.tp = 2;
+  layered.layout.sequence_parallel = true;
+  layered.model.experts.balance = 0.01f;
+  all.push_back({"experts-sliced", layered});
+  layered.layout.sequence_parallel = false;
+  layered.layout.cp = 2;
+  layered.layout.cp_kind = ContextKind::kRing;
+  layered.layout.ep = 4;
+  layered.canonical = true;
+  layered.train.micro_batch = 1;
+  all.push_back({"experts-sliced-canonical", layered});
   tp.train.precision = Precision::kFp8;
   all.push_back({"fp8", tp});
   tp.train.fp8_scaling = Fp8Scaling::kDelayed;

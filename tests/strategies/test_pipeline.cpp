@@ -98,6 +98,22 @@ TEST_CASE("parts may have any number of layers, the first and the last none") {
   REQUIRE(refusal("4;5") == "stage_layers=4;5: no list of numbers");
 }
 
+TEST_CASE("layers are dealt by measured time where a run goes on, and its parts are known") {
+  Case c = piped(Schedule::k1F1B, 3, 4);
+  c.layout.stage_layers = "measured";
+  REQUIRE_FALSE(is_pipeline_decided(c));
+  REQUIRE(to_string(check(c).error()) ==
+          "stage_layers=measured in a run that begins from its seed: nothing has been measured\n"
+          "  set checkpoint.resume to a checkpoint of a measured run, or stage_layers: balanced");
+  c.checkpoint.resume = "checkpoints";
+  REQUIRE(check(c).ok());
+  REQUIRE(lower(c).error().message == "stage_layers=measured has not been decided: a plan knows no seconds");
+  c.model.layers = 2;
+  REQUIRE(check(c).error().message == "pp=3 stages for 2 layers: a stage would be empty");
+  c.model.layers = 9, c.layout.schedule = Schedule::kAuto;
+  REQUIRE(check(c).error().message == "stage_layers=measured with schedule=auto: the number of parts is not known");
+}
+
 TEST_CASE("a table of slots that nobody has seen lowers as it is") {
   Case c = piped(Schedule::kTable, 2, 2);
   // Three parts on two stages, in no order of the known ones; micro-batch 1 before 0.

@@ -67,6 +67,7 @@ TEST_CASE("a shipped node has the figures of its sources") {
   CHECK(h100->device.power_w == 700);
   CHECK(h100->device.memory_bytes == 84'932'558'848);
   CHECK(load_machine("gb200-nvl72")->devices() == 72);
+  CHECK(load_machine("local").error().hint == "the machine at hand is machine: {local: true}");
   CHECK(load_machine("hgx-h100-nrd").error().message == "no machine is named `hgx-h100-nrd`, did you mean `hgx-h100-ndr`?");
 }
 

@@ -188,8 +188,8 @@ TEST_CASE("what a config.json asks for and cannot have is refused") {
   CHECK(message(vocab + R"(, "hidden_act": "relu")") == "`hidden_act` is \"relu\", which is not implemented");
   CHECK(message(vocab + R"(, "head_dim": "x")") == "`head_dim` is \"x\", not a whole number");
   CHECK(message(vocab + R"(, "num_key_value_heads": 3)") == "model.heads=4 is not divisible by model.kv_heads=3");
-  CHECK(parse_model("[1]", "m").error().message == "is not a JSON object");
-  CHECK(parse_model("{", "m").error().message == "is not a JSON object");
+  CHECK(parse_model("[1]", "m").error().message == "the file is no JSON object");
+  CHECK(parse_model("{", "m").error().message == "the file is no JSON object");
   CHECK(parse_model("{}", "m").error().message == "`model_type` is missing");
   CHECK(parse_model(R"({"model_type": "rwkv"})", "m").error().message == "`model_type` \"rwkv\" is not implemented");
 }

@@ -40,7 +40,7 @@ TEST_CASE("CSV that is no table is refused where it is wrong") {
   CHECK(refusal("a,b\n") == "t.csv:2:1: there is no row below the header\n  write one measured run a line");
   CHECK(refusal("a,a\n1,2\n") == "t.csv:1:3: column `a` stands twice\n  remove one of them");
   CHECK(refusal("a,\n1,2\n") == "t.csv:1:3: column 2 has no name\n  name it, or remove it");
-  CHECK(refusal("a,b\n1\n") == "t.csv:2:1: 1 fields where the header has 2\n  a field that holds a comma is written in quotes");
+  CHECK(refusal("a,b\n1\n") == "t.csv:2:1: 1 fields where the header has 2\n  give each row a field for each column; a field that holds a comma is written in quotes");
   CHECK(refusal("a\n\"1\n").starts_with("t.csv:2:1: a quoted field without its end"));
   CHECK(refusal("a\n\"1\"2\n").starts_with("t.csv:2:4: text after the closing quote of a field"));
   CHECK(refusal("a\n1\"2\n").starts_with("t.csv:2:2: a quote inside a field that does not begin with one"));

@@ -1,5 +1,6 @@
 #include "simulator/estimator/validate/interval.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "simulator/estimator/validate/score.h"
@@ -90,6 +91,36 @@ TEST_CASE("fewer than three sources leave the scales where they were set") {
   Learner learner(list), none({});
   CHECK(learner.without({}).scales == none.without({}).scales);
   CHECK(learner.without({}).multiplier == 1);
+}
+
+TEST_CASE("what one source alone shows is not learnt from") {
+  const auto with_beyond = [](std::initializer_list<const char*> bearers) {
+    std::vector<Observation> list = taught();
+    for (Observation& o : list)
+      if (std::ranges::find(bearers, o.source) != bearers.end()) o.doubt[DoubtTerm::kBeyond] = 0.5;
+    return Learner(list).without({});
+  };
+  const double set = Learner({}).without({}).scales[static_cast<size_t>(DoubtTerm::kBeyond)];
+  CHECK(set > 0);
+  CHECK(with_beyond({"a"}).scales[static_cast<size_t>(DoubtTerm::kBeyond)] == set);
+  CHECK(with_beyond({"a", "b"}).scales[static_cast<size_t>(DoubtTerm::kBeyond)] < set);
+}
+
+TEST_CASE("reserved bytes of a framework whose allocator nobody measured are doubtful, live ones are not") {
+  std::vector<Observation> list = taught();
+  for (Observation& o : list)
+    if (o.source == "a") o.doubt.allocator = "allocator a";
+  Learner learner(list);
+  Doubt live = doubt(0.1), seen = doubt(0.1), unseen = doubt(0.1);
+  seen.allocator = "allocator a", unseen.allocator = "allocator z";
+  for (Doubt* d : {&live, &seen, &unseen}) learner.seen().look_up(*d);
+  CHECK(live[DoubtTerm::kAllocator] == 0);
+  CHECK(seen[DoubtTerm::kAllocator] == 0);
+  CHECK(unseen[DoubtTerm::kAllocator] == 1);
+  // A source's own rows do not make its allocator known to itself.
+  learner.seen().look_up(seen, {"a"});
+  CHECK(seen[DoubtTerm::kAllocator] == 1);
+  CHECK(learner.without({}).of(unseen) > learner.without({}).of(live));
 }
 
 TEST_CASE("of two layouts of one study, only what they differ in may be off between them") {

@@ -177,15 +177,17 @@ TEST_CASE("columns of untuned runs") {
   const RowTable table = testing::table_of(
       "devices,pp,micro_batch,grad_accumulation,stage_split,master_dtype,moment_dtype,gradient_fusion,tf32,cuda_graphs,head_chunks,"
       "offload,"
-      "offload_layers,memory_rank,measured_bytes,measured_memory_kind,biases,positions",
-      {"8,4,1,4,embedding+head,bf16,bf16,false,true,layers,4,\"master=cpu,m=cpu\",3,last,1000,live,true,rotary",
-       "8,4,1,4,first=1 last=2,,,,,,,,,,,,,", "8,4,1,4,middle=3,,,,,,,,,,,,,", "8,4,1,4,,,,,,,,,,nth,1,live,,"});
+      "offload_layers,memory_rank,measured_bytes,measured_memory_kind,biases,positions,micro_batch_group,expert_overlap",
+      {"8,4,1,4,embedding+head,bf16,bf16,false,true,layers,4,\"master=cpu,m=cpu\",3,last,1000,live,true,rotary,5,true",
+       "8,4,1,4,first=1 last=2,,,,,,,,,,,,,,,", "8,4,1,4,middle=3,,,,,,,,,,,,,,,", "8,4,1,4,,,,,,,,,,nth,1,live,,,,"});
   REQUIRE(table.rows[0].run.ok());
   const RunLayout& l = table.rows[0].run->layout;
   CHECK((l.embedding_as_layer && l.head_as_layer));
   CHECK((l.master_dtype == "bf16" && l.moment_dtype == "bf16" && l.cuda_graphs == "layers"));
   CHECK((l.gradient_fusion == false && l.tf32 == true && l.head_chunks == 4 && l.offload_layers == 3));
   CHECK(l.offload.size() == 2);
+  CHECK((l.micro_batch_group == 5 && l.expert_overlap));
+  CHECK_FALSE(table.rows[1].run->layout.expert_overlap);
   CHECK(table.rows[0].run->measured.stage == 3);
   CHECK((table.rows[0].run->shape.biases == true && table.rows[0].run->shape.learned_positions == false));
   CHECK((table.rows[1].run->layout.first_stage_layers == 1 && table.rows[1].run->layout.last_stage_layers == 2));

@@ -30,7 +30,10 @@ std::string attack_text(const std::string& name) {
 /// All that `shardlab plan` does with a text. The refusal, the first finding, or "accepted".
 std::string outcome_of(const std::string& text) {
   const auto plan = parse_plan(text, "attack.plan");
-  if (!plan.ok()) return to_string(plan.error());
+  if (!plan.ok()) {
+    CHECK(plan.error().hint == "correct the text at this place; plan/README.md explains the syntax of plans");
+    return plan.error().where + ": " + plan.error().message;
+  }
   const auto findings = find_faults(*plan);
   if (!findings.empty()) return std::string(name_of(findings[0].rule)) + " | " + findings[0].op + " | " + findings[0].message;
   for (int role = 0; role < static_cast<int>(plan->roles.size()); ++role) {

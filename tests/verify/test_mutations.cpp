@@ -42,13 +42,17 @@ struct Mix {
   Diloco diloco = {};
   Fp8Scaling fp8_scaling = Fp8Scaling::kCurrent;
   ZeroPlusPlus zero_plus_plus = {};
-  bool sequence_parallel = false;
+  bool sequence_parallel = false, tensor_overlap = false;
   int64_t micro_batch = 1;
   int cp = 1;
   ContextKind cp_kind = ContextKind::kNone;
   int64_t kv_heads = 2;
   int loss_chunks = 1;
   int cp_ulysses = 0;
+  bool packed = false;
+  Experts experts = {};
+  int ep = 1;
+  bool qk_norm = false;
 };
 
 Case case_of(const Mix& mix) {
@@ -68,6 +72,7 @@ Case case_of(const Mix& mix) {
   c.layout.dp = mix.dp;
   c.layout.tp = mix.tp;
   c.layout.sequence_parallel = mix.sequence_parallel;
+  c.layout.tensor_overlap = mix.tensor_overlap;
   c.layout.cp = mix.cp;
   c.layout.cp_kind = mix.cp_kind;
   c.layout.pp = mix.pp;
@@ -100,6 +105,10 @@ Case case_of(const Mix& mix) {
   c.layout.zero_plus_plus = mix.zero_plus_plus;
   c.layout.loss_chunks = mix.loss_chunks;
   c.layout.cp_ulysses = mix.cp_ulysses;
+  c.data.packed = mix.packed;
+  c.model.experts = mix.experts;
+  c.model.qk_norm = mix.qk_norm;
+  c.layout.ep = mix.ep;
   return c;
 }
 
@@ -537,6 +546,59 @@ std::vector<Plan> context_plans() {
   return lowered(mixes);
 }
 
+/// Mixtures of experts, shared among ranks, beside parts of sequences and slices of experts; norms of heads.
+std::vector<Plan> expert_plans() {
+  constexpr Experts kPlain{.count = 4, .top_k = 2, .ffn = 8, .balance = 0.01f};
+  constexpr Experts kShared{.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .balance = 0.01f, .shared = 1, .dense_layers = 1};
+  const Mix mixes[] = {
+      {.name = "experts", .family = Family::kLlama, .tied = false, .experts = kPlain},
+      {.name = "experts dp2 ep2, canonical",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .accumulation = 2,
+       .canonical = true,
+       .experts = kPlain,
+       .ep = 2},
+      {.name = "experts dp2 ep4 cp2",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .clip_norm = 1,
+       .cp = 2,
+       .cp_kind = ContextKind::kRing,
+       .experts = kPlain,
+       .ep = 4},
+      {.name = "experts tp2 dp2 ep2 zero1, norms of heads",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .tp = 2,
+       .zero = 1,
+       .clip_norm = 1,
+       .experts = kShared,
+       .ep = 2,
+       .qk_norm = true},
+      {.name = "experts tp2 sequence parallel, norms of heads, canonical",
+       .family = Family::kLlama,
+       .tied = false,
+       .tp = 2,
+       .canonical = true,
+       .sequence_parallel = true,
+       .experts = kShared,
+       .qk_norm = true},
+      {.name = "experts tp2 dp2 ep2 sequence parallel",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .tp = 2,
+       .sequence_parallel = true,
+       .experts = kShared,
+       .ep = 2},
+  };
+  return lowered(mixes);
+}
+
 /// Head and loss in pieces.
 std::vector<Plan> chunked_plans() {
   const Mix mixes[] = {
@@ -649,6 +711,71 @@ TEST_CASE("mutations of the strategies' plans are all found") { CHECK(require_fu
 TEST_CASE("mutations of plans of sequences in parts, and of kv heads that ranks share, are all found") {
   CHECK(require_full_score(context_plans()) > 5'000);
 }
+
+TEST_CASE("mutations of plans of packed documents are all found") {
+  const Mix mixes[] = {{.name = "packed dp2", .dp = 2, .accumulation = 2, .packed = true},
+                       {.name = "packed llama tp2 sequence parallel, recompute",
+                        .family = Family::kLlama,
+                        .tied = false,
+                        .tp = 2,
+                        .accumulation = 2,
+                        .recompute = true,
+                        .sequence_parallel = true,
+                        .packed = true},
+                       {.name = "packed cp2 zigzag pp2",
+                        .pp = 2,
+                        .schedule = Schedule::k1F1B,
+                        .accumulation = 2,
+                        .cp = 2,
+                        .cp_kind = ContextKind::kZigzag,
+                        .packed = true},
+                       {.name = "packed cp2 ulysses",
+                        .family = Family::kLlama,
+                        .tied = false,
+                        .cp = 2,
+                        .cp_kind = ContextKind::kUlysses,
+                        .packed = true}};
+  CHECK(require_full_score(lowered(mixes)) > 2'000);
+}
+
+TEST_CASE("mutations of plans of products in strips are all found") {
+  const Mix mixes[] = {
+      {.name = "tp2 in strips", .tp = 2, .accumulation = 2, .sequence_parallel = true, .tensor_overlap = true, .micro_batch = 2},
+      {.name = "llama tp2 in strips, recompute, dp2 zero2",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .tp = 2,
+       .zero = 2,
+       .recompute = true,
+       .sequence_parallel = true,
+       .tensor_overlap = true},
+      {.name = "llama tp2 in strips, one kv head, canonical",
+       .family = Family::kLlama,
+       .tp = 2,
+       .canonical = true,
+       .sequence_parallel = true,
+       .tensor_overlap = true,
+       .kv_heads = 1},
+      {.name = "tp2 in strips cp2 zigzag",
+       .tied = false,
+       .tp = 2,
+       .sequence_parallel = true,
+       .tensor_overlap = true,
+       .cp = 2,
+       .cp_kind = ContextKind::kZigzag},
+      {.name = "tp2 in strips, zb-h1",
+       .tied = false,
+       .tp = 2,
+       .pp = 2,
+       .schedule = Schedule::kZbH1,
+       .accumulation = 2,
+       .sequence_parallel = true,
+       .tensor_overlap = true}};
+  CHECK(require_full_score(lowered(mixes)) > 3'500);
+}
+
+TEST_CASE("mutations of plans of experts are all found") { CHECK(require_full_score(expert_plans()) > 3'000); }
 
 TEST_CASE("mutations of plans of head and loss in pieces are all found") { CHECK(require_full_score(chunked_plans()) > 2'500); }
 

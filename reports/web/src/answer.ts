@@ -8,10 +8,15 @@ import { partsOf, kPartWords } from './parts';
 
 const join = (words: string[]): string => words.length < 2 ? words.join('') : words.slice(0, -1).join(', ') + ' and ' + words[words.length - 1];
 
-/// "Llama-3.1-70B on 64 devices of h100-sxm": the model and the device, named.
+/// "Llama-3.1-70B on 64 devices of h100-sxm": the model and the device, named, of the cases that ran; of all where none did.
 export function subject(report: Report): string {
-  const names = (name: string): string[] => report.column(name).distinct().filter(v => v !== null).map(String);
-  const models = names('model'), machines = names('machine'), ranks = report.column('world_size').distinct().filter(v => typeof v === 'number') as number[];
+  const ran = Array.from({ length: report.count }, (_, i) => i).filter(i => report.ok(i));
+  const of = <T>(name: string, is: (v: unknown) => v is T): T[] => {
+    const column = report.column(name), values = ran.length > 0 ? [...new Set(ran.map(i => column.at(i)))] : column.distinct();
+    return (values as unknown[]).filter(is);
+  };
+  const text = (v: unknown): v is string => typeof v === 'string' && v !== '', number = (v: unknown): v is number => typeof v === 'number';
+  const models = of('model', text), machines = of('machine', text), ranks = of('world_size', number).sort((a, b) => a - b);
   if (report.count === 0 || models.length === 0) return '';
   const words = (list: string[], many: string): string => list.length <= 3 ? join(list) : `${list.length} ${many}`;
   const sizes = ranks.length === 0 ? '' : ranks.length === 1 ? `${ranks[0]} ${ranks[0] === 1 ? 'rank' : 'ranks'} of ` : `${ranks[0]} to ${ranks[ranks.length - 1]} ranks of `;
@@ -38,17 +43,22 @@ function facts(report: Report, i: number): Child {
   return el('dl', { class: 'facts' }, rows);
 }
 
-/// "Compute is 61 % of the step; exposed communication 22 %, ...": what bounds a case.
-export function bound(report: Report, i: number): string {
+/// The parts of a case's step, the largest first, with their shares of it.
+function bounds(report: Report, i: number): (readonly [string, string])[] {
   const parts = partsOf(report, i, report.measured);
-  if (parts === null) return '';
+  if (parts === null) return [];
   const groups = new Map<string, number>();
   for (const p of parts) groups.set(p.group, (groups.get(p.group) ?? 0) + p.seconds);
   const sorted = [...groups].filter(([, s]) => s > 0).sort((a, b) => b[1] - a[1]), total = parts.reduce((sum, p) => sum + p.seconds, 0);
-  if (sorted.length === 0 || !(total > 0)) return '';
-  const [first, ...rest] = sorted.map(([group, s]) => [kPartWords[group] ?? group, percent(s / total)] as const);
+  return total > 0 ? sorted.map(([group, s]) => [kPartWords[group] ?? group, percent(s / total)] as const) : [];
+}
+
+/// "Compute is 61 % of the step; exposed communication 22 %, ...": what bounds a case.
+export function bound(report: Report, i: number): string {
+  const [first, ...rest] = bounds(report, i);
+  if (first === undefined) return '';
   const others = rest.filter(([, share]) => parseFloat(share) >= 1).slice(0, 4).map(([name, share]) => `${name} ${share}`);
-  return `${first![0][0]!.toUpperCase()}${first![0].slice(1)} bounds it: ${first![1]} of the step${others.length > 0 ? '; ' + join(others) : ''}.`;
+  return `${first[0][0]!.toUpperCase()}${first[0].slice(1)} bounds it: ${first[1]} of the step${others.length > 0 ? '; ' + join(others) : ''}.`;
 }
 
 // ---- Refusals -------------------------------------------------------------------------------------------------------------------
@@ -146,10 +156,26 @@ export function edges(report: Report, i: number): string[] {
   return out;
 }
 
+const kModels = 12;
+
+/// The fastest layout of each model, where a page has several: their tokens per second cannot be compared.
+function bestOfEach(report: Report, state: State, cases: number[]): HTMLElement {
+  const head = ['model', 'layout', 'step', 'tokens per second', 'MFU', 'memory', 'what bounds it'];
+  const rows = cases.slice(0, kModels).map(i => el('tr', {}, el('th', { scope: 'row' }, report.text(i, 'model')),
+    el('td', {}, el('button', { type: 'button', class: 'link', onclick: () => { state.select(i); document.getElementById('why')?.scrollIntoView(); } }, report.layout(i) || report.short(i))),
+    [seconds(report.step(i)), count(report.rate(i)), report.figure(i, 'mfu') > 0 ? percent(report.figure(i, 'mfu')) : '', bytes(report.peak(i)), bounds(report, i).slice(0, 2).map(([name, share]) => `${name} ${share}`).join(', ')].map(v => el('td', {}, v))));
+  return el('div', {}, el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'The fastest layout of each model' },
+    el('table', {}, el('thead', {}, el('tr', {}, head.map(h => el('th', { scope: 'col' }, h)))), el('tbody', {}, rows))),
+    cases.length > kModels && el('p', { class: 'note' }, `${cases.length - kModels} further models stand in the table of cases.`));
+}
+
 export function answerSection(report: Report, state: State): void {
   const node = document.getElementById('answer')!, best = report.best, body = document.getElementById('answer-more')!;
   const top = document.getElementById('best');
-  if (best >= 0 && top !== null) {
+  const models = report.doc.kind === 'search' ? [] : report.doc.summary.fastest_by_model;
+  if (models.length > 1 && top !== null) {
+    append(top, [el('p', { class: 'kicker' }, `The fastest layout ${report.measured ? 'measured' : 'predicted'} of each model, ${subject(report)}`), bestOfEach(report, state, models)]);
+  } else if (best >= 0 && top !== null) {
     const what = report.doc.kind === 'search' ? 'The best layout found' : report.measured ? 'The fastest layout measured' : 'The fastest layout predicted';
     const name = report.text(best, 'name'), subjects = subject(report);
     append(top, [el('p', { class: 'kicker' }, what + (subjects !== '' ? ' for ' + subjects : '')), el('p', { class: 'winner' }, report.layout(best) || report.short(best)),

@@ -32,7 +32,7 @@ export interface RawDocument {
   title: string; kind: 'run' | 'search'; count: number; left_out: number; rounded: boolean;
   columns: RawColumn[]; classes: string[]; parts: string[]; metadata: Record<string, string | number | null>;
   statements: Statement[]; next: Next[]; lost: { layouts: number; says: string; nearest: string }[]; price: { usd: number; note: string };
-  summary: { fastest: number; smallest: number; by_measurement: boolean; accuracy: Accuracy[]; losses: LossGroup[] };
+  summary: { fastest: number; smallest: number; fastest_by_model: number[]; by_measurement: boolean; accuracy: Accuracy[]; losses: LossGroup[] };
   details: Record<string, Detail>; timelines: Timeline[];
 }
 

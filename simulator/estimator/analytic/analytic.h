@@ -46,8 +46,9 @@ bool read(std::string_view word, Compression* v);
 /// One layout and batch: what varies in a search. Same words as the command line.
 struct Point {
   int32_t dp = 1, tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1;
-  int32_t expert_tp = 1;     ///< cuts each expert; ep * expert_tp divides dp * cp * tp
-  int32_t hybrid_shard = 0;  ///< ranks that share one copy of the state under zero 3 (HSDP); 0: all of dp
+  int32_t expert_tp = 1;  ///< cuts each expert; ep * expert_tp divides dp * cp * tp
+  int32_t hybrid_shard =
+      0;  ///< ranks that share one copy of the state under zero 1 to 3 (HSDP, instances of the optimizer); 0: all
   int32_t zero = 0;
   Schedule schedule = Schedule::kNone;  ///< kNone iff pp == 1
   bool sequence_parallel = false;
@@ -73,6 +74,9 @@ struct Point {
   bool embedding_as_layer = false, head_as_layer = false;
   int16_t first_layers = 0, last_layers = 0;
   int32_t offload_layers = 0;  ///< whose activations are offloaded, of all stages; 0: all
+  int32_t micro_batch_group =
+      0;  ///< micro-batches that a part of a looped stage takes before the next part does; 0: as many as stages
+  bool expert_overlap = false;  ///< dispatch and combine of one micro-batch run beside the compute of another
   /// What `offload_optimizer` moves: a sum of these.
   static constexpr uint8_t kMaster = 1, kFirstMoment = 2, kSecondMoment = 4, kWholeOptimizer = 7;
   uint8_t offload_parts = kWholeOptimizer;

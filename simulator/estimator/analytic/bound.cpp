@@ -13,8 +13,8 @@ constexpr double kRounding = 1 - 1e-9;
 /// be hidden where a schedule runs two micro-batches beside one another.
 double micro_batch_s(const Frame& f, int64_t dense, int64_t moe, double embedding, double head, double loss) {
   const Block& b = f.block;
-  const bool may_hide = f.point.pp > 1;
-  double device = 0, host = f.in.profile.host_micro_batch_s;
+  const bool may_hide = f.point.pp > 1 || f.point.expert_overlap;
+  double device = 0, host = f.in.profile.host.micro_batch_s;
   const auto add = [&](double n, const PhaseCost& c) {
     if (n <= 0) return;
     device += n * (c.compute_s + c.tensor_s + c.context_s + (may_hide ? 0 : c.expert_s));
@@ -42,7 +42,7 @@ double least_in_flight(const Point& p) {
 template <class Bound>
 double least_over_splits(const Frame& f, const Bound& bound) {
   const double even = bound(StageGroups(f.in.shape, f.point, false));
-  if (!f.in.profile.balanced_stages || f.point.pp == 1) return even;
+  if (!f.in.profile.model.balanced_stages || f.point.pp == 1) return even;
   Point plain = f.point;
   plain.schedule = Schedule::k1F1B, plain.vpp = 1;
   return std::min(even, bound(StageGroups(f.in.shape, plain, true)));
@@ -77,15 +77,15 @@ double first_stage_bytes(const Frame& f, const StageGroup& g) {
   const double kept = of(g.dense) * f.block.dense.kept + of(g.moe) * f.block.moe.kept;
   const double activations = p.offload_activations == Medium::kDevice ? least_in_flight(p) * kept : 0;
   // While activations are at their most, gradients are there only where they live through the step; at its end they are alone.
-  const bool whole_step = profile.state_gradient_with_step || p.grad_accumulation > 1;
+  const bool whole_step = profile.state.gradient_with_step || p.grad_accumulation > 1;
   const double highest = whole_step ? gradients + activations : std::max(gradients, activations);
-  return parameters + optimizer + highest + profile.memory_workspace + profile.memory_context;
+  return parameters + optimizer + highest + profile.memory.workspace + profile.memory.context;
 }
 
 }  // namespace
 
 double least_step_s(const Frame& f) {
-  const double m = f.point.grad_accumulation, once = f.in.profile.host_step_s;
+  const double m = f.point.grad_accumulation, once = f.in.profile.host.step_s;
   if (f.point.pp == 1) {
     const StageGroup& g = f.groups.all()[0];
     return kRounding * (m * micro_batch_s(f, g.dense, g.moe, 1, 1, 1) + once);

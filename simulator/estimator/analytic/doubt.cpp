@@ -12,12 +12,25 @@
 namespace shardlab::simulator::analytic {
 namespace {
 
-constexpr std::array<std::string_view, kDoubtTerms> kNames{
-    "compute",          "launch",           "exchange",       "experts",
-    "reduction",        "pipeline",         "hidden",         "state",
-    "activations",      "beyond-live",      "held",           "unseen-device",
-    "unseen-framework", "unseen-precision", "unseen-mixture", "unseen-techniques",
-    "unseen-size",      "unstated-settings"};
+constexpr std::array<std::string_view, kDoubtTerms> kNames{"compute",
+                                                           "launch",
+                                                           "exchange",
+                                                           "experts",
+                                                           "reduction",
+                                                           "pipeline",
+                                                           "hidden",
+                                                           "state",
+                                                           "activations",
+                                                           "beyond-live",
+                                                           "held",
+                                                           "unseen-device",
+                                                           "unseen-framework",
+                                                           "unseen-precision",
+                                                           "unseen-mixture",
+                                                           "unseen-techniques",
+                                                           "unseen-size",
+                                                           "unstated-settings",
+                                                           "unseen-allocator"};
 
 /// The first shipped profile whose name begins this one: "megatron" of "megatron-bridge". Versions of one framework share it.
 std::string framework_of(const std::string& profile) {
@@ -99,6 +112,7 @@ Doubt step_doubt(const Prepared& prepared, const Point& point, const Estimate& e
 
 Doubt memory_doubt(const Prepared& prepared, const Point& point, const MemoryBytes& m, const HeldBytes& held) {
   Doubt d = known_by(prepared, point);
+  if (prepared.profile().memory.caching) d.allocator = "allocator " + framework_of(prepared.profile().name);
   const double whole = static_cast<double>(m.reserved() + held.typical);
   set_live(m, whole, d);
   if (whole <= 0) return d;
@@ -117,6 +131,7 @@ void Seen::add(const Doubt& d, const std::string& source) {
   for (const std::string& word : {d.device, d.framework, d.precision, std::string(d.mixture ? "mixture" : "dense")})
     set_word(word, source);
   for (const std::string& word : d.techniques) set_word(word, source);
+  if (!d.allocator.empty()) set_word(d.allocator, source);
   Extent& extent = extents_[source];
   extent.most_ranks = std::max(extent.most_ranks, d.ranks);
   extent.most_parameters = std::max(extent.most_parameters, d.parameters);
@@ -132,6 +147,7 @@ void Seen::look_up(Doubt& d, const std::set<std::string>& without) const {
   d[DoubtTerm::kDevice] = unseen(d.device) ? 1 : 0;
   d[DoubtTerm::kFramework] = unseen(d.framework) ? 1 : 0;
   d[DoubtTerm::kPrecision] = unseen(d.precision) ? 1 : 0;
+  d[DoubtTerm::kAllocator] = !d.allocator.empty() && unseen(d.allocator) ? 1 : 0;
   d[DoubtTerm::kMixture] = unseen(d.mixture ? "mixture" : "dense") ? 1 : 0;
   d[DoubtTerm::kTechniques] = std::sqrt(static_cast<double>(std::ranges::count_if(d.techniques, unseen)));
   Extent all;

@@ -43,9 +43,10 @@ enum class DoubtTerm : uint8_t {
   kMixture,
   kTechniques,  ///< square root of how many
   kSize,        ///< doublings of ranks and of parameters beyond what was seen
-  kUnstated     ///< square root of how many settings are assumed because a source does not tell
+  kUnstated,    ///< square root of how many settings are assumed because a source does not tell
+  kAllocator    ///< of a framework whose reserved bytes nobody measured
 };
-inline constexpr size_t kDoubtTerms = 18;
+inline constexpr size_t kDoubtTerms = 19;
 std::string_view name_of(DoubtTerm term);  ///< "compute", "unseen-device"
 
 /// What an estimate rests on.
@@ -53,6 +54,7 @@ struct Doubt {
   std::array<double, kDoubtTerms> amounts{};  ///< the shares; the terms of what is unseen are 0
   // What the run is known by, to be looked up among scored runs.
   std::string device, framework, precision;
+  std::string allocator;  ///< of reserved bytes; empty where the figure does not rest on it
   bool mixture = false;
   std::vector<std::string> techniques;
   double ranks = 1, parameters = 0;

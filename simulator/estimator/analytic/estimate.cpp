@@ -61,19 +61,19 @@ bool chosen(int8_t wish, bool otherwise) { return wish < 0 ? otherwise : wish !=
 Frame frame_of(const Prepared::Inside& in, const Point& point, const Block& block, CollectiveMemo& collectives, StepMemo& steps) {
   const FrameworkProfile& p = in.profile;
   const bool gathers = point.zero == 3;
-  const bool keeps = gathers && (!chosen(point.reshard, p.overlap_reshard) || (point.pp > 1 && p.overlap_keeps_gathered));
+  const bool keeps = gathers && (!chosen(point.reshard, p.overlap.reshard) || (point.pp > 1 && p.overlap.keeps_gathered));
   return {.in = in,
           .point = point,
           .block = block,
           .collectives = collectives,
           .steps = steps,
-          .groups = StageGroups(in.shape, point, p.balanced_stages),
+          .groups = StageGroups(in.shape, point, p.model.balanced_stages),
           .bytes = StateBytes(p, point),
           .replicas = Replicas(point),
-          .style = {p.own_collectives, point.algorithm},
-          .bucket_bytes = point.bucket_bytes < 0 ? p.overlap_bucket_bytes : static_cast<double>(point.bucket_bytes),
-          .overlap_gradients = chosen(point.overlap, p.overlap_gradients && (point.zero == 0 || gathers || p.overlap_zero)),
-          .overlap_weights = chosen(point.overlap, p.overlap_weights),
+          .style = {p.model.own_collectives, point.algorithm},
+          .bucket_bytes = point.bucket_bytes < 0 ? p.overlap.bucket_bytes : static_cast<double>(point.bucket_bytes),
+          .overlap_gradients = chosen(point.overlap, p.overlap.gradients && (point.zero == 0 || gathers || p.overlap.zero)),
+          .overlap_weights = chosen(point.overlap, p.overlap.weights),
           .gathers = gathers,
           .keeps_gathered = keeps};
 }
@@ -113,28 +113,28 @@ const Contention& CollectiveMemo::contention(const Group& group, const Collectiv
 
 StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
     // Where the master is cut and no rank holds all weights, stages below 3 keep what was gathered.
-    : parameter(p.state_parameter > 0 || point.zero == 3 ? p.state_parameter : p.state_weight_wire),
-      gradient(p.state_gradient),
-      fresh(p.state_gradient_fresh),
-      ends(std::max(p.state_gradient_ends, p.state_gradient_fresh)),
-      master(p.state_master),
-      moments(p.state_moments),
-      gradient_wire(p.state_gradient_wire),
-      weight_wire(p.state_weight_wire),
-      expert_weight_wire(p.state_weight_wire),
-      ends_wire(p.state_weight_wire) {
+    : parameter(p.state.parameter > 0 || point.zero == 3 ? p.state.parameter : p.state.weight_wire),
+      gradient(p.state.gradient),
+      fresh(p.state.gradient_fresh),
+      ends(std::max(p.state.gradient_ends, p.state.gradient_fresh)),
+      master(p.state.master),
+      moments(p.state.moments),
+      gradient_wire(p.state.gradient_wire),
+      weight_wire(p.state.weight_wire),
+      expert_weight_wire(p.state.weight_wire),
+      ends_wire(p.state.weight_wire) {
   if (point.precision == Precision::kFp32) {
-    parameter = p.state_parameter > 0 ? 4 : 0, master = p.state_parameter > 0 ? 0 : 4;
+    parameter = p.state.parameter > 0 ? 4 : 0, master = p.state.parameter > 0 ? 0 : 4;
     gradient = gradient_wire = weight_wire = expert_weight_wire = ends_wire = 4;
     if (fresh > 0) fresh = 4;
     if (ends > 0) ends = 4;
   }
   const bool low = point.precision == Precision::kFp8 || point.precision == Precision::kFp4;
-  if (low && p.state_fp8_gather) weight_wire = expert_weight_wire = 1;
-  if (low && p.state_fp8_alone)
+  if (low && p.state.fp8_gather) weight_wire = expert_weight_wire = 1;
+  if (low && p.state.fp8_alone)
     parameter = 1, master = std::max(master, 2.0);
   else if (low)
-    parameter += p.state_fp8_weight;
+    parameter += p.state.fp8_weight;
   switch (point.compression) {
     case Compression::kNone:
     case Compression::kPowerSgd:
@@ -293,7 +293,7 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   for (const std::string_view what : {"matmul", "attention", "memory"})
     transferred = transferred || device->provenance(what) == Provenance::kTransferred;
   // A table that is not padded makes rows that do not begin at 16 bytes.
-  const bool unaligned = shape.vocab % 8 != 0 && static_cast<int64_t>(profile.vocab_multiple) % 8 != 0;
+  const bool unaligned = shape.vocab % 8 != 0 && static_cast<int64_t>(profile.model.vocab_multiple) % 8 != 0;
   transferred = transferred || (unaligned && device->provenance("unaligned") == Provenance::kTransferred);
   return Prepared(std::make_shared<const Prepared::Inside>(
       Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred, std::move(rest),
@@ -375,10 +375,10 @@ std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const P
 
 HeldBytes held_bytes(const Prepared& prepared, const Point& point) {
   const FrameworkProfile& p = prepared.profile();
-  if (point.tp == 1 || p.memory_held_most <= 0) return {};
+  if (point.tp == 1 || p.memory.held_most <= 0) return {};
   const double tensor = (point.precision == Precision::kFp32 ? 4.0 : 2.0) * of(point.micro_batch) * of(point.seq_len) / point.cp *
                         of(prepared.shape().hidden);
-  return {whole(tensor * (point.pp > 1 ? p.memory_held_pipeline : p.memory_held)), whole(tensor * p.memory_held_most)};
+  return {whole(tensor * (point.pp > 1 ? p.memory.held_pipeline : p.memory.held)), whole(tensor * p.memory.held_most)};
 }
 
 std::vector<ActivationItem> activations_by_kind(const Prepared& prepared, const Point& point) {

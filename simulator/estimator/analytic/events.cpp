@@ -74,8 +74,8 @@ std::vector<double> transients_of(const FrameworkProfile& p, const LayerCost& co
     pieces.push_back(std::min(bytes, left));
     left -= pieces.back();
   };
-  for (double e = p.transient_backward; e > 0; e -= 2) take(residual);
-  const double inner = std::max(1.0, std::round(p.transient_ffn / 2 * (swiglu ? 2 : 1)));
+  for (double e = p.transient.backward; e > 0; e -= 2) take(residual);
+  const double inner = std::max(1.0, std::round(p.transient.ffn / 2 * (swiglu ? 2 : 1)));
   const double each = left / inner;
   while (left > 1) take(each);  // takes from `left`
   return pieces;
@@ -106,7 +106,7 @@ LayerTensors tensors_of(const Prepared::Inside& in, const LayerKey& key, const L
 }
 
 /// Whether gradients that stay are made with each step, by the reductions.
-bool made_by_reductions(const Frame& f) { return f.gathers && !f.in.profile.state_gradient_with_step; }
+bool made_by_reductions(const Frame& f) { return f.gathers && !f.in.profile.state.gradient_with_step; }
 
 /// Gradients as backward makes them, in pieces as a layer has matrices of like size.
 constexpr int kPieces = 4;
@@ -220,10 +220,10 @@ class Replay {
   }
 
  private:
-  bool copies() const { return f_.in.profile.overlap_gather_copies; }
+  bool copies() const { return f_.in.profile.overlap.gather_copies; }
   MemoryPart part_of_made() const {
     if (f_.gathers) return MemoryPart::kGathered;
-    return f_.in.profile.state_gradient_fresh_stage ? MemoryPart::kGradients : MemoryPart::kTransient;
+    return f_.in.profile.state.gradient_fresh_stage ? MemoryPart::kGradients : MemoryPart::kTransient;
   }
   double kept_logits() const { return f_.block.head.logits - f_.block.head.at_loss; }
   /// Bytes of a unit's gradient beyond the accumulated ones: the part that backward makes and the reduction reads.
@@ -356,7 +356,7 @@ class Replay {
 
 /// All micro-batches of a step that the replay looks at: those in flight, one of the steady phase, and the drain.
 void one_step(const Frame& f, int32_t stage, Replay& replay) {
-  const double flying = in_flight(f.point.schedule, f.point.pp, stage, f.point.grad_accumulation, f.point.vpp);
+  const double flying = in_flight(f.point, stage);
   const auto most = static_cast<size_t>(std::max(1.0, std::ceil(flying)));
   std::deque<Held> held;
   bool first = true;

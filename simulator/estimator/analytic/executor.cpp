@@ -131,7 +131,7 @@ MemoryBytes memory_of(const FrameworkProfile& profile, const MemoryByClass& at_p
   m[MemoryPart::kGathered] = of(BufferClass::kBuffer);
   m[MemoryPart::kWorkspace] =
       of(BufferClass::kInput) + of(BufferClass::kMetric) + of(BufferClass::kWorkspace) + of(BufferClass::kOther);
-  m[MemoryPart::kContext] = static_cast<int64_t>(profile.memory_context);
+  m[MemoryPart::kContext] = static_cast<int64_t>(profile.memory.context);
   return m;
 }
 
@@ -249,6 +249,9 @@ Result<Point> point_of(const Case& c) {
   p.schedule = c.layout.schedule;
   if (p.schedule > Schedule::kDualPipeV) return no_form(fmt::format("schedule {}", name_of(c.layout.schedule)), "another schedule");
   p.sequence_parallel = c.layout.sequence_parallel;
+  if (c.layout.tensor_overlap && c.profile == "shardlab")
+    return no_form("tensor_overlap on shardlab's executor", "resolution: timeline or segments, or tensor_overlap: false");
+  p.tensor_overlap = c.layout.tensor_overlap ? 1 : 0;
   SHARDLAB_TRY(read_context(c, p));
   SHARDLAB_TRY(read_recompute(c, p));
   SHARDLAB_TRY(read_offload(c.layout.offload, p));
@@ -277,13 +280,13 @@ Result<FrameworkProfile> profile_for(const Case& c) {
   Result<FrameworkProfile> profile = profile_named(c.profile);
   if (!profile) return profile.error();
   const auto bytes = [](const std::string& dtype) { return dtype == "fp32" ? 4.0 : 2.0; };
-  if (!c.train.reduce_dtype.empty()) profile->state_gradient_wire = bytes(c.train.reduce_dtype);
-  if (!c.train.accumulate_dtype.empty()) profile->state_gradient = bytes(c.train.accumulate_dtype);
-  if (c.train.optimizer == Optimizer::kSgd) profile->state_moments = 0;
-  if (c.layout.loss_chunks > 1) profile->saved_head_chunks = c.layout.loss_chunks;
+  if (!c.train.reduce_dtype.empty()) profile->state.gradient_wire = bytes(c.train.reduce_dtype);
+  if (!c.train.accumulate_dtype.empty()) profile->state.gradient = bytes(c.train.accumulate_dtype);
+  if (c.train.optimizer == Optimizer::kSgd) profile->state.moments = 0;
+  if (c.layout.loss_chunks > 1) profile->saved.head_chunks = c.layout.loss_chunks;
   if (c.profile != "shardlab") {  // whose executor has these keys itself
-    if (c.train.dropout > 0) profile->dropout = true;
-    if (c.layout.fsdp.unit > 1) profile->overlap_unit_layers = c.layout.fsdp.unit;
+    if (c.train.dropout > 0) profile->model.dropout = true;
+    if (c.layout.fsdp.unit > 1) profile->overlap.unit_layers = c.layout.fsdp.unit;
   }
   return profile;
 }

@@ -81,7 +81,7 @@ struct StageGroup {
 };
 
 /// Representative stages: at most the first, the last, and the stages beside the boundaries between q + 1 and q layers and between
-/// dense and mixture layers. If stages are balanced by cost (FrameworkProfile::balanced_stages), the stages of each number of
+/// dense and mixture layers. If stages are balanced by cost (FrameworkProfile::Model::balanced_stages), the stages of each number of
 /// layers, which need not be neighbours.
 class StageGroups {
  public:
@@ -114,8 +114,9 @@ struct Replicas {
   explicit Replicas(const Point& p)
       : dense(int64_t{p.dp} * p.cp),
         expert(std::max<int64_t>(1, dense * p.tp / (int64_t{p.ep} * p.expert_tp))),
-        shard(p.zero == 3 && p.hybrid_shard > 0 ? p.hybrid_shard : dense),
-        expert_shard(std::min(shard, expert)) {}
+        shard(p.zero > 0 && p.hybrid_shard > 0 ? p.hybrid_shard : dense),
+        // FSDP cuts experts among as many ranks as share a shard; an instance of the optimizer has its part of their replicas.
+        expert_shard(p.zero == 3 ? std::min(shard, expert) : std::max<int64_t>(1, expert * shard / dense)) {}
   int64_t dense, expert;        ///< ranks with the same parameters
   int64_t shard, expert_shard;  ///< of them, those that cut what is cut
 };

@@ -1,4 +1,4 @@
-// What the estimate makes of a case's layout and training keys. A key is refused unless its row says that it is estimated: one that
+// What the estimate makes of a case's layout, training and data keys. A key is refused unless its row says that it is estimated: one that
 // comes later cannot be left out of a prediction without a word.
 #include <fmt/format.h>
 
@@ -13,11 +13,12 @@
 namespace shardlab::simulator::analytic {
 namespace {
 
-/// Keys of layout and train that no estimate has a form for, with the texts of their defaults.
+/// Keys of layout, train and data that no estimate has a form for, with the texts of their defaults.
 std::vector<std::pair<const CaseKey*, std::string>> not_estimated() {
   std::vector<std::pair<const CaseKey*, std::string>> keys;
   for (const CaseKey& key : case_keys())
-    if (!key.is_estimated && key.get != nullptr && (key.path.starts_with("layout.") || key.path.starts_with("train.")))
+    if (!key.is_estimated && key.get != nullptr &&
+        (key.path.starts_with("layout.") || key.path.starts_with("train.") || key.path.starts_with("data.")))
       keys.emplace_back(&key, key.get(Case()));
   return keys;
 }

@@ -13,18 +13,18 @@ namespace shardlab::simulator::analytic {
 Pricer::Quantised Pricer::quantise(const Linear& l, double input, double result, double weight) const {
   if (!low_) return {};
   Quantised q;
-  const bool before = p_.state_fp8_exchange && key_.sequence_parallel && key_.tp > 1;
-  const bool made = l.shares_input && (p_.state_fp8_shared || before), made_columns = l.shares_input && p_.state_fp8_shared;
+  const bool before = p_.state.fp8_exchange && key_.sequence_parallel && key_.tp > 1;
+  const bool made = l.shares_input && (p_.state.fp8_shared || before), made_columns = l.shares_input && p_.state.fp8_shared;
   const double input_parts = before && l.gathered == Gathered::kInput ? n_.t : 1;
   const double gradient_parts = before && l.gathered == Gathered::kGradient ? n_.t : 1;
-  if (!made) q.input_s = moved(input / input_parts, p_.passes_quantise, 1);
-  if (!made_columns) q.columns_s = moved(input, p_.passes_quantise_columns, 1);
-  const double rounded = p_.passes_quantise_gradient - (before ? p_.passes_quantise_columns : 0);
-  q.gradient_s = moved(result / gradient_parts, rounded, 1) + (before ? moved(result, p_.passes_quantise_columns, 1) : 0);
-  q.weight_s = moved(weight, p_.passes_quantise_weight + (p_.state_fp8_gather ? 0 : p_.passes_quantise_gathered), 1);
-  if (key_.tp == 1 || !p_.state_fp8_exchange) return q;
+  if (!made) q.input_s = moved(input / input_parts, p_.passes.quantise, 1);
+  if (!made_columns) q.columns_s = moved(input, p_.passes.quantise_columns, 1);
+  const double rounded = p_.passes.quantise_gradient - (before ? p_.passes.quantise_columns : 0);
+  q.gradient_s = moved(result / gradient_parts, rounded, 1) + (before ? moved(result, p_.passes.quantise_columns, 1) : 0);
+  q.weight_s = moved(weight, p_.passes.quantise_weight + (p_.state.fp8_gather ? 0 : p_.passes.quantise_gathered), 1);
+  if (key_.tp == 1 || !p_.state.fp8_exchange) return q;
   const double agreed = collective_s(CollectiveUse::kAllReduce, 4, tensor_group_);
-  q.agreed_s = (made ? 0 : agreed) + (p_.state_fp8_gather ? 0 : agreed);
+  q.agreed_s = (made ? 0 : agreed) + (p_.state.fp8_gather ? 0 : agreed);
   q.gradient_agreed_s = agreed;
   return q;
 }
@@ -40,11 +40,11 @@ void Pricer::add_state(bool moe, LayerCost& cost) const {
 void Pricer::add_attention(LayerCost& cost) const {
   add_projections(cost);
   const double turned = n_.q + n_.k_width;
-  const double rotation = shape_.max_positions > 0 ? 0 : moved(n_.tokens * turned, p_.passes_rotation, p_.launch_rotation);
+  const double rotation = shape_.max_positions > 0 ? 0 : moved(n_.tokens * turned, p_.passes.rotation, p_.launch.rotation);
   const double rotation_back =
-      shape_.max_positions > 0 ? 0 : moved(n_.tokens * turned, p_.passes_rotation_backward, p_.launch_rotation_backward);
-  const double layout = moved(n_.tokens * n_.qkv(), p_.passes_layout, p_.launch_layout);
-  const double layout_back = moved(n_.tokens * n_.qkv(), p_.passes_layout_backward, p_.launch_layout_backward);
+      shape_.max_positions > 0 ? 0 : moved(n_.tokens * turned, p_.passes.rotation_backward, p_.launch.rotation_backward);
+  const double layout = moved(n_.tokens * n_.qkv(), p_.passes.layout, p_.launch.layout);
+  const double layout_back = moved(n_.tokens * n_.qkv(), p_.passes.layout_backward, p_.launch.layout_backward);
   cost.forward.compute_s += rotation + layout;
   cost.input.compute_s += rotation_back + layout_back;
   if (remade(Recompute::kQkv) || alternate()) cost.recompute.compute_s += rotation + layout;
@@ -67,7 +67,7 @@ void Pricer::add_projections(LayerCost& cost) const {
                 {n_.q, n_.k_width, n_.v_width}, cost);
     if (alternate()) cost.recompute.compute_s += matmul(n_.tokens, n_.k_width, n_.h, Product::kForward);
   }
-  const bool unread = key_.sequence_parallel && key_.tp > 1 && !p_.remakes_unread;  // its scattered sum was kept
+  const bool unread = key_.sequence_parallel && key_.tp > 1 && !p_.model.remakes_unread;  // its scattered sum was kept
   add_linear({.rows = n_.tokens,
               .in = n_.o,
               .out = n_.h,
@@ -79,18 +79,18 @@ void Pricer::add_projections(LayerCost& cost) const {
 void Pricer::add_core(LayerCost& cost) const {
   AttentionShape a{.batch = of(key_.micro_batch),
                    .heads = n_.heads,
-                   .kv_heads = p_.attention_repeats_kv ? n_.heads
+                   .kv_heads = p_.attention.repeats_kv ? n_.heads
                                : shape_.latent()       ? n_.heads
                                                        : n_.kv_heads,
                    .queries = of(key_.seq_len) / n_.c,
                    .keys = of(key_.seq_len),
                    .head_dim = of(shape_.qk_dim()),
                    .value_dim = of(shape_.value_dim()),
-                   .causal = p_.attention_causal_half,
-                   .dropout = p_.dropout,
+                   .causal = p_.attention.causal_half,
+                   .dropout = p_.model.dropout,
                    .kernel = softmax_apart()       ? AttentionKernel::kEager
-                             : !p_.attention_fused ? AttentionKernel::kUnfused
-                             : p_.attention_flash2 ? AttentionKernel::kFlash2
+                             : !p_.attention.fused ? AttentionKernel::kUnfused
+                             : p_.attention.flash2 ? AttentionKernel::kFlash2
                                                    : AttentionKernel::kFused,
                    .pass = Pass::kForward,
                    .precision = fp32_ ? Precision::kFp32 : Precision::kBf16};
@@ -99,15 +99,15 @@ void Pricer::add_core(LayerCost& cost) const {
   // The last rank of a contiguous ring masks half of one block of c: it does (c - 1/2) / (c/2) of the mean.
   const double uneven = key_.cp > 1 && key_.cp_kind == CpKind::kRing && a.causal ? (2 * n_.c - 1) / n_.c : 1;
   // Fused kernels leave out what a window hides; others compute all scores.
-  const double seen = p_.attention_fused ? shape_.attention_share(key_.seq_len) : 1;
-  const double slower = uneven * seen / (p_.attention_fused ? attention_rate_ : 1);
+  const double seen = p_.attention.fused ? shape_.attention_share(key_.seq_len) : 1;
+  const double slower = uneven * seen / (p_.attention.fused ? attention_rate_ : 1);
   const double forward = slower * device_.attention_seconds(a);
   a.pass = Pass::kBackward;
   const double back = slower * device_.attention_seconds(a);
   cost.forward.compute_s += forward;
   cost.input.compute_s += back;
   if (remade(Recompute::kAttentionCore)) cost.recompute.compute_s += forward;
-  if (p_.attention_fused) attention_s_ += (remade(Recompute::kAttentionCore) ? 2 : 1) * forward + back;
+  if (p_.attention.fused) attention_s_ += (remade(Recompute::kAttentionCore) ? 2 : 1) * forward + back;
   if (key_.cp > 1) add_context_exchange(forward, back, cost);
 }
 
@@ -123,9 +123,9 @@ void Pricer::add_mlp(double rows, double width, double experts, bool remade_up, 
                      .gathered = dense ? Gathered::kInput : Gathered::kNothing};
   shape_.swiglu ? add_linears(first, {width, width}, cost) : add_linear(first, cost);
   if (alternate() && dense) cost.recompute.compute_s += matmul(rows, width, n_.h, Product::kForward);
-  const double act = moved(rows * batch * up, p_.passes_activation, p_.launch_activation);
+  const double act = moved(rows * batch * up, p_.passes.activation, p_.launch.activation);
   cost.forward.compute_s += act;
-  cost.input.compute_s += moved(rows * batch * up, p_.passes_activation_backward, p_.launch_activation_backward);
+  cost.input.compute_s += moved(rows * batch * up, p_.passes.activation_backward, p_.launch.activation_backward);
   if (remade(Recompute::kActivation) || remade_up || alternate()) cost.recompute.compute_s += act;
   // Under full recompute the last projection's result is not needed again by its own backward, but frameworks run it all.
   add_linear({.rows = rows,
@@ -153,8 +153,8 @@ void Pricer::add_experts(LayerCost& cost) const {
   add_mlp(std::max(received / local, 1.0), of(shape_.moe_ffn) / key_.expert_tp, local, again, again, cost);
   if (shape_.shared_experts > 0) add_mlp(n_.tokens, of(shape_.shared_experts * shape_.moe_ffn) / n_.t, 0, again, again, cost);
 
-  const double permute = moved(sent * n_.h, p_.passes_permute, 2, MemoryKernel::kPermute);
-  const double permute_back = moved(sent * n_.h, p_.passes_permute_backward, 2, MemoryKernel::kPermute);
+  const double permute = moved(sent * n_.h, p_.passes.permute, 2, MemoryKernel::kPermute);
+  const double permute_back = moved(sent * n_.h, p_.passes.permute_backward, 2, MemoryKernel::kPermute);
   cost.forward.compute_s += 2 * permute;
   cost.input.compute_s += 2 * permute_back;
   if (again) cost.recompute.compute_s += 2 * permute;
@@ -206,10 +206,11 @@ LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
                .recompute = point.recompute,
                .cp_kind = point.cp_kind,
                .sequence_parallel = point.sequence_parallel && point.tp > 1,
-               .tensor_overlap = point.tensor_overlap != 0 && profile.overlap_tensor_hidden + profile.overlap_gather_hidden > 0,
+               .tensor_overlap = point.tensor_overlap != 0 && profile.overlap.tensor_hidden + profile.overlap.gather_hidden > 0,
                .algorithm = point.algorithm};
   if (key.recompute.modules & Recompute::kSelective)
-    key.recompute.modules = static_cast<uint16_t>((key.recompute.modules & ~Recompute::kSelective) | profile.selective.modules);
+    key.recompute.modules =
+        static_cast<uint16_t>((key.recompute.modules & ~Recompute::kSelective) | profile.model.selective.modules);
   return key;
 }
 

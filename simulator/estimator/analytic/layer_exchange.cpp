@@ -38,16 +38,16 @@ void Pricer::add_context_exchange(double core_forward, double core_backward, Lay
 /// Keys and values are gathered. One call then attends to all of them; or one to each rank's part, merged with what came before, so
 /// that the first part is computed meanwhile and gradients travel around beside the others.
 void Pricer::add_context_gather(double core_forward, double core_backward, LayerCost& cost) const {
-  const double elements = n_.tokens * (p_.attention_repeats_kv ? 2 * n_.o : n_.k_width + n_.v_width), kv = e_ * elements;
+  const double elements = n_.tokens * (p_.attention.repeats_kv ? 2 * n_.o : n_.k_width + n_.v_width), kv = e_ * elements;
   const double gather = collective_s(CollectiveUse::kAllGather, kv * n_.c, context_group_);
   const double gathers = remade(Recompute::kAttentionCore) ? 3 : 2;
   const auto add = [&](PhaseCost& phase, double seconds, double beside, double merged) {
-    const double hidden = p_.overlap_context ? std::min(seconds, beside) : 0;
+    const double hidden = p_.overlap.context ? std::min(seconds, beside) : 0;
     phase.context_s += seconds - hidden;
     phase.hidden_s += hidden;
     phase.compute_s += moved(n_.c * n_.tokens * n_.o, merged, 4 * n_.c);
   };
-  if (p_.passes_merge <= 0) {
+  if (p_.passes.merge <= 0) {
     const double scatter = collective_s(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
     add(cost.forward, gather, 0, 0), add(cost.input, gather + scatter, 0, 0);
     if (gathers > 2) add(cost.recompute, gather, 0, 0);
@@ -55,11 +55,11 @@ void Pricer::add_context_gather(double core_forward, double core_backward, Layer
     return;
   }
   const double block = core_forward / n_.c, block_back = core_backward / n_.c;
-  const double gradients = elements * p_.state_context_gradient * (fp32_ ? 2 : 1);
+  const double gradients = elements * p_.state.context_gradient * (fp32_ ? 2 : 1);
   const double hop = fabric_.send_seconds(gradients, context_group_.nodes > 1, context_group_.groups_per_node);
-  add(cost.forward, gather, block, p_.passes_merge);
-  if (gathers > 2) add(cost.recompute, gather, block, p_.passes_merge);
-  add(cost.input, gather, block_back, p_.passes_merge_backward);
+  add(cost.forward, gather, block, p_.passes.merge);
+  if (gathers > 2) add(cost.recompute, gather, block, p_.passes.merge);
+  add(cost.input, gather, block_back, p_.passes.merge_backward);
   add(cost.input, n_.c * hop, n_.c * block_back, 0);
   cost.wire.context += gathers * ring_bytes(kv * n_.c, n_.c) + n_.c * gradients;
 }
@@ -77,7 +77,7 @@ Pricer::CutMatmuls Pricer::cut_matmuls() const {
 
 /// The work that runs beside an exchange in backward: the products of the column-parallel linear whose input is exchanged.
 Pricer::Shelter Pricer::shelter(int pair, bool moe) const {
-  if (!p_.overlap_tensor) return {};
+  if (!p_.overlap.tensor) return {};
   const double ffn = moe ? of(shape_.shared_experts * shape_.moe_ffn) : of(shape_.ffn);
   const double out = pair == 0 ? n_.qkv() : (shape_.swiglu ? 2 : 1) * ffn / n_.t;
   return {.input_s = matmul(n_.tokens, n_.h, out, Product::kInput), .weight_s = matmul(out, n_.h, n_.tokens, Product::kWeight)};
@@ -105,16 +105,16 @@ void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
 /// part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
 void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) const {
   const double bytes = e_ * n_.tokens * n_.h;
-  const double narrow = low_ && p_.state_fp8_exchange ? 1 / e_ : 1;  // of gathers: sums stay in 16 bit
+  const double narrow = low_ && p_.state.fp8_exchange ? 1 / e_ : 1;  // of gathers: sums stay in 16 bit
   // Copies beside a collective go with it; those of an exchange that a matmul does piece by piece are not made.
   const auto copied = [&](double part, double hidden) {
-    return key_.tensor_overlap && hidden > 0 ? 0 : moved(part * n_.tokens * n_.h, p_.passes_exchanged, 1);
+    return key_.tensor_overlap && hidden > 0 ? 0 : moved(part * n_.tokens * n_.h, p_.passes.exchanged, 1);
   };
   const double gather =
-      collective_s(CollectiveUse::kAllGather, narrow * bytes, tensor_group_) + copied(narrow, p_.overlap_gather_hidden);
-  const double scatter = collective_s(CollectiveUse::kReduceScatter, bytes, tensor_group_) + copied(1, p_.overlap_tensor_hidden);
+      collective_s(CollectiveUse::kAllGather, narrow * bytes, tensor_group_) + copied(narrow, p_.overlap.gather_hidden);
+  const double scatter = collective_s(CollectiveUse::kReduceScatter, bytes, tensor_group_) + copied(1, p_.overlap.tensor_hidden);
   const double scatter_whole =
-      collective_s(CollectiveUse::kReduceScatter, bytes, tensor_group_) + moved(n_.tokens * n_.h, p_.passes_exchanged, 1);
+      collective_s(CollectiveUse::kReduceScatter, bytes, tensor_group_) + moved(n_.tokens * n_.h, p_.passes.exchanged, 1);
   const CutMatmuls cut = key_.tensor_overlap ? cut_matmuls() : CutMatmuls{};
   const double beside = cost.forward.compute_s / 4;
   const auto exposed = [&](double exchange, double hidden) {
@@ -122,7 +122,7 @@ void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) cons
     const double rest = hidden * exchange * (n_.t - 1) / n_.t;
     return exchange - rest + std::max(0.0, rest - beside);
   };
-  const double gather_open = exposed(gather, p_.overlap_gather_hidden), scatter_open = exposed(scatter, p_.overlap_tensor_hidden);
+  const double gather_open = exposed(gather, p_.overlap.gather_hidden), scatter_open = exposed(scatter, p_.overlap.tensor_hidden);
   const double forward = pairs * (gather_open + scatter_open) + cut.gathered + cut.scattered;
   cost.forward.tensor_s += forward;
   cost.forward.hidden_s += std::max(0.0, pairs * (gather + scatter) - forward);
@@ -132,9 +132,9 @@ void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) cons
   // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one, where it was kept
   // cut, is gathered again beside the input gradient, and its gradient scattered beside the weight gradient.
   // The gradient of an input of several products is their sum, which is no matmul to be done piece by piece.
-  const double scatter_back = p_.split_projections ? scatter_whole : scatter_open;
-  const double cut_back = cut.scattered + (p_.split_projections ? 0 : cut.gathered);
-  const double regathers = p_.overlap_regathers ? 1 : 0, all = pairs * ((1 + regathers) * gather + scatter);
+  const double scatter_back = p_.model.split_projections ? scatter_whole : scatter_open;
+  const double cut_back = cut.scattered + (p_.model.split_projections ? 0 : cut.gathered);
+  const double regathers = p_.overlap.regathers ? 1 : 0, all = pairs * ((1 + regathers) * gather + scatter);
   double back = pairs * gather_open + cut_back, slowed = 0;
   for (int i = 0; i < static_cast<int>(pairs); ++i) {
     const Shelter beside_it = shelter(i, moe);
@@ -152,30 +152,30 @@ void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) cons
 }
 
 void Pricer::add_host(bool moe, LayerCost& cost) const {
-  const double gate = p_.split_projections && shape_.swiglu ? 1 : 0;
-  const double matmuls = shape_.latent() ? 5 : p_.split_projections ? 4 : 2;
+  const double gate = p_.model.split_projections && shape_.swiglu ? 1 : 0;
+  const double matmuls = shape_.latent() ? 5 : p_.model.split_projections ? 4 : 2;
   const double inner = moe ? 1 + (2 + gate) * (shape_.shared_experts > 0 ? 2 : 1) : 2 + gate;
   const double rotation = shape_.max_positions > 0 ? 0 : 1;
   const double apart = softmax_apart() ? kSoftmaxSteps : 0;
   const double norms = shape_.post_norms ? 4 : 2;
-  const double forward = apart + norms * p_.launch_norm + 2 * p_.launch_residual + rotation * p_.launch_rotation +
-                         p_.launch_layout + p_.launch_activation + p_.launch_core +
-                         (matmuls + inner) * (1 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
-  const double back = apart + norms * p_.launch_norm_backward + 2 * p_.launch_residual_backward +
-                      rotation * p_.launch_rotation_backward + p_.launch_layout_backward + p_.launch_activation_backward +
-                      p_.launch_core_backward + (matmuls + inner) * (2 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
+  const double forward = apart + norms * p_.launch.norm + 2 * p_.launch.residual + rotation * p_.launch.rotation +
+                         p_.launch.layout + p_.launch.activation + p_.launch.core +
+                         (matmuls + inner) * (1 + p_.launch.matmul_extra) + (moe ? p_.launch.experts : 0);
+  const double back = apart + norms * p_.launch.norm_backward + 2 * p_.launch.residual_backward +
+                      rotation * p_.launch.rotation_backward + p_.launch.layout_backward + p_.launch.activation_backward +
+                      p_.launch.core_backward + (matmuls + inner) * (2 + p_.launch.matmul_extra) + (moe ? p_.launch.experts : 0);
   const double tensor = key_.tp > 1 ? (key_.sequence_parallel ? 4 : 2) : 0;
-  const double again = key_.tp > 1 && key_.sequence_parallel && p_.overlap_regathers ? 2 : 0;
+  const double again = key_.tp > 1 && key_.sequence_parallel && p_.overlap.regathers ? 2 : 0;
   const double others = (key_.cp > 1 ? n_.c : 0) + (moe && key_.ep > 1 ? 2 : 0) + (moe && key_.expert_tp > 1 ? 2 : 0);
-  const double exchange = p_.host_exchange_s > 0 ? p_.host_exchange_s : p_.host_collective_s;
-  const double once = p_.host_layer_s + tensor * exchange + others * p_.host_collective_s;
-  const double once_back = once + (p_.host_exchange_s > 0 ? again * exchange : 0);
-  cost.forward.host_s = forward * p_.host_forward_s + once;
-  cost.weight.host_s = (matmuls + inner) * p_.host_backward_s;
-  cost.input.host_s = (back - matmuls - inner) * p_.host_backward_s + once_back;
-  if (p_.host_graphs > 0 && (!moe || p_.host_graphs > 1)) {
+  const double exchange = p_.host.exchange_s > 0 ? p_.host.exchange_s : p_.host.collective_s;
+  const double once = p_.host.layer_s + tensor * exchange + others * p_.host.collective_s;
+  const double once_back = once + (p_.host.exchange_s > 0 ? again * exchange : 0);
+  cost.forward.host_s = forward * p_.host.forward_s + once;
+  cost.weight.host_s = (matmuls + inner) * p_.host.backward_s;
+  cost.input.host_s = (back - matmuls - inner) * p_.host.backward_s + once_back;
+  if (p_.host.graphs > 0 && (!moe || p_.host.graphs > 1)) {
     // A graph is one launch; a step's replays everything without the host.
-    const double replay = p_.host_graphs > 1 ? 0 : p_.host_forward_s;
+    const double replay = p_.host.graphs > 1 ? 0 : p_.host.forward_s;
     cost.forward.host_s = replay, cost.weight.host_s = 0, cost.input.host_s = replay;
   }
   if (key_.recompute.modules == 0) return;

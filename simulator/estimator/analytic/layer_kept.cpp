@@ -6,59 +6,62 @@
 namespace shardlab::simulator::analytic {
 
 void Pricer::kept_by_attention(KeptTensors& kept) const {
-  const double t = n_.tokens, norm = p_.saved_norm * (narrow_inputs() ? 0.5 : wide_);
-  kept.add("layer input", p_.saved_input * wide_ * n_.residual, 0, 1);
+  const double t = n_.tokens, norm = p_.saved.norm * (narrow_inputs() ? 0.5 : wide_);
+  kept.add("layer input", p_.saved.input * wide_ * n_.residual, 0, 1);
   kept.add("norm output", norm * n_.residual, Recompute::kNorms);
-  kept.add("norm in fp32", p_.saved_norm_fp32 * n_.residual, Recompute::kNorms);
-  kept.add("norm statistics", p_.saved_statistics * n_.residual / n_.h, Recompute::kNorms);
+  kept.add("norm in fp32", p_.saved.norm_fp32 * n_.residual, Recompute::kNorms);
+  kept.add("norm statistics", p_.saved.statistics * n_.residual / n_.h, Recompute::kNorms);
   kept.add("gathered norm output", gathered_input(), 0);
   if (shape_.latent())  // compressed, before and after their norms
     kept.add("latents", 2 * norm * t * of(shape_.q_rank + shape_.kv_rank) + norm * t * of(shape_.rope_dim), Recompute::kQkv);
-  kept.add("qkv", p_.saved_qkv * wide_ * t * n_.qkv(), Recompute::kQkv, (n_.q + n_.v_width) / n_.qkv());
-  if (shape_.max_positions == 0) kept.add("rotated q, k", p_.saved_rotated * wide_ * t * (n_.q + n_.k_width), Recompute::kQkv);
-  if (shape_.kv_heads < shape_.heads) kept.add("repeated k, v", p_.saved_repeated_kv * t * 2 * n_.o, Recompute::kQkv);
-  if (!p_.attention_fused) {
+  const bool apart = shape_.max_positions == 0 && p_.saved.rotated > 0 && p_.saved.values > 0;
+  kept.add("qkv", wide_ * t * (apart ? p_.saved.values * n_.v_width : p_.saved.qkv * n_.qkv()), Recompute::kQkv,
+           (n_.q + n_.v_width) / n_.qkv());
+  if (shape_.max_positions == 0) kept.add("rotated q, k", p_.saved.rotated * wide_ * t * (n_.q + n_.k_width), Recompute::kQkv);
+  if (shape_.kv_heads < shape_.heads) kept.add("repeated k, v", p_.saved.repeated_kv * t * 2 * n_.o, Recompute::kQkv);
+  if (!p_.attention.fused) {
     const double scores = n_.heads * of(key_.micro_batch) * of(key_.seq_len) * of(key_.seq_len) / n_.c;
     const double softmax = softmax_apart() ? 4 : 0;  // in fp32, beside what is cast back
-    kept.add("scores", (p_.saved_scores * wide_ + softmax) * scores, Recompute::kAttentionCore);
+    kept.add("scores", (p_.saved.scores * wide_ + softmax) * scores, Recompute::kAttentionCore);
   }
-  kept.add("attention", p_.saved_attention * wide_ * t * n_.o, p_.attention_fused ? Recompute::kAttentionCore : 0, 1);
+  kept.add("attention", p_.saved.attention * wide_ * t * n_.o, p_.attention.fused ? Recompute::kAttentionCore : 0, 1);
   // The projection reads a narrow copy, fused attention its own output.
   if (narrow_inputs()) kept.add("attention in 8 bits", t * n_.o, 0, 1);
-  kept.add("log-sum-exp", p_.saved_log_sum_exp * t * n_.heads, Recompute::kAttentionCore, 1);
-  kept.add("dropout mask", p_.saved_mask * n_.residual, 0);
+  kept.add("log-sum-exp", p_.saved.log_sum_exp * t * n_.heads, Recompute::kAttentionCore, 1);
+  kept.add("dropout mask", p_.saved.mask * n_.residual, 0);
 }
 
 void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
   const double t = n_.tokens;
   if (shape_.post_norms) {  // what they read, and their statistics
-    kept.add("inputs of norms after", 2 * p_.saved_norm * wide_ * n_.residual, 0);
-    kept.add("norm in fp32", 2 * p_.saved_norm_fp32 * n_.residual, Recompute::kNorms);
-    kept.add("norm statistics", 2 * p_.saved_statistics * n_.residual / n_.h, Recompute::kNorms);
+    kept.add("inputs of norms after", 2 * p_.saved.norm * wide_ * n_.residual, 0);
+    kept.add("norm in fp32", 2 * p_.saved.norm_fp32 * n_.residual, Recompute::kNorms);
+    kept.add("norm statistics", 2 * p_.saved.statistics * n_.residual / n_.h, Recompute::kNorms);
   }
   const uint16_t whole = moe ? Recompute::kExperts : 0;
-  kept.add("residual", p_.saved_residual * wide_ * n_.residual, 0);
-  kept.add("norm output", p_.saved_norm * (narrow_inputs() && !moe ? 0.5 : wide_) * n_.residual, Recompute::kNorms);
-  kept.add("norm in fp32", p_.saved_norm_fp32 * n_.residual, Recompute::kNorms);
-  kept.add("norm statistics", p_.saved_statistics * n_.residual / n_.h, Recompute::kNorms);
+  kept.add("residual", p_.saved.residual * wide_ * n_.residual, 0);
+  kept.add("norm output", p_.saved.norm * (narrow_inputs() && !moe ? 0.5 : wide_) * n_.residual, Recompute::kNorms);
+  kept.add("norm in fp32", p_.saved.norm_fp32 * n_.residual, Recompute::kNorms);
+  kept.add("norm statistics", p_.saved.statistics * n_.residual / n_.h, Recompute::kNorms);
   if (!moe) kept.add("gathered norm output", gathered_input(), 0);
-  kept.add("dropout mask", p_.saved_mask * n_.residual, 0);
-  const auto inner = [&](double rows, double width) {
+  kept.add("dropout mask", p_.saved.mask * n_.residual, 0);
+  const auto inner = [&](double rows, double width, double weighted = 0) {
     const double elements = rows * width * wide_;
     const uint16_t up = Recompute::kUp | whole, activation = Recompute::kActivation | Recompute::kUp | whole;
-    kept.add("up", (shape_.swiglu ? 2 : 1) * p_.saved_up * elements, up, 0.5);
-    kept.add("gate", p_.saved_gate * elements, activation);
-    kept.add("activated", p_.saved_activated * (narrow_inputs() ? 0.5 : 1) * elements, activation);
+    kept.add("up", (shape_.swiglu ? 2 : 1) * p_.saved.up * elements, up, 0.5);
+    kept.add("gate", p_.saved.gate * elements, activation);
+    kept.add("activated, not weighted", weighted * elements, activation);
+    kept.add("activated", p_.saved.activated * (narrow_inputs() ? 0.5 : 1) * elements, activation);
   };
   // Operator-wise checkpointing keeps the result of the last projection besides.
-  if (alternate()) kept.add("feed-forward result", p_.saved_result * wide_ * n_.residual, 0, 1);
+  if (alternate()) kept.add("feed-forward result", p_.saved.result * wide_ * n_.residual, 0, 1);
   if (!moe) return inner(t, of(shape_.ffn) / n_.t);
   const double own = key_.sequence_parallel ? t / n_.t : t;
   const double sent = own * of(shape_.top_k), received = sent * key_.expert_skew * key_.expert_tp;
-  kept.add("router", p_.saved_router * own * of(shape_.experts), Recompute::kExperts);
-  kept.add("permuted tokens", received * n_.h * wide_ * p_.saved_permuted, Recompute::kExperts);
-  kept.add("expert results", sent * n_.h * wide_ * p_.saved_expert_output, Recompute::kExperts);
-  inner(received, of(shape_.moe_ffn) / key_.expert_tp);
+  kept.add("router", p_.saved.router * own * of(shape_.experts), Recompute::kExperts);
+  kept.add("permuted tokens", received * n_.h * (narrow_inputs() ? 0.5 : wide_) * p_.saved.permuted, Recompute::kExperts);
+  kept.add("expert results", sent * n_.h * wide_ * p_.saved.expert_output, Recompute::kExperts);
+  inner(received, of(shape_.moe_ffn) / key_.expert_tp, p_.saved.weighted);
   if (shape_.shared_experts > 0) inner(t, of(shape_.shared_experts * shape_.moe_ffn) / n_.t);
 }
 
@@ -70,7 +73,7 @@ KeptTensors Pricer::kept(bool moe) const {
 }
 
 bool copies_rows(const FrameworkProfile& profile, const LayerKey& key) {
-  return key.sequence_parallel && key.tp > 1 && profile.passes_exchanged > 0 && (!key.tensor_overlap || key.micro_batch > 1);
+  return key.sequence_parallel && key.tp > 1 && profile.passes.exchanged > 0 && (!key.tensor_overlap || key.micro_batch > 1);
 }
 
 void Pricer::add_kept(bool moe, LayerCost& cost) const {
@@ -80,13 +83,13 @@ void Pricer::add_kept(bool moe, LayerCost& cost) const {
       moe ? of(shape_.top_k) * of(shape_.moe_ffn) / (key_.sequence_parallel ? n_.t : 1) : of(shape_.ffn) / n_.t;
   const double whole = n_.tokens * n_.h;
   cost.transient =
-      wide_ * (p_.transient_backward * n_.residual + p_.transient_ffn * (shape_.swiglu ? 2 : 1) * n_.tokens * inner_width);
-  const double rows = key_.sequence_parallel && key_.tp > 1 ? (p_.transient_gathered + (copies_rows(p_, key_) ? 2 : 0)) * whole : 0;
+      wide_ * (p_.transient.backward * n_.residual + p_.transient.ffn * (shape_.swiglu ? 2 : 1) * n_.tokens * inner_width);
+  const double rows = key_.sequence_parallel && key_.tp > 1 ? (p_.transient.gathered + (copies_rows(p_, key_) ? 2 : 0)) * whole : 0;
   cost.transient += wide_ * rows;
   // A gathered context: k and v of the whole sequence in one buffer.
   const double context =
       key_.cp > 1 && key_.cp_kind == CpKind::kAllGather
-          ? e_ * n_.tokens * n_.c * (p_.attention_repeats_kv && shape_.kv_heads < shape_.heads ? 2 * n_.o : n_.k_width + n_.v_width)
+          ? e_ * n_.tokens * n_.c * (p_.attention.repeats_kv && shape_.kv_heads < shape_.heads ? 2 * n_.o : n_.k_width + n_.v_width)
           : 0;
   cost.transient += context;
   cost.passing = context + wide_ * (2 * n_.residual + rows);

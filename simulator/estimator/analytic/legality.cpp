@@ -16,9 +16,9 @@ bool sizes_ok(const Point& p) {
   for (const int64_t v : {p.dp, p.tp, p.pp, p.vpp, p.cp, p.ep, p.expert_tp})
     if (!within(v, 1, kRanks)) return false;
   return within(p.micro_batch, 1, kRanks) && within(p.grad_accumulation, 1, kRanks) && within(p.seq_len, 1, int64_t{1} << 27) &&
-         within(p.zero, 0, 3) && within(p.hybrid_shard, 0, kRanks) && within(p.compression_rank, 0, kRanks) && p.expert_skew >= 1 &&
-         p.expert_skew <= 1e6 && p.world_size() <= (int64_t{1} << 24) &&
-         static_cast<double>(p.micro_batch) * static_cast<double>(p.seq_len) <= 1e12;
+         within(p.zero, 0, 3) && within(p.hybrid_shard, 0, kRanks) && within(p.micro_batch_group, 0, kRanks) &&
+         within(p.compression_rank, 0, kRanks) && p.expert_skew >= 1 && p.expert_skew <= 1e6 &&
+         p.world_size() <= (int64_t{1} << 24) && static_cast<double>(p.micro_batch) * static_cast<double>(p.seq_len) <= 1e12;
 }
 
 bool schedule_ok(const ModelShape& s, const Point& p) {
@@ -64,7 +64,7 @@ bool combination_ok(const Prepared::Inside& in, const Point& p) {
 
 /// NCCL has rings beside what it chooses itself.
 bool has_algorithm(const FrameworkProfile& profile, const Point& p) {
-  return profile.own_collectives || p.algorithm == AlgorithmChoice::kAuto || p.algorithm == AlgorithmChoice::kRing;
+  return profile.model.own_collectives || p.algorithm == AlgorithmChoice::kAuto || p.algorithm == AlgorithmChoice::kRing;
 }
 
 std::string no_algorithm_text(const FrameworkProfile& profile, const Point& p) {
@@ -76,7 +76,7 @@ constexpr std::string_view kNoAlgorithmHint =
 /// Halving-doubling wants groups of a power of two.
 bool algorithm_ok(const Prepared::Inside& in, const Point& p) {
   if (p.algorithm != AlgorithmChoice::kHalvingDoubling) return has_algorithm(in.profile, p);
-  if (!in.profile.own_collectives) return false;
+  if (!in.profile.model.own_collectives) return false;
   for (const int64_t size : {int64_t{p.dp} * p.cp, int64_t{std::max(1, p.hybrid_shard)}, int64_t{p.tp}})
     if (!std::has_single_bit(static_cast<uint64_t>(size))) return false;
   return true;

@@ -44,9 +44,9 @@ Kept kept_of(const Frame& f, const StageGroup& g, double flying) {
   k.layers = of(g.dense) * b.dense.kept + of(g.moe) * b.moe.kept + (g.holds_embedding ? b.embedding.kept : 0);
   if (f.point.offload_activations != Medium::kDevice) {
     // Two layers stay: the one that runs and the one that is copied.
-    const double layers = of(g.dense + g.moe), waits = f.in.profile.overlap_offload_waits ? flying : 1;
+    const double layers = of(g.dense + g.moe), waits = f.in.profile.overlap.offload_waits ? flying : 1;
     const double stays = std::min(1.0, 2 / layers) / waits;
-    const double all = f.in.profile.overlap_offload_residual ? layers * b.boundary : k.layers;
+    const double all = f.in.profile.overlap.offload_residual ? layers * b.boundary : k.layers;
     k.offloaded = all * (1 - stays) * offloaded_share(f);
     k.layers -= k.offloaded;
   }
@@ -85,18 +85,30 @@ class Highest {
   Moment highest_;
 };
 
-/// `flying`: micro-batches between their forward and their backward.
-Moment peak_of(const Frame& f, const StageGroup& g, const Kept& kept, double flying, const Standing& standing) {
+/// How often a stage's layers are in flight: as often as its micro-batches, but where ends count as layers the part of a looped stage
+/// that holds one has a layer less than the other parts, and parts are not in flight alike.
+double layers_in_flight(const Frame& f, const StageGroup& g, int32_t stage, double flying) {
+  const Point& p = f.point;
+  const bool first = g.holds_embedding && p.embedding_as_layer, last = g.holds_head && p.head_as_layer;
+  const double layers = of(g.dense + g.moe);
+  if (p.schedule != Schedule::kInterleaved || !(first || last) || layers == 0) return flying;
+  const double missing = (first ? in_flight_of_part(p, stage, 0) : 0) + (last ? in_flight_of_part(p, stage, p.vpp - 1) : 0);
+  return ((layers + (first ? 1 : 0) + (last ? 1 : 0)) * flying - missing) / layers;
+}
+
+/// `flying`: micro-batches between their forward and their backward; `flying_layers`: the same of the stage's layers.
+Moment peak_of(const Frame& f, const StageGroup& g, const Kept& kept, double flying, double flying_layers,
+               const Standing& standing) {
   const Point& p = f.point;
   const Block& b = f.block;
   const GatheredBytes gathered = gathered_of(f, g);
   // The head's forward is followed by its backward at once, but where all forwards come first.
   const double heads = forwards_first(p.schedule) ? flying : 1;
   // Gradients that backward makes are there from the second micro-batch on.
-  const bool early = f.in.profile.state_gradient_with_step || p.grad_accumulation > 1;
+  const bool early = f.in.profile.state.gradient_with_step || p.grad_accumulation > 1;
   const double before = early ? standing.gradients : 0;
   const double sends = p.pp > 1 ? 2 * b.boundary : 0;
-  const double layers = flying * kept.layers, others = std::max(0.0, layers - kept.layers);
+  const double layers = flying_layers * kept.layers, others = std::max(0.0, layers - kept.layers);
   const LayerCost& running = mixture_runs(f, g) ? b.moe : b.dense;
   const double held = g.holds_loss ? b.head.logits_output : 0;
   const double while_backward = running.remade + running.transient + sends;
@@ -157,9 +169,9 @@ double communicators(const Point& p) {
 double buckets_of(const Frame& f, const StageGroup& g) {
   if (f.replicas.dense <= 1 || f.gathers) return 0;
   const FrameworkProfile& p = f.in.profile;
-  const bool reduces = f.point.zero == 0 && p.memory_reducer > 0;
-  const double reducer = reduces ? p.memory_reducer * of(f.dense_parameters(g) + f.expert_parameters(g)) : 0;
-  return p.memory_buckets * f.bucket_bytes + reducer;
+  const bool reduces = f.point.zero == 0 && p.memory.reducer > 0;
+  const double reducer = reduces ? p.memory.reducer * of(f.dense_parameters(g) + f.expert_parameters(g)) : 0;
+  return p.memory.buckets * f.bucket_bytes + reducer;
 }
 
 /// Values and gradients that stages exchange, where they stay for each micro-batch of the step: a rank's virtual stages
@@ -167,9 +179,9 @@ double buckets_of(const Frame& f, const StageGroup& g) {
 /// in flight are activations.
 double boundaries_of(const Frame& f, const StageGroup& g, int32_t stage) {
   const Point& p = f.point;
-  if (p.pp <= 1 || !f.in.profile.memory_pipeline_buffers) return 0;
+  if (p.pp <= 1 || !f.in.profile.memory.pipeline_buffers) return 0;
   const double tensors = 4.0 * p.vpp - (g.holds_embedding ? 2 : 0) - (g.holds_head ? 2 : 0);
-  const double flying = g.holds_embedding ? 0 : in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp);
+  const double flying = g.holds_embedding ? 0 : in_flight(p, stage);
   const double logits = g.holds_loss ? of(p.grad_accumulation - 1) * f.block.head.logits_once : 0;
   return (tensors * of(p.grad_accumulation) - flying) * f.block.boundary + logits;
 }
@@ -177,13 +189,14 @@ double boundaries_of(const Frame& f, const StageGroup& g, int32_t stage) {
 /// Buffers of gathered rows that outlive the matmul that reads them.
 double rows_of(const Frame& f) {
   const bool cut = f.point.sequence_parallel && f.point.tp > 1;
-  return cut ? f.in.profile.memory_rows / 2 * f.block.head.input_gradient : 0;
+  return cut ? f.in.profile.memory.rows / 2 * f.block.head.input_gradient : 0;
 }
 
 /// Gradients that nobody reads: one of each shape.
 double dummies_of(const Frame& f, const StageGroup& g) {
   const Block& b = f.block;
-  return f.in.profile.memory_dummy_gradients *
+  if (f.in.profile.overlap.wgrad_fused <= 0) return 0;  // autograd has the real ones
+  return f.in.profile.memory.dummy_gradients *
          (b.attention_shapes + (g.dense > 0 ? b.dense.shapes : 0) + (g.moe > 0 ? b.moe.shapes : 0));
 }
 
@@ -210,16 +223,16 @@ Peaked peaked_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* ho
   move_out(point.offload_optimizer, moved);
   standing.moments = unmoved + moved;
   move_out(point.offload_parameters, standing.parameters);
-  const double flying = in_flight(point.schedule, point.pp, stage, point.grad_accumulation, point.vpp);
+  const double flying = in_flight(point, stage);
   const Kept kept = kept_of(f, g, flying);
   double offloaded = flying * kept.offloaded;
   move_out(point.offload_activations, offloaded);
-  const Moment peak = peak_of(f, g, kept, flying, standing);
+  const Moment peak = peak_of(f, g, kept, flying, layers_in_flight(f, g, stage, flying), standing);
 
   MemoryBytes m;
   m[MemoryPart::kParameters] = whole(standing.parameters);
   // What backward makes is the running layer's, unless it stays.
-  const bool stays = p.state_gradient_fresh_stage && !f.gathers, passes = !stays && !f.gathers;
+  const bool stays = p.state.gradient_fresh_stage && !f.gathers, passes = !stays && !f.gathers;
   m[MemoryPart::kGradients] = whole(peak.gradients + (stays ? peak.made : 0));
   m[MemoryPart::kMaster] = whole(standing.master);
   m[MemoryPart::kMoments] = whole(standing.moments);
@@ -228,13 +241,13 @@ Peaked peaked_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* ho
   m[MemoryPart::kLogits] = whole(peak.logits);
   m[MemoryPart::kGathered] = whole(peak.gathered + (f.gathers ? peak.made : 0));
   m[MemoryPart::kBuckets] = whole(buckets_of(f, g) + boundaries_of(f, g, stage) + rows_of(f));
-  m[MemoryPart::kWorkspace] = whole(p.memory_workspace + (f.in.hopper ? p.memory_workspace_hopper : 0) + dummies_of(f, g));
-  if (p.memory_caching)
+  m[MemoryPart::kWorkspace] = whole(p.memory.workspace + (f.in.hopper ? p.memory.workspace_hopper : 0) + dummies_of(f, g));
+  if (p.memory.caching)
     m[MemoryPart::kFragmented] =
-        whole(p.memory_fragmentation_base +
-              p.memory_fragmentation * (peak.activations + peak.transient + peak.logits + peak.gathered + (stays ? 0 : peak.made)));
-  m[MemoryPart::kContext] = whole(p.memory_context);
-  m[MemoryPart::kNccl] = whole(p.memory_nccl_channel * communicators(point));
+        whole(p.memory.fragmentation_base +
+              p.memory.fragmentation * (peak.activations + peak.transient + peak.logits + peak.gathered + (stays ? 0 : peak.made)));
+  m[MemoryPart::kContext] = whole(p.memory.context);
+  m[MemoryPart::kNccl] = whole(p.memory.nccl_channel * communicators(point));
   if (host != nullptr) *host = whole(host_bytes);
   if (nvme != nullptr) *nvme = whole(nvme_bytes);
   return {m, peak.name};
@@ -281,8 +294,8 @@ GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
   bytes.head_gradient = f.bytes.ends * head;
   bytes.last_gradient = f.bytes.ends * embedding;
   if (!f.gathers) {
-    if (f.point.zero > 0 && f.replicas.dense > 1) bytes.updated = p.update_gathered * all;
-    if (!p.state_gradient_fresh_stage) {
+    if (f.point.zero > 0 && f.replicas.dense > 1) bytes.updated = p.update.gathered * all;
+    if (!p.state.gradient_fresh_stage) {
       bytes.gradient = std::max(dense, moe) * f.bytes.fresh;
       return bytes;
     }
@@ -293,23 +306,23 @@ GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
   }
   // Tensor by tensor, a matrix of the feed-forward is the largest.
   const double matrices = f.in.shape.swiglu ? 3 : 2;
-  const double layer = p.overlap_by_tensor ? std::max(f.block.dense.shapes, f.block.moe.shapes) / matrices : std::max(dense, moe);
-  const double unit = layer * std::max(1.0, p.overlap_unit_layers);
+  const double layer = p.overlap.by_tensor ? std::max(f.block.dense.shapes, f.block.moe.shapes) / matrices : std::max(dense, moe);
+  const double unit = layer * std::max(1.0, p.overlap.unit_layers);
   bytes.standing = f.bytes.ends_wire * ends + (f.keeps_gathered ? f.bytes.weight_wire * (all - ends) : 0);
   if (!f.keeps_gathered && unit > 0) {
-    const double most = (all - ends) / unit, ahead = of(p.overlap_prefetch);
+    const double most = (all - ends) / unit, ahead = of(p.overlap.prefetch);
     bytes.unit = f.bytes.weight_wire * unit;
     // Forward keeps the buffer of the unit before until that of the next has been copied from; backward has one under way.
-    bytes.units = std::min(most, 1 + ahead) + (p.overlap_gather_copies ? std::min(most, 1.0) : 0);
+    bytes.units = std::min(most, 1 + ahead) + (p.overlap.gather_copies ? std::min(most, 1.0) : 0);
     bytes.backward_units = std::min(most, 1 + ahead);
   }
   // The gradient of a unit as backward makes it, and as it is reduced where that is wider.
   const double cast = f.bytes.gradient_wire > f.bytes.fresh ? f.bytes.gradient_wire : 0;
-  const bool whole_stage = f.point.pp > 1 && p.overlap_keeps_gathered;
+  const bool whole_stage = f.point.pp > 1 && p.overlap.keeps_gathered;
   if (!whole_stage) {
     bytes.gradient = unit * (f.bytes.fresh + cast);
-    bytes.head_stays = p.overlap_ends_last;
-    if (p.overlap_ends_last) bytes.last_gradient = ends * (f.bytes.ends + cast);
+    bytes.head_stays = p.overlap.ends_last;
+    if (p.overlap.ends_last) bytes.last_gradient = ends * (f.bytes.ends + cast);
     return bytes;
   }
   // Reduced once a step: until then they are added up in the dtype of the reduction
@@ -329,7 +342,7 @@ StagePeak stage_peak_of(const Frame& f, const StageGroup& g, int32_t stage, cons
   StagePeak peak;
   const Peaked p = peaked_of(f, g, stage, &peak.host_bytes, &peak.nvme_bytes);
   peak.memory = p.memory, peak.moment = p.moment, peak.moe = mixture_runs(f, g);
-  peak.in_flight = in_flight(f.point.schedule, f.point.pp, stage, f.point.grad_accumulation, f.point.vpp);
+  peak.in_flight = in_flight(f.point, stage);
   peak.activations = activations_of(f, g, key, peak.in_flight, peak.memory[MemoryPart::kActivations]);
   return peak;
 }

@@ -43,7 +43,7 @@ class Pricer {
         p_(study.profile),
         device_(study.device),
         fabric_(study.fabric),
-        attention_rate_(std::max(0.01, p_.attention_rate)),
+        attention_rate_(std::max(0.01, p_.attention.rate)),
         slowest_(device_.slowest_of(key.devices)),
         key_(key),
         n_(study.shape, key),
@@ -80,7 +80,7 @@ class Pricer {
   double feed_forward_shapes(bool moe) const;
   EndCost loss() const;
   double logits() const { return e_ * n_.tokens * of(vocab_rows()); }
-  bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
+  bool scatters() const { return p_.overlap.scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
   double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
   double boundary_gather_s() const {
     return scatters() ? collective_s(CollectiveUse::kAllGather, e_ * n_.residual, tensor_group_) : 0;
@@ -88,7 +88,7 @@ class Pricer {
 
  private:
   double collective_s(CollectiveUse kind, double bytes, const Group& group) const {
-    return fabric_.exchange_seconds(kind, bytes, group, {p_.own_collectives, key_.algorithm});
+    return fabric_.exchange_seconds(kind, bytes, group, {p_.model.own_collectives, key_.algorithm});
   }
 
   // Kernels.
@@ -96,9 +96,9 @@ class Pricer {
   DeviceModel::Waited waited(double m, double n, double k, Product product, double batch = 1) const {
     Matmul x{.m = m, .n = n, .k = k, .batch = batch, .precision = key_.precision, .product = product, .slowest = slowest_};
     x.grouped = batch > 1;
-    x.tf32 = p_.fp32_tensor_cores;
-    x.out_bytes = product == Product::kWeight && p_.overlap_wgrad_fused > 0 ? p_.state_gradient : e_;
-    x.accumulate = product == Product::kWeight && p_.overlap_wgrad_fused > 0;
+    x.tf32 = p_.model.fp32_tensor_cores;
+    x.out_bytes = product == Product::kWeight && p_.overlap.wgrad_fused > 0 ? p_.state.gradient : e_;
+    x.accumulate = product == Product::kWeight && p_.overlap.wgrad_fused > 0;
     return device_.matmul_waited(x);
   }
   double matmul(double m, double n, double k, Product product) const { return waited(m, n, k, product).seconds; }
@@ -120,7 +120,7 @@ class Pricer {
   void add_linear(const Linear& l, LayerCost& cost) const {
     const double input = l.rows * l.in * l.batch, result = l.rows * l.out * l.batch, weight = l.in * l.out * l.batch;
     const Quantised quantised = quantise(l, input, result, weight);
-    const double cast = moved(weight, p_.passes_cast, 1) + quantised.weight_s;
+    const double cast = moved(weight, p_.passes.cast, 1) + quantised.weight_s;
     const double forward =
         counted(waited(l.rows, l.out, l.in, Product::kForward, l.batch), l.remade ? 2 : 1) + quantised.input_s + cast;
     cost.forward.compute_s += forward;
@@ -128,10 +128,10 @@ class Pricer {
     if (l.remade) cost.recompute.compute_s += forward, cost.recompute.tensor_s += quantised.agreed_s;
     cost.input.tensor_s += quantised.gradient_agreed_s;
     cost.input.compute_s += counted(waited(l.rows, l.in, l.out, Product::kInput, l.batch)) + quantised.gradient_s +
-                            (low_ ? moved(input, p_.passes_rescale, 1) : 0);
+                            (low_ ? moved(input, p_.passes.rescale, 1) : 0);
     cost.weight.compute_s += counted(waited(l.out, l.in, l.rows, Product::kWeight, l.batch)) + quantised.columns_s +
-                             (low_ ? moved(weight, p_.passes_rescale, 1) : 0);
-    if (shape_.biases) cost.weight.compute_s += moved(result, p_.passes_bias, 1);
+                             (low_ ? moved(weight, p_.passes.rescale, 1) : 0);
+    if (shape_.biases) cost.weight.compute_s += moved(result, p_.passes.bias, 1);
     cost.weight.compute_s += accumulated(weight);
   }
   /// The cost of narrow arguments of one linear's matmuls: kernels that make them, and the ranks' agreement on a scale.
@@ -146,12 +146,12 @@ class Pricer {
   Quantised quantise(const Linear& l, double input, double result, double weight) const;
   /// A weight gradient that no matmul adds to the accumulated one: it is read, the other read and written.
   double accumulated(double elements) const {
-    if (p_.overlap_wgrad_fused > 0 || !p_.overlap_wgrad_added) return 0;
-    return device_.memory_bound_seconds(elements * (e_ + 2 * p_.state_gradient), 1);
+    if (p_.overlap.wgrad_fused > 0 || !p_.overlap.wgrad_added) return 0;
+    return device_.memory_bound_seconds(elements * (e_ + 2 * p_.state.gradient), 1);
   }
   /// Projections of one input: one product, or one each where the profile splits them, whose input gradients are then added.
   void add_linears(Linear l, std::initializer_list<double> widths, LayerCost& cost) const {
-    if (!p_.split_projections) {
+    if (!p_.model.split_projections) {
       l.out = 0;
       for (const double width : widths) l.out += width;
       return add_linear(l, cost);
@@ -162,30 +162,30 @@ class Pricer {
       l.shares_input = true;
     }
     const double passes =
-        p_.passes_summed * of(static_cast<int64_t>(widths.size()) - 1) + (key_.tp > 1 ? p_.passes_summed_sent : 0);
+        p_.passes.summed * of(static_cast<int64_t>(widths.size()) - 1) + (key_.tp > 1 ? p_.passes.summed_sent : 0);
     cost.input.compute_s += moved(l.rows * l.in * l.batch, passes, 1);
   }
   /// Whether linears keep what they read in 8 bits.
-  bool narrow_inputs() const { return low_ && p_.saved_fp8_inputs; }
+  bool narrow_inputs() const { return low_ && p_.saved.fp8_inputs; }
   /// Whether attention is unfused and no kernel does its whole softmax at once.
   bool softmax_apart() const {
-    if (p_.attention_fused) return false;
+    if (p_.attention.fused) return false;
     const auto batch = static_cast<int64_t>(std::llround(n_.heads)) * key_.micro_batch;
-    return (p_.attention_softmax_keys > 0 && key_.seq_len > p_.attention_softmax_keys) ||
-           batch % std::max<int64_t>(1, p_.attention_softmax_multiple) != 0;
+    return (p_.attention.softmax_keys > 0 && key_.seq_len > p_.attention.softmax_keys) ||
+           batch % std::max<int64_t>(1, p_.attention.softmax_multiple) != 0;
   }
   bool remade(Recompute::Module m) const { return key_.recompute.has(m); }
   bool alternate() const { return key_.recompute.modules & Recompute::kAlternate; }
 
   double norm_backward() const {
-    const MemoryKernel kind = p_.passes_norm_persistent ? MemoryKernel::kNorm : MemoryKernel::kNormBackward;
-    return moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, kind);
+    const MemoryKernel kind = p_.passes.norm_persistent ? MemoryKernel::kNorm : MemoryKernel::kNormBackward;
+    return moved(n_.residual, p_.passes.norm_backward, p_.launch.norm_backward, kind);
   }
   void add_norms(LayerCost& cost) const {
-    const double forward = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
+    const double forward = moved(n_.residual, p_.passes.norm, p_.launch.norm, MemoryKernel::kNorm);
     const double back = norm_backward();
-    const double add = moved(n_.residual, p_.passes_residual, p_.launch_residual);
-    const double add_back = moved(n_.residual, p_.passes_residual_backward, p_.launch_residual_backward);
+    const double add = moved(n_.residual, p_.passes.residual, p_.launch.residual);
+    const double add_back = moved(n_.residual, p_.passes.residual_backward, p_.launch.residual_backward);
     const double norms = shape_.post_norms ? 4 : 2;
     cost.forward.compute_s += norms * forward + 2 * add;
     cost.input.compute_s += norms * back + 2 * add_back;
@@ -230,12 +230,12 @@ class Pricer {
   void add_state(bool moe, LayerCost& cost) const;
   /// Rows of the table on one rank, padding included.
   int64_t vocab_rows() const {
-    const int64_t cut = p_.vocab_parallel ? key_.tp : 1;
-    const int64_t unit = std::max<int64_t>(1, static_cast<int64_t>(p_.vocab_multiple)) * cut;
+    const int64_t cut = p_.model.vocab_parallel ? key_.tp : 1;
+    const int64_t unit = std::max<int64_t>(1, static_cast<int64_t>(p_.model.vocab_multiple)) * cut;
     return (shape_.vocab + unit - 1) / unit * unit / cut;
   }
   /// Bytes that a column-parallel matmul keeps of its gathered input, if the input is not gathered again in backward.
-  double gathered_input() const { return key_.sequence_parallel && key_.tp > 1 ? p_.saved_gathered * wide_ * n_.tokens * n_.h : 0; }
+  double gathered_input() const { return key_.sequence_parallel && key_.tp > 1 ? p_.saved.gathered * wide_ * n_.tokens * n_.h : 0; }
   void kept_by_attention(KeptTensors& kept) const;
   void kept_by_feed_forward(bool moe, KeptTensors& kept) const;
 

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <set>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -16,186 +19,249 @@ namespace shardlab::simulator::analytic {
 namespace {
 
 using P = FrameworkProfile;
-using Member = std::variant<double P::*, bool P::*, int64_t P::*, Recompute P::*>;
 
+/// A key of the section `Section` of the file, and the member that it sets.
+template <typename Section>
 struct Field {
-  std::string_view section, key;
-  Member member;
+  std::string_view key;
+  std::variant<double Section::*, bool Section::*, int64_t Section::*, Recompute Section::*> member;
 };
 
-constexpr std::array kFields{
-    Field{"state", "parameter", &P::state_parameter},
-    Field{"state", "gradient", &P::state_gradient},
-    Field{"state", "gradient_fresh", &P::state_gradient_fresh},
-    Field{"state", "gradient_fresh_stage", &P::state_gradient_fresh_stage},
-    Field{"state", "gradient_ends", &P::state_gradient_ends},
-    Field{"state", "master", &P::state_master},
-    Field{"state", "moments", &P::state_moments},
-    Field{"state", "gradient_wire", &P::state_gradient_wire},
-    Field{"state", "weight_wire", &P::state_weight_wire},
-    Field{"state", "fp8_weight", &P::state_fp8_weight},
-    Field{"state", "fp8_alone", &P::state_fp8_alone},
-    Field{"state", "fp8_gather", &P::state_fp8_gather},
-    Field{"state", "fp8_exchange", &P::state_fp8_exchange},
-    Field{"state", "fp8_shared", &P::state_fp8_shared},
-    Field{"state", "context_gradient", &P::state_context_gradient},
-    Field{"state", "gradient_with_step", &P::state_gradient_with_step},
-    Field{"saved", "input", &P::saved_input},
-    Field{"saved", "norm", &P::saved_norm},
-    Field{"saved", "statistics", &P::saved_statistics},
-    Field{"saved", "qkv", &P::saved_qkv},
-    Field{"saved", "rotated", &P::saved_rotated},
-    Field{"saved", "repeated_kv", &P::saved_repeated_kv},
-    Field{"saved", "scores", &P::saved_scores},
-    Field{"saved", "attention", &P::saved_attention},
-    Field{"saved", "log_sum_exp", &P::saved_log_sum_exp},
-    Field{"saved", "residual", &P::saved_residual},
-    Field{"saved", "up", &P::saved_up},
-    Field{"saved", "gate", &P::saved_gate},
-    Field{"saved", "activated", &P::saved_activated},
-    Field{"saved", "fp8_inputs", &P::saved_fp8_inputs},
-    Field{"saved", "mask", &P::saved_mask},
-    Field{"saved", "norm_fp32", &P::saved_norm_fp32},
-    Field{"saved", "logits", &P::saved_logits},
-    Field{"saved", "logits_kept", &P::saved_logits_kept},
-    Field{"saved", "logits_forward", &P::saved_logits_forward},
-    Field{"saved", "logits_gradient", &P::saved_logits_gradient},
-    Field{"saved", "logits_output", &P::saved_logits_output},
-    Field{"saved", "logits_parallel", &P::saved_logits_parallel},
-    Field{"saved", "head_input", &P::saved_head_input},
-    Field{"saved", "head_chunks", &P::saved_head_chunks},
-    Field{"saved", "result", &P::saved_result},
-    Field{"saved", "gathered", &P::saved_gathered},
-    Field{"saved", "permuted", &P::saved_permuted},
-    Field{"saved", "expert_output", &P::saved_expert_output},
-    Field{"saved", "router", &P::saved_router},
-    Field{"transient", "backward", &P::transient_backward},
-    Field{"transient", "ffn", &P::transient_ffn},
-    Field{"transient", "gathered", &P::transient_gathered},
-    Field{"passes", "norm", &P::passes_norm},
-    Field{"passes", "norm_persistent", &P::passes_norm_persistent},
-    Field{"passes", "norm_backward", &P::passes_norm_backward},
-    Field{"passes", "residual", &P::passes_residual},
-    Field{"passes", "residual_backward", &P::passes_residual_backward},
-    Field{"passes", "rotation", &P::passes_rotation},
-    Field{"passes", "rotation_backward", &P::passes_rotation_backward},
-    Field{"passes", "layout", &P::passes_layout},
-    Field{"passes", "layout_backward", &P::passes_layout_backward},
-    Field{"passes", "activation", &P::passes_activation},
-    Field{"passes", "activation_backward", &P::passes_activation_backward},
-    Field{"passes", "bias", &P::passes_bias},
-    Field{"passes", "merge", &P::passes_merge},
-    Field{"passes", "merge_backward", &P::passes_merge_backward},
-    Field{"passes", "exchanged", &P::passes_exchanged},
-    Field{"passes", "gathered", &P::passes_gathered},
-    Field{"passes", "reduced", &P::passes_reduced},
-    Field{"passes", "bucketed", &P::passes_bucketed},
-    Field{"passes", "summed", &P::passes_summed},
-    Field{"passes", "summed_sent", &P::passes_summed_sent},
-    Field{"passes", "loss", &P::passes_loss},
-    Field{"passes", "table", &P::passes_table},
-    Field{"passes", "loss_parallel", &P::passes_loss_parallel},
-    Field{"passes", "cast", &P::passes_cast},
-    Field{"passes", "quantise", &P::passes_quantise},
-    Field{"passes", "quantise_columns", &P::passes_quantise_columns},
-    Field{"passes", "quantise_gradient", &P::passes_quantise_gradient},
-    Field{"passes", "quantise_weight", &P::passes_quantise_weight},
-    Field{"passes", "quantise_gathered", &P::passes_quantise_gathered},
-    Field{"passes", "rescale", &P::passes_rescale},
-    Field{"passes", "permute", &P::passes_permute},
-    Field{"passes", "permute_backward", &P::passes_permute_backward},
-    Field{"launch", "norm", &P::launch_norm},
-    Field{"launch", "norm_backward", &P::launch_norm_backward},
-    Field{"launch", "residual", &P::launch_residual},
-    Field{"launch", "residual_backward", &P::launch_residual_backward},
-    Field{"launch", "rotation", &P::launch_rotation},
-    Field{"launch", "rotation_backward", &P::launch_rotation_backward},
-    Field{"launch", "layout", &P::launch_layout},
-    Field{"launch", "layout_backward", &P::launch_layout_backward},
-    Field{"launch", "activation", &P::launch_activation},
-    Field{"launch", "activation_backward", &P::launch_activation_backward},
-    Field{"launch", "core", &P::launch_core},
-    Field{"launch", "core_backward", &P::launch_core_backward},
-    Field{"launch", "matmul_extra", &P::launch_matmul_extra},
-    Field{"launch", "experts", &P::launch_experts},
-    Field{"host", "forward_s", &P::host_forward_s},
-    Field{"host", "backward_s", &P::host_backward_s},
-    Field{"host", "layer_s", &P::host_layer_s},
-    Field{"host", "collective_s", &P::host_collective_s},
-    Field{"host", "exchange_s", &P::host_exchange_s},
-    Field{"host", "step_s", &P::host_step_s},
-    Field{"host", "micro_batch_s", &P::host_micro_batch_s},
-    Field{"host", "sync", &P::host_sync},
-    Field{"host", "sync_sends", &P::host_sync_sends},
-    Field{"host", "serial", &P::host_serial},
-    Field{"host", "graphs", &P::host_graphs},
-    Field{"host", "send_s", &P::host_send_s},
-    Field{"attention", "fused", &P::attention_fused},
-    Field{"attention", "softmax_keys", &P::attention_softmax_keys},
-    Field{"attention", "softmax_multiple", &P::attention_softmax_multiple},
-    Field{"attention", "causal_half", &P::attention_causal_half},
-    Field{"attention", "rate", &P::attention_rate},
-    Field{"attention", "flash2", &P::attention_flash2},
-    Field{"attention", "repeats_kv", &P::attention_repeats_kv},
-    Field{"overlap", "gradients", &P::overlap_gradients},
-    Field{"overlap", "zero", &P::overlap_zero},
-    Field{"overlap", "zero_scatters", &P::overlap_zero_scatters},
-    Field{"overlap", "weights", &P::overlap_weights},
-    Field{"overlap", "pipeline", &P::overlap_pipeline},
-    Field{"overlap", "scatter_gather", &P::overlap_scatter_gather},
-    Field{"overlap", "bucket_bytes", &P::overlap_bucket_bytes},
-    Field{"overlap", "tensor", &P::overlap_tensor},
-    Field{"overlap", "tensor_hidden", &P::overlap_tensor_hidden},
-    Field{"overlap", "gather_hidden", &P::overlap_gather_hidden},
-    Field{"overlap", "regathers", &P::overlap_regathers},
-    Field{"overlap", "context", &P::overlap_context},
-    Field{"overlap", "by_tensor", &P::overlap_by_tensor},
-    Field{"overlap", "unit_layers", &P::overlap_unit_layers},
-    Field{"overlap", "prefetch", &P::overlap_prefetch},
-    Field{"overlap", "keeps_gathered", &P::overlap_keeps_gathered},
-    Field{"overlap", "offload_residual", &P::overlap_offload_residual},
-    Field{"overlap", "offload_waits", &P::overlap_offload_waits},
-    Field{"overlap", "reshard", &P::overlap_reshard},
-    Field{"overlap", "gather_copies", &P::overlap_gather_copies},
-    Field{"overlap", "ends_last", &P::overlap_ends_last},
-    Field{"overlap", "wgrad_fused", &P::overlap_wgrad_fused},
-    Field{"overlap", "wgrad_added", &P::overlap_wgrad_added},
-    Field{"update", "passes", &P::update_passes},
-    Field{"update", "norm_passes", &P::update_norm_passes},
-    Field{"update", "zero_passes", &P::update_zero_passes},
-    Field{"update", "gathered", &P::update_gathered},
-    Field{"update", "launches", &P::update_launches},
-    Field{"update", "launches_per_layer", &P::update_launches_per_layer},
-    Field{"update", "gather_passes", &P::update_gather_passes},
-    Field{"update", "gather_host_s", &P::update_gather_host_s},
-    Field{"update", "tensors_per_layer", &P::update_tensors_per_layer},
-    Field{"memory", "context", &P::memory_context},
-    Field{"memory", "nccl_channel", &P::memory_nccl_channel},
-    Field{"memory", "workspace", &P::memory_workspace},
-    Field{"memory", "buckets", &P::memory_buckets},
-    Field{"memory", "reducer", &P::memory_reducer},
-    Field{"memory", "rows", &P::memory_rows},
-    Field{"memory", "pipeline_buffers", &P::memory_pipeline_buffers},
-    Field{"memory", "dummy_gradients", &P::memory_dummy_gradients},
-    Field{"memory", "workspace_hopper", &P::memory_workspace_hopper},
-    Field{"memory", "held", &P::memory_held},
-    Field{"memory", "held_pipeline", &P::memory_held_pipeline},
-    Field{"memory", "held_most", &P::memory_held_most},
-    Field{"memory", "fragmentation", &P::memory_fragmentation},
-    Field{"memory", "fragmentation_base", &P::memory_fragmentation_base},
-    Field{"memory", "caching", &P::memory_caching},
-    Field{"memory", "expandable", &P::memory_expandable},
-    Field{"model", "selective", &P::selective},
-    Field{"model", "remakes_unread", &P::remakes_unread},
-    Field{"model", "balanced_stages", &P::balanced_stages},
-    Field{"model", "split_projections", &P::split_projections},
-    Field{"model", "vocab_parallel", &P::vocab_parallel},
-    Field{"model", "vocab_multiple", &P::vocab_multiple},
-    Field{"model", "dropout", &P::dropout},
-    Field{"model", "fp32_head", &P::fp32_head},
-    Field{"model", "fp32_tensor_cores", &P::fp32_tensor_cores},
-    Field{"model", "own_collectives", &P::own_collectives},
+constexpr auto kState = std::to_array<Field<P::State>>({
+    {"parameter", &P::State::parameter},
+    {"gradient", &P::State::gradient},
+    {"gradient_fresh", &P::State::gradient_fresh},
+    {"gradient_fresh_stage", &P::State::gradient_fresh_stage},
+    {"gradient_ends", &P::State::gradient_ends},
+    {"master", &P::State::master},
+    {"moments", &P::State::moments},
+    {"gradient_wire", &P::State::gradient_wire},
+    {"weight_wire", &P::State::weight_wire},
+    {"fp8_weight", &P::State::fp8_weight},
+    {"fp8_alone", &P::State::fp8_alone},
+    {"fp8_gather", &P::State::fp8_gather},
+    {"fp8_exchange", &P::State::fp8_exchange},
+    {"fp8_shared", &P::State::fp8_shared},
+    {"context_gradient", &P::State::context_gradient},
+    {"gradient_with_step", &P::State::gradient_with_step},
+});
+constexpr auto kSaved = std::to_array<Field<P::Saved>>({
+    {"input", &P::Saved::input},
+    {"norm", &P::Saved::norm},
+    {"statistics", &P::Saved::statistics},
+    {"qkv", &P::Saved::qkv},
+    {"rotated", &P::Saved::rotated},
+    {"values", &P::Saved::values},
+    {"repeated_kv", &P::Saved::repeated_kv},
+    {"scores", &P::Saved::scores},
+    {"attention", &P::Saved::attention},
+    {"log_sum_exp", &P::Saved::log_sum_exp},
+    {"residual", &P::Saved::residual},
+    {"up", &P::Saved::up},
+    {"gate", &P::Saved::gate},
+    {"activated", &P::Saved::activated},
+    {"fp8_inputs", &P::Saved::fp8_inputs},
+    {"mask", &P::Saved::mask},
+    {"norm_fp32", &P::Saved::norm_fp32},
+    {"logits", &P::Saved::logits},
+    {"logits_kept", &P::Saved::logits_kept},
+    {"logits_forward", &P::Saved::logits_forward},
+    {"logits_gradient", &P::Saved::logits_gradient},
+    {"logits_output", &P::Saved::logits_output},
+    {"logits_parallel", &P::Saved::logits_parallel},
+    {"head_input", &P::Saved::head_input},
+    {"head_chunks", &P::Saved::head_chunks},
+    {"result", &P::Saved::result},
+    {"gathered", &P::Saved::gathered},
+    {"permuted", &P::Saved::permuted},
+    {"expert_output", &P::Saved::expert_output},
+    {"weighted", &P::Saved::weighted},
+    {"router", &P::Saved::router},
+});
+constexpr auto kTransient = std::to_array<Field<P::Transient>>({
+    {"backward", &P::Transient::backward},
+    {"ffn", &P::Transient::ffn},
+    {"gathered", &P::Transient::gathered},
+});
+constexpr auto kPasses = std::to_array<Field<P::Passes>>({
+    {"norm", &P::Passes::norm},
+    {"norm_persistent", &P::Passes::norm_persistent},
+    {"norm_backward", &P::Passes::norm_backward},
+    {"residual", &P::Passes::residual},
+    {"residual_backward", &P::Passes::residual_backward},
+    {"rotation", &P::Passes::rotation},
+    {"rotation_backward", &P::Passes::rotation_backward},
+    {"layout", &P::Passes::layout},
+    {"layout_backward", &P::Passes::layout_backward},
+    {"activation", &P::Passes::activation},
+    {"activation_backward", &P::Passes::activation_backward},
+    {"bias", &P::Passes::bias},
+    {"merge", &P::Passes::merge},
+    {"merge_backward", &P::Passes::merge_backward},
+    {"exchanged", &P::Passes::exchanged},
+    {"gathered", &P::Passes::gathered},
+    {"reduced", &P::Passes::reduced},
+    {"bucketed", &P::Passes::bucketed},
+    {"summed", &P::Passes::summed},
+    {"summed_sent", &P::Passes::summed_sent},
+    {"loss", &P::Passes::loss},
+    {"table", &P::Passes::table},
+    {"loss_parallel", &P::Passes::loss_parallel},
+    {"cast", &P::Passes::cast},
+    {"quantise", &P::Passes::quantise},
+    {"quantise_columns", &P::Passes::quantise_columns},
+    {"quantise_gradient", &P::Passes::quantise_gradient},
+    {"quantise_weight", &P::Passes::quantise_weight},
+    {"quantise_gathered", &P::Passes::quantise_gathered},
+    {"rescale", &P::Passes::rescale},
+    {"permute", &P::Passes::permute},
+    {"permute_backward", &P::Passes::permute_backward},
+});
+constexpr auto kLaunch = std::to_array<Field<P::Launch>>({
+    {"norm", &P::Launch::norm},
+    {"norm_backward", &P::Launch::norm_backward},
+    {"residual", &P::Launch::residual},
+    {"residual_backward", &P::Launch::residual_backward},
+    {"rotation", &P::Launch::rotation},
+    {"rotation_backward", &P::Launch::rotation_backward},
+    {"layout", &P::Launch::layout},
+    {"layout_backward", &P::Launch::layout_backward},
+    {"activation", &P::Launch::activation},
+    {"activation_backward", &P::Launch::activation_backward},
+    {"core", &P::Launch::core},
+    {"core_backward", &P::Launch::core_backward},
+    {"matmul_extra", &P::Launch::matmul_extra},
+    {"experts", &P::Launch::experts},
+});
+constexpr auto kHost = std::to_array<Field<P::Host>>({
+    {"forward_s", &P::Host::forward_s},
+    {"backward_s", &P::Host::backward_s},
+    {"layer_s", &P::Host::layer_s},
+    {"collective_s", &P::Host::collective_s},
+    {"exchange_s", &P::Host::exchange_s},
+    {"step_s", &P::Host::step_s},
+    {"micro_batch_s", &P::Host::micro_batch_s},
+    {"sync", &P::Host::sync},
+    {"sync_sends", &P::Host::sync_sends},
+    {"serial", &P::Host::serial},
+    {"graphs", &P::Host::graphs},
+    {"send_s", &P::Host::send_s},
+});
+constexpr auto kAttention = std::to_array<Field<P::Attention>>({
+    {"fused", &P::Attention::fused},
+    {"softmax_keys", &P::Attention::softmax_keys},
+    {"softmax_multiple", &P::Attention::softmax_multiple},
+    {"causal_half", &P::Attention::causal_half},
+    {"rate", &P::Attention::rate},
+    {"flash2", &P::Attention::flash2},
+    {"repeats_kv", &P::Attention::repeats_kv},
+});
+constexpr auto kOverlap = std::to_array<Field<P::Overlap>>({
+    {"gradients", &P::Overlap::gradients},
+    {"zero", &P::Overlap::zero},
+    {"zero_scatters", &P::Overlap::zero_scatters},
+    {"weights", &P::Overlap::weights},
+    {"pipeline", &P::Overlap::pipeline},
+    {"scatter_gather", &P::Overlap::scatter_gather},
+    {"bucket_bytes", &P::Overlap::bucket_bytes},
+    {"tensor", &P::Overlap::tensor},
+    {"tensor_hidden", &P::Overlap::tensor_hidden},
+    {"gather_hidden", &P::Overlap::gather_hidden},
+    {"regathers", &P::Overlap::regathers},
+    {"context", &P::Overlap::context},
+    {"by_tensor", &P::Overlap::by_tensor},
+    {"unit_layers", &P::Overlap::unit_layers},
+    {"prefetch", &P::Overlap::prefetch},
+    {"keeps_gathered", &P::Overlap::keeps_gathered},
+    {"offload_residual", &P::Overlap::offload_residual},
+    {"offload_waits", &P::Overlap::offload_waits},
+    {"reshard", &P::Overlap::reshard},
+    {"gather_copies", &P::Overlap::gather_copies},
+    {"ends_last", &P::Overlap::ends_last},
+    {"wgrad_fused", &P::Overlap::wgrad_fused},
+    {"wgrad_added", &P::Overlap::wgrad_added},
+});
+constexpr auto kUpdate = std::to_array<Field<P::Update>>({
+    {"passes", &P::Update::passes},
+    {"norm_passes", &P::Update::norm_passes},
+    {"zero_passes", &P::Update::zero_passes},
+    {"gathered", &P::Update::gathered},
+    {"launches", &P::Update::launches},
+    {"launches_per_layer", &P::Update::launches_per_layer},
+    {"gather_passes", &P::Update::gather_passes},
+    {"gather_host_s", &P::Update::gather_host_s},
+    {"tensors_per_layer", &P::Update::tensors_per_layer},
+});
+constexpr auto kMemory = std::to_array<Field<P::Memory>>({
+    {"context", &P::Memory::context},
+    {"nccl_channel", &P::Memory::nccl_channel},
+    {"workspace", &P::Memory::workspace},
+    {"buckets", &P::Memory::buckets},
+    {"reducer", &P::Memory::reducer},
+    {"rows", &P::Memory::rows},
+    {"pipeline_buffers", &P::Memory::pipeline_buffers},
+    {"dummy_gradients", &P::Memory::dummy_gradients},
+    {"workspace_hopper", &P::Memory::workspace_hopper},
+    {"held", &P::Memory::held},
+    {"held_pipeline", &P::Memory::held_pipeline},
+    {"held_most", &P::Memory::held_most},
+    {"fragmentation", &P::Memory::fragmentation},
+    {"fragmentation_base", &P::Memory::fragmentation_base},
+    {"caching", &P::Memory::caching},
+    {"expandable", &P::Memory::expandable},
+});
+constexpr auto kModel = std::to_array<Field<P::Model>>({
+    {"selective", &P::Model::selective},
+    {"remakes_unread", &P::Model::remakes_unread},
+    {"balanced_stages", &P::Model::balanced_stages},
+    {"split_projections", &P::Model::split_projections},
+    {"vocab_parallel", &P::Model::vocab_parallel},
+    {"vocab_multiple", &P::Model::vocab_multiple},
+    {"dropout", &P::Model::dropout},
+    {"fp32_head", &P::Model::fp32_head},
+    {"fp32_tensor_cores", &P::Model::fp32_tensor_cores},
+    {"own_collectives", &P::Model::own_collectives},
+});
+
+/// Calls `visit(name, section, fields)` for every section of the file: its name, the member of the profile, the table of its keys.
+template <typename Visit>
+constexpr void each_section(Visit visit) {
+  visit("state", &P::state, kState);
+  visit("saved", &P::saved, kSaved);
+  visit("transient", &P::transient, kTransient);
+  visit("passes", &P::passes, kPasses);
+  visit("launch", &P::launch, kLaunch);
+  visit("host", &P::host, kHost);
+  visit("attention", &P::attention, kAttention);
+  visit("overlap", &P::overlap, kOverlap);
+  visit("update", &P::update, kUpdate);
+  visit("memory", &P::memory, kMemory);
+  visit("model", &P::model, kModel);
+}
+
+/// Stands for a value of any type, and is never made.
+struct Anything {
+  template <typename T>
+  operator T() const;
 };
+
+/// The number of members of a struct: of how many values it can be made.
+template <typename Section, typename... Values>
+constexpr size_t members_of() {
+  if constexpr (requires { Section{Values{}..., Anything{}}; })
+    return members_of<Section, Values..., Anything>();
+  else
+    return sizeof...(Values);
+}
+
+constexpr bool every_member_has_a_key() {
+  bool all = true;
+  each_section([&]<typename Section, size_t keys>(std::string_view, Section P::*, const std::array<Field<Section>, keys>&) {
+    all = all && members_of<Section>() == keys;
+  });
+  return all;
+}
+static_assert(every_member_has_a_key());
 
 struct ModuleName {
   Recompute::Module module;
@@ -212,42 +278,42 @@ constexpr std::array kModules{
     ModuleName{Recompute::kAlternate, "alternate"},
 };
 
-std::string keys_of(std::string_view section) {
-  std::set<std::string_view> keys;
-  for (const Field& f : kFields) keys.insert(section.empty() ? f.section : f.section == section ? f.key : std::string_view{});
-  keys.erase(std::string_view{});
-  return fmt::format("allowed: {}", fmt::join(keys, ", "));
-}
+std::string allowed(const std::set<std::string_view>& keys) { return fmt::format("allowed: {}", fmt::join(keys, ", ")); }
 
 /// Sets one member from a scalar; false when the text is not of the member's kind.
-bool set(P& profile, const Member& member, const YAML::Node& value) {
+template <typename Section>
+bool set(Section& section, const Field<Section>& field, const YAML::Node& value) {
+  const auto read_into = [&](auto member) {
+    auto& at = section.*member;
+    using Kind = std::remove_reference_t<decltype(at)>;
+    if constexpr (std::is_same_v<Kind, Recompute>)
+      return read(value.as<std::string>(), &at);
+    else
+      at = value.as<Kind>();
+    if constexpr (std::is_same_v<Kind, double>) return std::isfinite(at) && at >= 0;
+    if constexpr (std::is_same_v<Kind, int64_t>) return at >= 0;
+    return true;
+  };
   try {
-    if (const auto* m = std::get_if<double P::*>(&member)) {
-      const double x = value.as<double>();
-      profile.*(*m) = x;
-      return std::isfinite(x) && x >= 0;
-    }
-    if (const auto* m = std::get_if<bool P::*>(&member)) return profile.*(*m) = value.as<bool>(), true;
-    if (const auto* m = std::get_if<int64_t P::*>(&member)) {
-      profile.*(*m) = value.as<int64_t>();
-      return profile.*(*m) >= 0;
-    }
-    return read(value.as<std::string>(), &(profile.*std::get<Recompute P::*>(member)));
+    return std::visit(read_into, field.member);
   } catch (const YAML::BadConversion&) { return false; }
 }
 
-Result<void> read_section(P& profile, std::string_view section, const YAML::Node& body, const std::string& where) {
+template <typename Section, size_t keys>
+Result<void> read_section(Section& into, std::string_view section, const std::array<Field<Section>, keys>& fields,
+                          const YAML::Node& body, const std::string& where) {
   if (!body.IsMap()) return refusal_at(where, body.Mark(), fmt::format("`{}` is no section of keys", section));
   std::set<std::string> seen;
   for (const auto& entry : body) {
     const std::string key = entry.first.as<std::string>();
-    const Field* field = nullptr;
-    for (const Field& f : kFields)
-      if (f.section == section && f.key == key) field = &f;
-    if (field == nullptr)
-      return refusal_at(where, entry.first.Mark(), fmt::format("`{}.{}` is no key of a profile", section, key), keys_of(section));
+    const auto field = std::ranges::find(fields, key, &Field<Section>::key);
+    if (field == fields.end()) {
+      std::set<std::string_view> known;
+      for (const Field<Section>& f : fields) known.insert(f.key);
+      return refusal_at(where, entry.first.Mark(), fmt::format("`{}.{}` is no key of a profile", section, key), allowed(known));
+    }
     if (!seen.insert(key).second) return refusal_at(where, entry.first.Mark(), fmt::format("`{}.{}` is there twice", section, key));
-    if (!entry.second.IsScalar() || !set(profile, field->member, entry.second))
+    if (!entry.second.IsScalar() || !set(into, *field, entry.second))
       return refusal_at(where, entry.second.Mark(),
                         fmt::format("the value of `{}.{}` is not of its kind or negative", section, key));
   }
@@ -275,12 +341,16 @@ Result<P> read_root(const YAML::Node& root, const std::string& where) {
       (key == "name" ? profile.name : profile.describes) = entry.second.as<std::string>();
       continue;
     }
-    bool known = false;
-    for (const Field& f : kFields) known = known || f.section == key;
-    if (!known) return refusal_at(where, entry.first.Mark(), fmt::format("`{}` is no section of a profile", key), keys_of({}));
-    SHARDLAB_TRY(read_section(profile, key, entry.second, where));
+    std::set<std::string_view> sections;
+    std::optional<Result<void>> done;  // of the section that the key names
+    each_section([&](std::string_view section, auto member, const auto& fields) {
+      sections.insert(section);
+      if (section == key) done = read_section(profile.*member, section, fields, entry.second, where);
+    });
+    if (!done) return refusal_at(where, entry.first.Mark(), fmt::format("`{}` is no section of a profile", key), allowed(sections));
+    SHARDLAB_TRY(*done);
   }
-  if (profile.selective.modules & Recompute::kSelective)
+  if (profile.model.selective.modules & Recompute::kSelective)
     return Error{.message = "model.selective cannot be `selective`: name the modules", .where = where};
   return profile;
 }

@@ -12,6 +12,7 @@ namespace {
 /// A pipeline as the closed forms see it.
 struct Pipe {
   double p, m, v, behind;  ///< stages, micro-batches, parts of a looped stage, stages from this one on
+  double group = p;        ///< micro-batches that a part takes before the next part does
 };
 
 /// One schedule: its most micro-batches in flight, and its idle seconds (schedule.h has the sources).
@@ -29,7 +30,7 @@ double without_weights(const Pipe& pipe, const StageTimes& t) { return (pipe.p -
 constexpr Form kForms[] = {
     {Schedule::kAfab, all, whole},
     {Schedule::k1F1B, [](const Pipe& x) { return std::min(x.m, x.behind); }, whole},
-    {Schedule::kInterleaved, [](const Pipe& x) { return std::min(x.m * x.v, 2 * (x.behind - 1) + (x.v - 1) * x.p + 1) / x.v; },
+    {Schedule::kInterleaved, [](const Pipe& x) { return std::min(x.m * x.v, 2 * (x.behind - 1) + (x.v - 1) * x.group + 1) / x.v; },
      by_parts},
     {Schedule::kBreadthFirst, all, by_parts},
     {Schedule::kZbH1, [](const Pipe& x) { return std::min(x.m, x.p); },
@@ -70,19 +71,27 @@ const Form* form_of(Schedule schedule) {
 
 std::span<const Schedule> estimated_schedules() { return kEstimated; }
 
-double in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro_batches, int64_t virtual_stages) {
+double in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro_batches, int64_t virtual_stages, int64_t group) {
   const Pipe pipe{.p = static_cast<double>(stages),
                   .m = static_cast<double>(micro_batches),
                   .v = static_cast<double>(virtual_stages),
-                  .behind = static_cast<double>(stages - stage)};
+                  .behind = static_cast<double>(stages - stage),
+                  .group = static_cast<double>(group > 0 ? group : stages)};
   const Form* form = form_of(schedule);
   return form != nullptr ? form->in_flight(pipe) : schedule == Schedule::kNone ? 1 : pipe.m;
+}
+
+double in_flight_of_part(const Point& point, int64_t stage, int64_t part) {
+  const auto all = std::llround(in_flight(point, stage) * point.vpp);
+  const int64_t group = std::min(point.micro_batch_group > 0 ? point.micro_batch_group : point.pp, point.grad_accumulation);
+  const int64_t round = group * point.vpp;
+  return static_cast<double>(all / round * group + std::clamp<int64_t>(all % round - part * group, 0, group));
 }
 
 double bubble_s(Schedule schedule, int64_t stages, int64_t virtual_stages, const StageTimes& t) {
   const Form* form = form_of(schedule);
   if (form == nullptr) return 0;
-  const Pipe pipe{.p = static_cast<double>(stages), .m = 0, .v = static_cast<double>(virtual_stages), .behind = 0};
+  const Pipe pipe{.p = static_cast<double>(stages), .m = 0, .v = static_cast<double>(virtual_stages), .behind = 0, .group = 0};
   return std::max(0.0, form->bubble_s(pipe, t));
 }
 

@@ -27,12 +27,20 @@ struct StageTimes {
 };
 
 /// Most micro-batches between forward and backward on a stage, in activations of a whole stage (an interleaved stage holds parts).
-/// Formula: none 1; afab, breadth-first m; 1f1b min(m, p - r); interleaved min(m v, 2 (p - 1 - r) + (v - 1) p + 1) / v;
-///   zb-h1 min(m, p); zb-h2 min(m, 2 p - 1); zb-v min(m, p); v-half min(m, (p + 2) / 2) and v-min min(m, (p + 4) / 3), rounded
+/// Formula: none 1; afab, breadth-first m; 1f1b min(m, p - r); interleaved min(m v, 2 (p - 1 - r) + (v - 1) g + 1) / v;
+///   g the micro-batches that a part takes before the next does, p of them where nothing is asked for; zb-h1 min(m, p); zb-h2
+///   min(m, 2 p - 1); zb-v min(m, p); v-half min(m, (p + 2) / 2) and v-min min(m, (p + 4) / 3), rounded
 ///   down; dualpipe and dualpipe-v min(m, p + 1).
 /// Source: Narayanan et al. 2021, section 2.2; Qi et al., "Zero Bubble Pipeline Parallelism" (2023), table 2, and
 ///   "Pipeline Parallelism with Controllable Memory" (2024), table 2; DeepSeek-V3 (2024), table 2.
-double in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro_batches, int64_t virtual_stages);
+double in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro_batches, int64_t virtual_stages,
+                 int64_t group = 0);
+inline double in_flight(const Point& p, int64_t stage) {
+  return in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp, p.micro_batch_group);
+}
+/// Those of them that lie in one part of a looped stage, when its last forward before the first backward is over: parts take turns, a
+/// group of micro-batches each (schedule table of Megatron-LM core/pipeline_parallel/schedules.py).
+double in_flight_of_part(const Point& point, int64_t stage, int64_t part);
 
 /// Seconds in which the slowest stage has nothing to do, fill and drain.
 /// Formula, t the time of a micro-batch on a stage: afab, 1f1b (sum of t over the others); interleaved, breadth-first the same / v;

@@ -71,14 +71,14 @@ double serial_wait(const Frame& f, const PhaseCost& c, double host_each) {
 double wait_of(const Frame& f, StageWork w) {
   const FrameworkProfile& p = f.in.profile;
   // A stage receives and sends once each way.
-  if (f.point.pp > 1) w.forward.host_s += 2 * p.host_send_s, w.input.host_s += 2 * p.host_send_s;
-  if (p.host_serial)
-    return serial_wait(f, w.forward, p.host_forward_s) + serial_wait(f, w.backward(), p.host_backward_s) + p.host_micro_batch_s;
+  if (f.point.pp > 1) w.forward.host_s += 2 * p.host.send_s, w.input.host_s += 2 * p.host.send_s;
+  if (p.host.serial)
+    return serial_wait(f, w.forward, p.host.forward_s) + serial_wait(f, w.backward(), p.host.backward_s) + p.host.micro_batch_s;
   PhaseCost both = w.backward();
   const double back = both.wait_s();
   both += w.forward;
-  const double pause = p.host_micro_batch_s;
-  if (p.host_sync || (p.host_sync_sends && f.point.pp > 1)) return w.forward.wait_s() + back + pause;
+  const double pause = p.host.micro_batch_s;
+  if (p.host.sync || (p.host.sync_sends && f.point.pp > 1)) return w.forward.wait_s() + back + pause;
   // The host runs ahead where the device is slower, and what it gains in one phase serves the other.
   return std::max(both.wait_s(), both.host_s + pause - both.device_s());
 }
@@ -129,6 +129,29 @@ class Beside {
   double taken_ = 0, attention_ = 0, others_ = 0;
 };
 
+/// Exchanges among experts of one micro-batch run beside the compute of another, one's forward beside the other's backward
+/// (TransformerLayerSchedulePlan::run of Megatron-LM core/models/common/model_chunk_schedule_plan.py). While a pipeline fills and
+/// drains there is no other.
+void overlap_experts(const Frame& f, const StageGroup& g, StageWork& w) {
+  const Point& p = f.point;
+  const std::array<PhaseCost*, 3> phases{&w.forward, &w.recompute, &w.input};
+  double exchanges = 0;
+  for (const PhaseCost* phase : phases) exchanges += phase->expert_s;
+  if (!p.expert_overlap || exchanges <= 0) return;
+  const Beside beside(f, group_of(p.ep, p.expert_tp, f.in.fabric.devices_per_node()));
+  const double slow = exchanges * beside.communication, hidden = std::min(slow, w.compute_s());
+  const double each = exchanges / (4 * of(g.moe));  // dispatch and combine, forward and backward
+  const double lost = hidden * beside.lost(f, g, each);
+  constexpr int64_t kMany = int64_t{1} << 30;  // micro-batches, that there are enough to fill the pipeline
+  const double alone = p.pp > 1 ? in_flight(p.schedule, p.pp, 0, kMany, p.vpp, p.micro_batch_group) - 1 : 1,
+               paired = std::max(0.0, 1 - alone / p.grad_accumulation);
+  const double open = paired * (slow - hidden + lost) + (1 - paired) * exchanges;
+  for (PhaseCost* phase : phases) {
+    const double share = phase->expert_s / exchanges;
+    phase->expert_s = share * open, phase->hidden_s += share * paired * hidden;
+  }
+}
+
 /// Zero 3, one micro-batch: the weights of each unit are gathered beside the compute of the unit before, and its gradients reduced
 /// beside the compute of the next.
 void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
@@ -147,7 +170,7 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
            seconds(CollectiveUse::kReduceScatter, expert, f.bytes.gradient_wire, expert_shard);
   };
   // Tensor by tensor, vectors (biases and norms) cost what a collective's latency is.
-  const bool by_tensor = f.in.profile.overlap_by_tensor;
+  const bool by_tensor = f.in.profile.overlap.by_tensor;
   const double matrices = f.in.shape.swiglu ? 7 : 4, vectors = f.in.shape.biases ? 8 : 2;
   const auto gather_unit = [&](double dense, double expert) {
     if (!by_tensor) return gather(dense, expert);
@@ -172,7 +195,7 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   };
   const auto layers = [&](double n, const LayerCost& c) {
     if (n <= 0) return;
-    const double size = std::max(1.0, f.in.profile.overlap_unit_layers), units = n / size;
+    const double size = std::max(1.0, f.in.profile.overlap.unit_layers), units = n / size;
     const double dense = size * of(c.matrix + c.replicated), expert = size * of(c.expert);
     PhaseCost back = c.recompute;
     (back += c.input) += c.weight;
@@ -184,7 +207,7 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   layers(of(g.dense), f.block.dense);
   layers(of(g.moe), f.block.moe);
   // Copies out of the buffers of all-gathers and into those of reduce-scatters run between the kernels of compute.
-  const double passes = f.in.profile.passes_gathered * (f.keeps_gathered ? 1 : 2) + f.in.profile.passes_reduced;
+  const double passes = f.in.profile.passes.gathered * (f.keeps_gathered ? 1 : 2) + f.in.profile.passes.reduced;
   exposed +=
       f.in.device.memory_bound_seconds(passes * of(f.dense_parameters(g) + f.expert_parameters(g)), 0, MemoryKernel::kBuffer);
   // The root unit (embedding, norm, head) is gathered before everything and reduced after it.
@@ -199,24 +222,24 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     PhaseCost back = s.work.backward();
     s.data_once_s += overlaps ? std::max(all / std::max(1.0, of(g.dense + g.moe)), all - back.total_s()) : all;
   }
-  const bool once = f.point.pp > 1 && f.in.profile.overlap_keeps_gathered;
+  const bool once = f.point.pp > 1 && f.in.profile.overlap.keeps_gathered;
   (once ? s.data_once_s : s.data_each_s) += exposed;
   s.hidden_s += hidden * (once ? 1 : f.point.grad_accumulation);
 }
 
 /// Whether a rank receives only the gradients that it updates with.
-bool scatters(const Frame& f) { return f.point.zero > (f.in.profile.overlap_zero_scatters ? 0 : 1); }
+bool scatters(const Frame& f) { return f.point.zero > (f.in.profile.overlap.zero_scatters ? 0 : 1); }
 
 /// Buckets into which `bytes` of gradients of a stage go: of the size asked for, but a tensor is in one alone.
 double buckets_of(const Frame& f, const StageGroup& g, double bytes) {
   const ModelShape& s = f.in.shape;
-  const bool split = f.in.profile.split_projections;
+  const bool split = f.in.profile.model.split_projections;
   const double attention = split ? 4 : 2, mlp = s.swiglu && split ? 3 : 2, vectors = s.biases ? 8 : 2;
   const double experts = s.moe() ? of(s.experts) / f.point.ep + of(s.shared_experts) : 0;
   const double ends = (g.holds_embedding ? 1 : 0) + (g.holds_head ? 1 : 0);
   const double matrices = of(g.dense) * (attention + mlp) + of(g.moe) * (attention + mlp * experts) + ends;
   // Without DDP the gradients are one buffer.
-  if (f.point.zero > 0 && !f.in.profile.overlap_zero && f.point.bucket_bytes < 0) return 1;
+  if (f.point.zero > 0 && !f.in.profile.overlap.zero && f.point.bucket_bytes < 0) return 1;
   if (f.bucket_bytes <= 0) return matrices + vectors * of(g.dense + g.moe);
   return std::clamp(bytes / f.bucket_bytes, 1.0, std::max(1.0, matrices));
 }
@@ -225,18 +248,27 @@ double buckets_of(const Frame& f, const StageGroup& g, double bytes) {
 /// first forward does.
 void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   const Replicas& r = f.replicas;
-  const Group all = data_group(f, r.dense), experts = expert_group(f, r.expert);
+  const Group all = data_group(f, r.shard), experts = expert_group(f, r.expert_shard);
   if (r.dense <= 1 && r.expert <= 1) return;
+  // Instances of the optimizer, each with a copy of the state, sum the parts that their ranks have scattered.
+  const Group copies =
+      group_of(static_cast<int>(r.dense / r.shard), static_cast<int>(f.point.tp * r.shard), f.in.fabric.devices_per_node());
+  const Group expert_copies =
+      group_of(static_cast<int>(r.expert / r.expert_shard), static_cast<int>(f.point.ep * f.point.expert_tp * r.expert_shard),
+               f.in.fabric.devices_per_node());
   const double dense = compressed(f, of(f.dense_parameters(g))), expert = compressed(f, of(f.expert_parameters(g)));
   const double buckets = buckets_of(f, g, (dense + expert) * f.bytes.gradient_wire);
   // The host starts them one by one, whatever they take.
   const auto each = [&](CollectiveUse kind, double bytes, const Group& group) {
     const double seconds = f.collective_s(kind, bytes / buckets, group);
-    return seconds > 0 ? std::max(seconds, f.in.profile.host_collective_s) : 0;
+    return seconds > 0 ? std::max(seconds, f.in.profile.host.collective_s) : 0;
   };
   const auto seconds = [&](CollectiveUse kind, double bytes_each) {
     return buckets * (each(kind, dense * bytes_each, all) + each(kind, expert * bytes_each, experts));
   };
+  const double summed =
+      buckets * (each(CollectiveUse::kAllReduce, dense / of(r.shard) * f.bytes.gradient_wire, copies) +
+                 each(CollectiveUse::kAllReduce, expert / of(r.expert_shard) * f.bytes.gradient_wire, expert_copies));
   const Beside beside(f, all);
   // The parts of a looped stage are done with their last micro-batch one after the other, with as many micro-batches of the next part in
   // between as there are stages.
@@ -257,19 +289,19 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   };
   const double back = s.work.backward().total_s();
   const bool cut = f.point.zero > 0;
-  place(seconds(scatters(f) ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back,
+  place(summed + seconds(scatters(f) ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back,
         f.overlap_gradients, f.point.zero == 2 ? f.point.grad_accumulation : 1);
   const double reduced = (r.dense > 1 ? dense : 0) + (r.expert > 1 ? expert : 0);
-  s.data_once_s += f.in.device.memory_bound_seconds(reduced * f.in.profile.passes_bucketed, 0, MemoryKernel::kBuffer);
+  s.data_once_s += f.in.device.memory_bound_seconds(reduced * f.in.profile.passes.bucketed, 0, MemoryKernel::kBuffer);
   if (!cut) return;
   place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
   // Weights are gathered in buffers, from which they are copied tensor by tensor and rank by rank.
   const FrameworkProfile& p = f.in.profile;
-  if (p.update_gather_passes <= 0) return;
-  const double tensors = p.update_tensors_per_layer * of(g.dense + g.moe) + (g.holds_embedding ? 1 : 0) + (g.holds_head ? 2 : 0);
+  if (p.update.gather_passes <= 0) return;
+  const double tensors = p.update.tensors_per_layer * of(g.dense + g.moe) + (g.holds_embedding ? 1 : 0) + (g.holds_head ? 2 : 0);
   const double parts = tensors * of(r.dense);
   s.data_once_s +=
-      std::max(parts * p.update_gather_host_s, f.in.device.memory_bound_seconds((dense + expert) * p.update_gather_passes, parts));
+      std::max(parts * p.update.gather_host_s, f.in.device.memory_bound_seconds((dense + expert) * p.update.gather_passes, parts));
 }
 
 // Update and offload.
@@ -282,10 +314,10 @@ double update_of(const Frame& f, const StageGroup& g) {
   const double own = cut ? dense / of(r.shard) + expert / of(r.expert_shard) : dense + expert;
   const double held = f.point.zero >= 2 ? own : dense + expert;
   const DeviceModel& d = f.in.device;
-  const double launches = p.update_launches + p.update_launches_per_layer * of(g.dense + g.moe);
+  const double launches = p.update.launches + p.update.launches_per_layer * of(g.dense + g.moe);
   const double wide = f.point.precision == Precision::kFp32 ? 28.0 / 30 : 1;
-  double device = d.memory_bound_seconds(own * p.update_passes * wide, launches, MemoryKernel::kOptimizer) +
-                  d.memory_bound_seconds(own * p.update_norm_passes + held * p.update_zero_passes, 1, MemoryKernel::kElementwise);
+  double device = d.memory_bound_seconds(own * p.update.passes * wide, launches, MemoryKernel::kOptimizer) +
+                  d.memory_bound_seconds(own * p.update.norm_passes + held * p.update.zero_passes, 1, MemoryKernel::kElementwise);
   if (f.point.offload_optimizer != Medium::kDevice) {
     // Gradients go to the host, weights come back. Adam moves its state through host memory; a device's share of host memory's rate
     // is taken to be the rate of its copy engine. With NVMe the state is also read and written there.
@@ -299,7 +331,7 @@ double update_of(const Frame& f, const StageGroup& g) {
       device = std::max(device, d.nvme_seconds(own * state, false, sharing) + d.nvme_seconds(own * state, true, sharing));
     }
   }
-  return std::max(device, launches * p.host_backward_s);
+  return std::max(device, launches * p.host.backward_s);
 }
 
 /// Copies of activations and weights that the compute of a micro-batch does not hide.
@@ -311,7 +343,7 @@ double exposed_copies(const Frame& f, const StageGroup& g, const StageWork& w) {
   if (f.point.offload_activations != Medium::kDevice) {
     const double share = f.point.offload_layers > 0 ? std::min(1.0, f.point.offload_layers / of(f.in.shape.layers)) : 1;
     const double kept = of(g.dense) * f.block.dense.kept + of(g.moe) * f.block.moe.kept;
-    const double bytes = f.in.profile.overlap_offload_residual ? layers * f.block.boundary : share * kept;
+    const double bytes = f.in.profile.overlap.offload_residual ? layers * f.block.boundary : share * kept;
     const double out = d.host_copy_seconds(bytes, HostCopy::kToHost), back = d.host_copy_seconds(bytes, HostCopy::kToDevice);
     const double sharing = f.in.machine.devices_per_node;
     const bool nvme = f.point.offload_activations == Medium::kNvme;
@@ -332,6 +364,7 @@ double exposed_copies(const Frame& f, const StageGroup& g, const StageWork& w) {
 StageStep step_of(const Frame& f, const StageGroup& g) {
   StageStep s;
   s.work = work_of(f, g);
+  overlap_experts(f, g, s.work);
   s.late_s = late_of(f.block, of(g.dense), of(g.moe), g.head);
   s.wait_s = wait_of(f, s.work);
   f.gathers ? add_gathering(f, g, s) : add_reducing(f, g, s);
@@ -375,11 +408,11 @@ void StepMemo::begin(const Point& point) {
 namespace {
 
 /// The remembered result of `step_of`, which asks of the schedule only whether it runs two micro-batches at once, and for the pieces of
-/// a looped stage.
+/// a looped stage; and, where exchanges among experts overlap, how long it fills.
 const StageStep& remembered_step(const Frame& f, const StageGroup& g) {
   StepMemo::Steps& steps = f.steps.steps();
   const bool pair = f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV;
-  const Schedule schedule = pair ? f.point.schedule : Schedule::kNone;
+  const Schedule schedule = pair || f.point.expert_overlap ? f.point.schedule : Schedule::kNone;
   const int32_t pieces = f.point.schedule == Schedule::kInterleaved ? f.point.vpp : 1;
   for (size_t i = 0; i < steps.count; ++i) {
     const StepMemo::Steps::Entry& e = steps.entries[i];
@@ -401,17 +434,17 @@ double sends_of(const Frame& f, double slowest_s) {
   const int per_node = f.in.fabric.devices_per_node();
   const bool remote = stride * p.pp > per_node;
   const double sharing = static_cast<double>(std::min<int64_t>(per_node, stride));
-  const double host = f.in.profile.host_collective_s;
+  const double host = f.in.profile.host.collective_s;
   const auto seconds = [&](double bytes) { return std::max(host, f.in.fabric.send_seconds(bytes, remote, remote ? sharing : 1)); };
   const double send = seconds(f.block.boundary) + f.block.boundary_gather_s;
   const double looped = p.vpp * (is_folded(p.schedule) ? 2 : 1);
   // Logits travel in 16 bit, and once they are cast in 32.
-  double fill = 2 * (p.pp - 1) * (send + f.in.profile.host_send_s), longest = send;
+  double fill = 2 * (p.pp - 1) * (send + f.in.profile.host.send_s), longest = send;
   for (int32_t hop = 0; hop < f.groups.logit_hops(); ++hop) {
     longest = seconds((hop + 1) * f.block.logits);
     fill += 2 * (longest - send);
   }
-  if (f.in.profile.overlap_pipeline) return fill;
+  if (f.in.profile.overlap.pipeline) return fill;
   return fill + std::max(2 * send, 2 * longest - slowest_s) * looped * (p.grad_accumulation - 1);
 }
 
@@ -471,9 +504,16 @@ void add_wires(const Frame& f, Estimate& e) {
   const auto both = [&](double bytes) {
     return sent(f.replicas.shard, elements * bytes) + sent(f.replicas.expert_shard, expert_elements * bytes);
   };
-  const bool once = p.pp > 1 && f.in.profile.overlap_keeps_gathered;
+  const bool once = p.pp > 1 && f.in.profile.overlap.keeps_gathered;
   const double each = f.gathers && !once ? m : p.zero == 2 ? m : 1;
   wire(WireUse::kGradients) = each * (scatters(f) ? 1 : 2) * both(f.bytes.gradient_wire);
+  if (p.zero == 1 || p.zero == 2) {  // instances of the optimizer
+    const auto summed = [&](int64_t n, int64_t shard, double x) {
+      return 2 * sent(n / shard, x / of(shard) * f.bytes.gradient_wire);
+    };
+    wire(WireUse::kGradients) += each * (summed(f.replicas.dense, f.replicas.shard, elements) +
+                                         summed(f.replicas.expert, f.replicas.expert_shard, expert_elements));
+  }
   if (p.zero == 3) wire(WireUse::kWeights) = each * (f.keeps_gathered ? 1 : 2) * both(f.bytes.weight_wire);
   if (p.zero == 1 || p.zero == 2) wire(WireUse::kWeights) = both(f.bytes.weight_wire);
   if (p.pp > 1 && f.in.shape.tied_embeddings)
@@ -513,7 +553,7 @@ void estimate_time(Frame& f, Estimate& e) {
   part(TimePart::kForward) = m * pace.kept * w.forward.compute_s;
   part(TimePart::kRecompute) = m * pace.kept * w.recompute.compute_s;
   part(TimePart::kBackward) = m * pace.kept * (w.input.compute_s + w.weight.compute_s);
-  part(TimePart::kLaunch) = m * slowest->wait_s + f.in.profile.host_step_s;
+  part(TimePart::kLaunch) = m * slowest->wait_s + f.in.profile.host.step_s;
   part(TimePart::kTensorParallel) = m * (w.forward.tensor_s + back.tensor_s);
   part(TimePart::kContextParallel) = m * (w.forward.context_s + back.context_s);
   part(TimePart::kExpertParallel) = m * (w.forward.expert_s + back.expert_s);

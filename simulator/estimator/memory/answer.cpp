@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "plan/base/check.h"
 #include "plan/device_words.h"
@@ -73,6 +74,11 @@ StageAnswer stage_answer(const StagePeak& peak, int64_t fragmented, int32_t stag
   return s;
 }
 
+/// Relative error of live bytes that nine of ten runs like it stay within.
+double doubtful_share(const analytic::Prepared& prepared, const Point& point, const analytic::MemoryBytes& memory) {
+  return std::expm1(analytic::published_learnt().memory.spread_of(analytic::live_doubt(prepared, point, memory)));
+}
+
 }  // namespace
 
 std::string_view name_of(ItemGroup group) {
@@ -98,7 +104,15 @@ Verdict verdict_of(int64_t device, Interval range, int64_t capacity) {
 
 double reserved_error_of(const analytic::FrameworkProfile& profile) {
   if (profile.name == "shardlab") return kPacking;
-  return profile.memory_caching ? kReservedError : kLiveError;
+  return profile.memory.caching ? kReservedError : kLiveError;
+}
+
+double reserved_error_of(const analytic::Prepared& prepared, Precision precision) {
+  if (prepared.profile().name == "shardlab") return kPacking;
+  analytic::MemoryBytes halves;
+  halves[MemoryPart::kParameters] = halves[MemoryPart::kActivations] = 1;
+  const Point plain{.dp = static_cast<int32_t>(prepared.machine().devices()), .precision = precision};
+  return std::max(reserved_error_of(prepared.profile()), doubtful_share(prepared, plain, halves));
 }
 
 int64_t StageAnswer::of(ItemGroup group) const {
@@ -147,12 +161,14 @@ Verdict Answer::verdict() const { return fits_outside() ? verdict_of(worst().dev
 
 Answer analytic_answer(const analytic::Prepared& prepared, Estimator& estimator, const Point& point, int64_t capacity) {
   Answer answer;
-  answer.live_error = kLiveError, answer.reserved_error = prepared.profile().memory_caching ? kReservedError : kLiveError;
   answer.capacity = capacity;
   for (int32_t stage = 0; stage < point.pp; ++stage)
     answer.stages.push_back(
         stage_answer(estimator.stage_peak(point, stage), fragmented_bytes(prepared, point, stage, capacity), stage));
   const analytic::Estimate estimate = estimator(point);
+  const double doubtful = doubtful_share(prepared, point, estimate.memory);
+  answer.live_error = std::max(kLiveError, doubtful);
+  answer.reserved_error = std::max(reserved_error_of(prepared.profile()), doubtful);
   answer.step_s = estimate.step_s, answer.transferred = estimate.transferred;
   answer.step = analytic::step_between(prepared, point, estimate);
   return answer;

@@ -68,7 +68,8 @@ struct Answer {
   std::vector<StageAnswer> stages;
   bool exact = false;   ///< from a plan of shardlab's executor: live bytes equal those of the run
   bool packed = false;  ///< the plan's arenas were laid out, so that reserved bytes are exact too
-  /// Relative error of live and of reserved bytes that nine of ten published runs stay within; 0 where exact.
+  /// Relative error of live and of reserved bytes that nine of ten runs like it stay within; 0 where exact. Both widen with what live
+  /// bytes rest on and no published run had. What an allocator caches beyond is given back before an allocation fails, and does not.
   double live_error = 0, reserved_error = 0;
   int64_t capacity = 0;                          ///< bytes that one rank may use; 0: not known
   int64_t host_capacity = 0, nvme_capacity = 0;  ///< the same of its part of host memory and drives
@@ -87,9 +88,9 @@ struct Answer {
   int64_t headroom() const { return capacity - worst().device(); }  ///< negative: so much is missing
 };
 
-/// The errors that `analytic_answer` states: nine of ten published runs lie within (simulator/published/runs: live bytes of
+/// The least errors that `analytic_answer` states: nine of ten tuned runs lie within (simulator/published/runs: live bytes of
 /// simumax_b200, reserved bytes of torchtitan). tests/validate/test_published.cpp holds them to the result of `validate`.
-inline constexpr double kLiveError = 0.03;
+inline constexpr double kLiveError = 0.02;
 inline constexpr double kReservedError = 0.10;
 
 /// An upper bound on the share by which packing an arena exceeds the live peak of a plan of shardlab's executor.
@@ -97,6 +98,9 @@ inline constexpr double kReservedError = 0.10;
 inline constexpr double kPacking = 0.05;
 /// Relative error of reserved bytes under a profile, before its plan, if it has one, is packed.
 double reserved_error_of(const analytic::FrameworkProfile& profile);
+/// The same for all layouts of a study, half of whose bytes are state: wider where no published run had its machine, framework, model or
+/// precision.
+double reserved_error_of(const analytic::Prepared& prepared, Precision precision);
 
 /// The estimate for a legal point, every stage. `capacity` as in Answer.
 Answer analytic_answer(const analytic::Prepared& prepared, analytic::Estimator& estimator, const analytic::Point& point,

@@ -53,7 +53,7 @@ Steps doublings(int32_t Point::*member, bool at_the_expense_of_dp) {
 
 Steps recompute_steps(const FrameworkProfile& profile) {
   Steps steps;
-  if (profile.selective.modules != 0)
+  if (profile.model.selective.modules != 0)
     steps.push_back([](Point& p) { return p.recompute.modules == 0 && (p.recompute.modules = Recompute::kSelective, true); });
   steps.push_back([](Point& p) { return !p.recompute.full() && (p.recompute.modules = Recompute::kLayer, true); });
   return steps;

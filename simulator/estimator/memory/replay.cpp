@@ -39,12 +39,12 @@ int64_t fragmented_bytes(const Replayed& r, const MemoryBytes& stage, int64_t ro
 }
 
 int64_t fragmented_bytes(const analytic::Prepared& prepared, const analytic::Point& point, int32_t stage, int64_t capacity) {
-  if (!prepared.profile().memory_caching) return 0;
+  if (!prepared.profile().memory.caching) return 0;
   const std::vector<AllocationEvent> events = allocation_events(prepared, point, stage);
   if (events.empty()) return 0;
   const MemoryBytes memory = analytic::Estimator(prepared).stage_memory(point, stage);
   const int64_t room = room_for_allocator(memory, capacity);
-  const Replayed r = replay(events, {.expandable_segments = prepared.profile().memory_expandable, .capacity = room});
+  const Replayed r = replay(events, {.expandable_segments = prepared.profile().memory.expandable, .capacity = room});
   return fragmented_bytes(r, memory, room);
 }
 

@@ -35,8 +35,7 @@ int64_t Replays::fragmented(size_t study, const Point& point, int32_t stage, con
   if (events.empty()) return 0;
   const int64_t room = whatif::room_for_allocator(memory, capacity_bytes_);
   const auto [at, fresh] = known_.try_emplace(hash_of(events, room));
-  if (fresh)
-    at->second = whatif::replay(events, {.expandable_segments = prepared.profile().memory_expandable, .capacity = room});
+  if (fresh) at->second = whatif::replay(events, {.expandable_segments = prepared.profile().memory.expandable, .capacity = room});
   return whatif::fragmented_bytes(at->second, memory, room);
 }
 
@@ -57,7 +56,7 @@ void Replays::replay(Candidate& c) {
     }
     return;
   }
-  if (!profile.memory_caching) return;
+  if (!profile.memory.caching) return;
   MemoryBytes worst;
   for (int32_t stage = 0; stage < c.point.pp; ++stage) {
     MemoryBytes memory = estimator.stage_memory(c.point, stage);
@@ -90,7 +89,11 @@ class Ranker {
 
   /// Takes layouts of a search until there are enough, or `all`. The ranking begins with the layouts of the search before.
   void take(const Found& found, bool all) {
-    for (; best_done_ < found.best.size() && (all || !enough()); ++best_done_) sort_in(found.best[best_done_]);
+    for (; best_done_ < found.best.size() && (all || !enough()); ++best_done_) {
+      const size_t tight = tight_.size();
+      sort_in(found.best[best_done_]);
+      if (tight_.size() > tight) turned_tight_.push_back(tight_.back());
+    }
   }
   bool enough() const { return std::ssize(best_) >= options_.top; }
   int32_t misfits() const { return static_cast<int32_t>(misfits_.size() + tight_.size()); }
@@ -118,6 +121,9 @@ class Ranker {
     for (size_t i = static_cast<size_t>(options_.top); i < best_.size(); ++i)
       count_loser(found.losers, beaten_by(best_.front(), best_[i], options_.objective));
     best_.resize(std::min(best_.size(), static_cast<size_t>(options_.top)));
+    for (const Candidate& c : turned_tight_)  // the search itself had them among what fits
+      count_loser(found.losers,
+                  {.loss = Loss::kTight, .points = 1, .nearest = c.point, .seconds = c.seconds(), .bytes = c.bytes()});
     for (Loser& l : found.losers)
       if (l.loss == Loss::kTight) l.points -= std::min(l.points, static_cast<int64_t>(listed));
     std::erase_if(found.losers, [](const Loser& l) { return l.points == 0; });
@@ -150,6 +156,7 @@ class Ranker {
   const Options& options_;
   Replays replays_;
   std::vector<Candidate> best_, tight_, misfits_;
+  std::vector<Candidate> turned_tight_;  ///< by their replay
   size_t best_done_ = 0;
 };
 

@@ -57,7 +57,7 @@ class CsvReader {
     }
     const CsvField& last = record.back();
     refuse(last.line, last.column, fmt::format("{} fields where the header has {}", record.size(), table.columns.size()),
-           "a field that holds a comma is written in quotes");
+           "give each row a field for each column; a field that holds a comma is written in quotes");
   }
 
   std::vector<CsvField> read_record() {

@@ -51,17 +51,17 @@ std::optional<double> element_bytes(const std::string& precision) {
 }
 
 void set_attention(bool fused, FrameworkProfile& p) {
-  if (fused == p.attention_fused) return;
-  p.attention_fused = fused;
+  if (fused == p.attention.fused) return;
+  p.attention.fused = fused;
   // Softmax output, dropout's mask and output: 2 + 1 + 2 bytes a score (Korthikanti et al. 2022, section 4.1).
-  p.saved_scores = fused ? 0 : p.dropout ? 5 : 2;
-  p.saved_log_sum_exp = fused ? 4 : 0;
+  p.saved.scores = fused ? 0 : p.model.dropout ? 5 : 2;
+  p.saved.log_sum_exp = fused ? 4 : 0;
 }
 
 void set_state(const RunLayout& l, FrameworkProfile& p) {
-  if (const auto bytes = element_bytes(l.master_dtype)) p.state_master = *bytes > p.state_parameter ? *bytes : 0;
-  if (const auto bytes = element_bytes(l.moment_dtype)) p.state_moments = 2 * *bytes;
-  if (l.gradient_fusion) p.overlap_wgrad_fused = *l.gradient_fusion ? 1 : 0;
+  if (const auto bytes = element_bytes(l.master_dtype)) p.state.master = *bytes > p.state.parameter ? *bytes : 0;
+  if (const auto bytes = element_bytes(l.moment_dtype)) p.state.moments = 2 * *bytes;
+  if (l.gradient_fusion) p.overlap.wgrad_fused = *l.gradient_fusion ? 1 : 0;
 }
 
 Result<FrameworkProfile> profile_of(const Run& run, Notes& notes) {
@@ -84,21 +84,21 @@ Result<FrameworkProfile> profile_of(const Run& run, Notes& notes) {
   }
   FrameworkProfile p = std::move(*found);
   if (l.dropout) {
-    p.dropout = *l.dropout > 0;
+    p.model.dropout = *l.dropout > 0;
     // A byte an element of each of the two dropouts of the residual stream: Korthikanti et al. 2022, section 4.1.
-    if (p.dropout) p.saved_mask = std::max(p.saved_mask, 1.0);
+    if (p.model.dropout) p.saved.mask = std::max(p.saved.mask, 1.0);
   }
-  if (l.expandable_segments) p.memory_expandable = *l.expandable_segments;
-  if (l.fp8_gather) p.state_fp8_gather = *l.fp8_gather;
+  if (l.expandable_segments) p.memory.expandable = *l.expandable_segments;
+  if (l.fp8_gather) p.state.fp8_gather = *l.fp8_gather;
   if (l.fused_attention) set_attention(*l.fused_attention, p);
-  if (const auto bytes = element_bytes(l.reduce_dtype)) p.state_gradient_wire = *bytes;
-  if (const auto bytes = element_bytes(l.accumulate_dtype)) p.state_gradient = *bytes;
-  if (l.bucket_bytes && *l.bucket_bytes > 0) p.overlap_bucket_bytes = static_cast<double>(*l.bucket_bytes);
+  if (const auto bytes = element_bytes(l.reduce_dtype)) p.state.gradient_wire = *bytes;
+  if (const auto bytes = element_bytes(l.accumulate_dtype)) p.state.gradient = *bytes;
+  if (l.bucket_bytes && *l.bucket_bytes > 0) p.overlap.bucket_bytes = static_cast<double>(*l.bucket_bytes);
   set_state(l, p);
-  if (l.tf32) p.fp32_tensor_cores = *l.tf32;
-  if (!l.cuda_graphs.empty()) p.host_graphs = l.cuda_graphs == "none" ? 0 : l.cuda_graphs == "layers" ? 1 : 2;
-  if (l.head_chunks) p.saved_head_chunks = static_cast<double>(*l.head_chunks);
-  if (l.optimizer == "sgd") p.state_moments = 0, notes.add("the update takes as long as AdamW's");
+  if (l.tf32) p.model.fp32_tensor_cores = *l.tf32;
+  if (!l.cuda_graphs.empty()) p.host.graphs = l.cuda_graphs == "none" ? 0 : l.cuda_graphs == "layers" ? 1 : 2;
+  if (l.head_chunks) p.saved.head_chunks = static_cast<double>(*l.head_chunks);
+  if (l.optimizer == "sgd") p.state.moments = 0, notes.add("the update takes as long as AdamW's");
   return p;
 }
 
@@ -146,6 +146,7 @@ Result<Point> point_of(const Run& run) {
   p.embedding_as_layer = l.embedding_as_layer, p.head_as_layer = l.head_as_layer;
   p.first_layers = static_cast<int16_t>(l.first_stage_layers), p.last_layers = static_cast<int16_t>(l.last_stage_layers);
   p.offload_layers = narrow(l.offload_layers);
+  p.micro_batch_group = narrow(l.micro_batch_group), p.expert_overlap = l.expert_overlap;
   p.hybrid_shard = narrow(l.hybrid_shard.value_or(0));
   p.zero = narrow(l.zero.value_or(fsdp ? 3 : 0));
   p.sequence_parallel = l.sequence_parallel.value_or(is_of(run.profile, "torchtitan")) && l.tp > 1;

@@ -47,7 +47,7 @@ constexpr std::array kColumns = {
     "source", "shared_experts", "dense_layers", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "attention",
     "async_tp", "compile", "fp8_scaling", "fp8_gather", "expandable_segments", "busbw_bytes", "biases", "positions", "expert_tp",
     "stage_split", "master_dtype", "moment_dtype", "gradient_fusion", "tf32", "cuda_graphs", "head_chunks", "offload_layers",
-    "memory_rank", "assumed"};
+    "micro_batch_group", "expert_overlap", "memory_rank", "assumed"};
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -321,6 +321,8 @@ void read_techniques(RowReader& in, RunLayout& layout) {
   layout.cuda_graphs = in.word("cuda_graphs", kGraphs);
   layout.head_chunks = in.size("head_chunks", 1, kMostBatch);
   in.read_size("offload_layers", kMostLayers, layout.offload_layers);
+  in.read_size("micro_batch_group", kMostBatch, layout.micro_batch_group);
+  layout.expert_overlap = in.truth("expert_overlap").value_or(false);
   layout.zero = in.size("zero", 0, 3);
   read_schedule(in, layout);
   layout.sequence_parallel = in.truth("sequence_parallel");
@@ -370,7 +372,7 @@ void read_ranks(RowReader& in, Run& run) {
   if (!in.stated("devices")) run.devices = l.world_size();
   if (run.devices != l.world_size())
     in.refuse("devices", fmt::format("{} devices and dp * tp * pp * cp = {} ranks", run.devices, l.world_size()),
-              "the two are equal");
+              "the two must be equal: correct one of them");
   const auto cut = in.size("expert_tp", 1, kMostDevices);
   if (in.failed()) return;
   const int64_t ranks = l.dp * l.cp * l.tp, expert_tp = cut.value_or(l.tp);
@@ -406,7 +408,7 @@ void read_batch(RowReader& in, RunLayout& l) {
   if (l.tokens_per_step() != *tokens)
     in.refuse("global_batch_tokens",
               fmt::format("{} where seq_len * micro_batch * grad_accumulation * dp is {}", *tokens, l.tokens_per_step()),
-              "the two are equal");
+              "the two must be equal: correct one of them");
 }
 
 void read_machine(RowReader& in, const Resolver& resolver, Run& run) {

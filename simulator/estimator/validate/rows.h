@@ -72,6 +72,8 @@ struct RunLayout {
   std::string cuda_graphs;              ///< none, layers, step; empty: as the framework does
   std::optional<int64_t> head_chunks;   ///< pieces of a micro-batch that pass head and loss one after the other
   int64_t offload_layers = 0;           ///< whose activations are offloaded; 0: all
+  int64_t micro_batch_group = 0;        ///< micro-batches that a part of a looped stage takes before the next does; 0: pp
+  bool expert_overlap = false;          ///< exchanges among experts of one micro-batch run beside the compute of another
 
   int64_t world_size() const { return dp * tp * pp * cp; }
   int64_t tokens_per_step() const { return dp * micro_batch * grad_accumulation * seq_len; }

@@ -51,8 +51,8 @@ class Set:
     def write(self, folder):
         columns = ["source", "row", "profile", "model_name", *MODEL, "biases", "positions", *MOE, "machine", "devices", *LAYOUT, "expert_tp",
                    "stage_split", "overlap", "attention", "cp_kind", "async_tp", "compile", "fp8_scaling", "fp8_gather",
-                   "expandable_segments", "reduce_dtype", "master_dtype", "moment_dtype", "gradient_fusion", "tf32", "dropout", "head_chunks",
-                   "offload", "offload_layers", "cuda_graphs", "memory_rank", "vintage", *FABRIC, *MEASURED, "assumed"]
+                   "expandable_segments", "hybrid_shard", "reduce_dtype", "master_dtype", "moment_dtype", "gradient_fusion", "tf32", "dropout", "head_chunks",
+                   "offload", "offload_layers", "micro_batch_group", "expert_overlap", "cuda_graphs", "memory_rank", "vintage", *FABRIC, *MEASURED, "assumed"]
         unknown = {key for row in self.rows for key in row} - set(columns)
         if unknown:
             raise ValueError(f"{self.name}: no column for {sorted(unknown)}")

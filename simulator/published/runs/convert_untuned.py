@@ -64,6 +64,10 @@ def mlperf(rows):
     return out
 
 
+FSDP_OFFLOADS = {"DGX-GB200": 40, "DGX-GB300": 20}  # cpu_offloading_num_layers of LLAMA3_70B_*_FP8_CS, the same in all tags
+EXPERT_OVERLAPS = {("NeMo 25.11", "DGX-H100"), ("NeMo 26.08", "DGX-GB200"), ("NeMo 26.08", "DGX-GB300")}
+
+
 def bridge(rows):
     """NVIDIA's table of its own recipes. Recompute, gradients in 16 bit and gathers of fp8 weights are those of the recipes at the tags
     (scripts/performance/configs, src/megatron/bridge/training/mixed_precision.py of NVIDIA-NeMo/Megatron-Bridge)."""
@@ -85,19 +89,25 @@ def bridge(rows):
             shape.update(head_dim=128, experts=128, top_k=8, moe_ffn=1536)
         pp, tp = int(r["pp"]), int(r["tp"])
         vpp = int(r["vp"]) if r["vp"].isdigit() and pp > 1 else 1
+        # Where a cell has two layouts, one in parentheses, the micro-batch is that of the first; the accumulation is told for both.
+        dp = int(r["gpus"]) // (tp * pp)
+        micro_batch = int(r["global_batch"]) // (dp * int(r["grad_accum"])) if "parenthesised" in precision else r["micro_batch"]
         graphs = r["cuda_graph"]
         if not graphs:
             assumed.append("cuda_graphs")
         fsdp = r["fsdp"].isdigit() and int(r["fsdp"]) > 1
+        # Releases whose recipe the table does not name: as the tags v0.1.0rc4 (25.09), v0.2.0 (25.11) and v0.6.0 (26.08) have it.
+        offloaded = r["cpu_offload_layers"] or (FSDP_OFFLOADS[r["system"]] if fsdp else "")
+        overlapped = r["moe_a2a_overlap"] == "True" or (moe and (r["release"], r["system"]) in EXPERT_OVERLAPS)
         out.add(source="megatron-bridge", row=i + 2, profile="megatron-bridge", model_name=r["model"], **shape, machine=machines[r["system"]],
                 devices=r["gpus"], tp=tp, pp=pp, vpp=vpp, ep=int(r["ep"]) if r["ep"].isdigit() else 1, expert_tp=1 if moe else "",
                 zero=3 if fsdp else 1, sequence_parallel="true" if tp > 1 else "false", recompute="none", precision=kind,
-                fp8_scaling=scaling, micro_batch=r["micro_batch"], seq_len=r["seq_len"],
+                fp8_scaling=scaling, micro_batch=micro_batch, seq_len=r["seq_len"],
                 global_batch_tokens=int(r["global_batch"]) * int(r["seq_len"]), overlap="true", attention="fused",
                 async_tp="true" if tp > 1 and kind != "fp4" else "false",
                 # 94 layers, embedding and head are 96 of equal weight (account_for_embedding_in_pipeline_split and _loss_).
                 stage_split="embedding+head" if moe and pp > 1 else "",
-                offload="activations=cpu" if r["cpu_offload_layers"] else "", offload_layers=r["cpu_offload_layers"],
+                offload="activations=cpu" if offloaded else "", offload_layers=offloaded, expert_overlap="true" if overlapped else "",
                 cuda_graphs="step" if "full_iteration" in graphs else "layers" if graphs.startswith("transformer_engine") else "none" if graphs else "",
                 gradient_fusion="false" if fsdp else "",
                 vintage=r["release"].removeprefix("NeMo "), measured_tokens_per_s=number(float(r["tokens_per_s_per_gpu"]) * int(r["gpus"])),
@@ -192,7 +202,10 @@ def golden(rows):
         recompute = r["recompute_granularity"] or "none"
         if recompute == "selective" and r["recompute_modules"]:
             recompute = {"[moe_act]": "activation"}.get(r["recompute_modules"], "")
-        out.add(source="megatron-golden", row=i + 2, profile="megatron-functional-local" if r["transformer_impl"] == "local" else "megatron-functional", model_name=r["test_case"], **model,
+        # Tests whose model_config.yaml leaves out CUBLAS_WORKSPACE_CONFIG; those with context parallelism are also without dropout.
+        plain = cp > 1 or "_reshard_" in r["test_case"] or "cross_entropy_loss_fusion" in r["test_case"]
+        profile = "megatron-functional-local" if r["transformer_impl"] == "local" else "megatron-functional-plain" if plain else "megatron-functional"
+        out.add(source="megatron-golden", row=i + 2, profile=profile, model_name=r["test_case"], **model,
                 machine={"dgx_h100": "hgx-h100-ndr", "h100": "hgx-h100-ndr", "dgx_gb200": "gb200-nvl72"}.get(r["gpu_type"], "hgx-a100-hdr"),
                 # --account-for-embedding-in-pipeline-split; --decoder-first-pipeline-num-layers 2 and -last- 2.
                 stage_split="embedding+head" if "account_for_embedding_loss" in r["test_case"]
@@ -203,7 +216,10 @@ def golden(rows):
                 micro_batch=r["micro_batch_size"], seq_len=r["seq_length"], global_batch_tokens=int(r["global_batch_size"]) * int(r["seq_length"]),
                 overlap="true" if r["overlap_grad_reduce"] == "True" else "false",
                 attention="unfused" if no_fused or r["attention_backend"] in ("unfused", "local") or r["transformer_impl"] == "local" else "fused",
-                dropout=0.1, gradient_fusion="false" if r["no_gradient_accumulation_fusion"] == "True" else "true",
+                # --num-distributed-optimizer-instances 2; --microbatch-group-size-per-virtual-pipeline-stage 5.
+                hybrid_shard=round(float(r["dp"])) * cp // 2 if "multi_dist_optimizer_instances" in r["test_case"] else "",
+                micro_batch_group=5 if "tunable_overlap" in r["test_case"] else "",
+                dropout=0 if cp > 1 else 0.1, gradient_fusion="false" if r["no_gradient_accumulation_fusion"] == "True" else "true",
                 assumed="attention" if no_fused else "", memory_rank="last", vintage=r["golden"].removeprefix("golden_values_").removesuffix(".json"),
                 measured_bytes=r["mem_max_allocated_bytes_last"], measured_memory_kind="live", measured_status="ok")
     return out

@@ -196,8 +196,8 @@ ExpertGradients<T> mix_back(const Tensor<T>& dz, const Tensor<T>& x, const Mixed
     }
   }
   ExpertGradients<T> g;
-  const Tensor<T> routed = linear_input<T>(d_logits, w.router, s, h, e.count);
-  for (int64_t i = 0; i < s * h; ++i) g.dx.push_back(at(dx, i) + at(routed, i));
+  g.dx = std::move(dx);
+  g.routed = linear_input<T>(d_logits, w.router, s, h, e.count);
   g.router = linear_weight<T>(x, d_logits, s, h, e.count);
   for (int64_t expert = 0; expert < e.count; ++expert) {
     for (int64_t o = 0; o < 2 * e.ffn; ++o)

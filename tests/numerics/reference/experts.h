@@ -30,7 +30,7 @@ struct ExpertWeights {
 
 template <class T>
 struct ExpertGradients {
-  Tensor<T> dx;  ///< [s, h]
+  Tensor<T> dx, routed;  ///< [s, h], by the experts and by their weights: the gradient of x is the sum of both
   Tensor<T> router, up, down;
 };
 

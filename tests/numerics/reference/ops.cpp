@@ -170,13 +170,24 @@ HeadGradients<T> norm_heads_back(const Tensor<T>& dy, const Tensor<T>& qkv, cons
   return g;
 }
 
+Text::Text(const TokenOrder& o, const std::vector<int64_t>& positions) : order(o) {
+  const auto s = static_cast<int64_t>(positions.size());
+  std::vector<int64_t> number;  // of the document, by position in the text
+  for (const int64_t p : positions) number.push_back(number.empty() ? 0 : number.back() + (p == 0 ? 1 : 0));
+  for (int64_t place = 0; place < s; ++place) {
+    const auto at = static_cast<size_t>(order.position(place, s));
+    document.push_back(number[at]);
+    within.push_back(positions[at]);
+  }
+}
+
 template <class T>
-void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s, const TokenOrder& order) {
+void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s, const Text& text) {
   const int64_t half = heads.dim / 2;
   const auto rotate = [&](int64_t token, int64_t row) {
     T* x = &qkv[static_cast<size_t>(token * heads.width() + row)];
     for (int64_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(order.position(token, s)) *
+      const double angle = static_cast<double>(text.position(token, s)) *
                            std::pow(double{theta}, -2.0 * static_cast<double>(i) / static_cast<double>(heads.dim));
       const T c = static_cast<T>(std::cos(angle)), sine = static_cast<T>(std::sin(angle)) * T(sign);
       const T a = x[i], b = x[i + half];
@@ -229,11 +240,11 @@ Part<T> merge(const Part<T>& a, const Part<T>& b) {
   return c;
 }
 
-/// The places of leaf `leaf` of a sequence that hold a position up to `position`, or from it on.
-std::vector<int64_t> places(int64_t leaf, int64_t s, const TokenOrder& order, const std::function<bool(int64_t)>& wanted) {
+/// The wanted places of leaf `leaf` of a sequence.
+std::vector<int64_t> places(int64_t leaf, int64_t s, const std::function<bool(int64_t)>& wanted) {
   std::vector<int64_t> found;
   for (int64_t t = leaf_begin(s, static_cast<int>(leaf)); t < leaf_begin(s, static_cast<int>(leaf) + 1); ++t)
-    if (wanted(order.position(t, s))) found.push_back(t);
+    if (wanted(t)) found.push_back(t);
   return found;
 }
 
@@ -247,15 +258,14 @@ T chain_over(const std::vector<int64_t>& indices, const A& a, const B& b) {
 }  // namespace
 
 template <class T>
-Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const TokenOrder& order) {
+Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const Text& text) {
   const int64_t width = heads.width(), d = heads.dim;
   Attended<T> out{zeros<T>(s * heads.heads * d), {}};
   for (int64_t head = 0; head < heads.heads; ++head) {
     const int64_t group = head / heads.per_group(), q = heads.query(head), k = heads.key(group), v = heads.value(group);
     for (int64_t i = 0; i < s; ++i) {
-      const int64_t position = order.position(i, s);
       const auto leaf = [&](int64_t number) {
-        const std::vector<int64_t> keys = places(number, s, order, [&](int64_t p) { return p <= position; });
+        const std::vector<int64_t> keys = places(number, s, [&](int64_t j) { return text.sees(i, j, s); });
         Part<T> part;
         std::vector<T> p;
         for (const int64_t j : keys) p.push_back(dot(qkv, i * width + q, qkv, j * width + k, d) * score_factor<T>(heads));
@@ -283,21 +293,20 @@ Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const
 
 template <class T>
 Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const Tensor<T>& qkv, const Heads& heads, int64_t s,
-                          const TokenOrder& order) {
+                          const Text& text) {
   const int64_t width = heads.width(), d = heads.dim;
   const T factor = score_factor<T>(heads);
   Tensor<T> dqkv = zeros<T>(s * width);
   // p and ds of every pair.
   Tensor<T> p = zeros<T>(heads.heads * s * s), ds = p;
   const auto pair = [&](int64_t head, int64_t i, int64_t j) { return (head * s + i) * s + j; };
-  const auto sees = [&](int64_t i, int64_t j) { return order.position(j, s) <= order.position(i, s); };
   for (int64_t head = 0; head < heads.heads; ++head) {
     const int64_t group = head / heads.per_group(), q = heads.query(head), k = heads.key(group), v = heads.value(group);
     for (int64_t i = 0; i < s; ++i) {
       const int64_t row = (i * heads.heads + head) * d;
       const T correction = lanes<T>(d, [&](int64_t c) { return at(dout, row + c) * at(saved.o, row + c); });
       for (int64_t j = 0; j < s; ++j) {
-        if (!sees(i, j)) continue;
+        if (!text.sees(i, j, s)) continue;
         const T score = dot(qkv, i * width + q, qkv, j * width + k, d) * factor;
         const T weight = exponential(score - at(saved.lse, head * s + i));
         p[static_cast<size_t>(pair(head, i, j))] = weight;
@@ -309,7 +318,7 @@ Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const
     for (int64_t i = 0; i < s; ++i)
       for (int64_t c = 0; c < d; ++c)
         dqkv[static_cast<size_t>(i * width + heads.query(head) + c)] = tree<T>(16, [&](int64_t leaf) {
-          const auto keys = places(leaf, s, order, [&](int64_t at) { return at <= order.position(i, s); });
+          const auto keys = places(leaf, s, [&](int64_t j) { return text.sees(i, j, s); });
           return chain_over<T>(
                      keys, [&](int64_t j) { return at(ds, pair(head, i, j)); },
                      [&](int64_t j) { return at(qkv, j * width + heads.key(head / heads.per_group()) + c); }) +
@@ -320,7 +329,7 @@ Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const
     return tree<T>(heads.per_group(), [&](int64_t member) {
       const int64_t head = group * heads.per_group() + member;
       return tree<T>(16, [&](int64_t leaf) {
-        const auto queries = places(leaf, s, order, [&](int64_t at) { return at >= order.position(j, s); });
+        const auto queries = places(leaf, s, [&](int64_t i) { return text.sees(i, j, s); });
         return chain_over<T>(
                    queries, [&](int64_t i) { return at(weight, pair(head, i, j)); }, [&](int64_t i) { return other(head, i); }) +
                T(0);
@@ -345,7 +354,7 @@ Tensor<T> embedding_weight(const int32_t* ids, const Tensor<T>& dx, int64_t s, i
     for (int64_t i = 0; i < h; ++i)
       dtable.push_back(tree<T>(16, [&](int64_t leaf) {
         T sum = 0;
-        for (const int64_t t : places(leaf, s, {}, [](int64_t) { return true; }))
+        for (const int64_t t : places(leaf, s, [](int64_t) { return true; }))
           if (ids[t] == row) sum += at(dx, t * h + i);
         return sum;
       }));
@@ -443,10 +452,9 @@ void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t
   template Tensor<T> norm_heads(const Tensor<T>&, const Heads&, const Tensor<T>&, const Tensor<T>&, float, int64_t);              \
   template HeadGradients<T> norm_heads_back(const Tensor<T>&, const Tensor<T>&, const Heads&, const Tensor<T>&, const Tensor<T>&, \
                                             float, int64_t);                                                                      \
-  template void rope(Tensor<T>&, const Heads&, float, int, int64_t, const TokenOrder&);                                           \
-  template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t, const TokenOrder&);                                     \
-  template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t,               \
-                                     const TokenOrder&);                                                                          \
+  template void rope(Tensor<T>&, const Heads&, float, int, int64_t, const Text&);                                                 \
+  template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t, const Text&);                                           \
+  template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t, const Text&); \
   template Tensor<T> embedding_weight(const int32_t*, const Tensor<T>&, int64_t, int64_t, int64_t);                               \
   template Tensor<T> activation(const Tensor<T>&, bool);                                                                          \
   template Tensor<T> activation_input(const Tensor<T>&, const Tensor<T>&, bool);                                                  \

@@ -2,6 +2,7 @@
 // T is float (bitwise comparisons) or double (bounds and finite differences).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -63,9 +64,29 @@ template <class T>
 HeadGradients<T> norm_heads_back(const Tensor<T>& dy, const Tensor<T>& qkv, const Heads& heads, const Tensor<T>& gamma_q,
                                  const Tensor<T>& gamma_k, float epsilon, int64_t s);
 
+/// Which token of a text lies where in a sequence of s, and to which of several documents each belongs.
+struct Text {
+  TokenOrder order;
+  std::vector<int64_t> document;  ///< number of the document, by place; empty: all tokens are of one
+  std::vector<int64_t> within;    ///< position in the document, by place
+
+  Text(const TokenOrder& o = {}) : order(o) {}
+  /// `positions` in documents, by position in the text: a document begins at each 0.
+  Text(const TokenOrder& o, const std::vector<int64_t>& positions);
+
+  int64_t position(int64_t place, int64_t s) const {
+    return within.empty() ? order.position(place, s) : within[static_cast<size_t>(place)];
+  }
+  /// Whether query i attends to key j.
+  bool sees(int64_t i, int64_t j, int64_t s) const {
+    const bool together = document.empty() || document[static_cast<size_t>(i)] == document[static_cast<size_t>(j)];
+    return together && order.position(j, s) <= order.position(i, s);
+  }
+};
+
 /// Rotates the queries and keys of qkv[s, width] in place; `sign` -1 rotates back.
 template <class T>
-void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s, const TokenOrder& order = {});
+void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s, const Text& text = {});
 
 template <class T>
 struct Attended {
@@ -73,10 +94,10 @@ struct Attended {
   Tensor<T> lse;  ///< [heads, s]
 };
 template <class T>
-Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const TokenOrder& order = {});
+Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const Text& text = {});
 template <class T>
 Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const Tensor<T>& qkv, const Heads& heads, int64_t s,
-                          const TokenOrder& order = {});
+                          const Text& text = {});
 /// dtable[vocab,h] of dx[s,h].
 template <class T>
 Tensor<T> embedding_weight(const int32_t* ids, const Tensor<T>& dx, int64_t s, int64_t h, int64_t vocab);

@@ -58,6 +58,7 @@ struct Trainer<T>::LayerState {
 
 template <class T>
 struct Trainer<T>::SequenceState {
+  Text text;
   std::vector<LayerState> layers;
   Tensor<T> x;         // [s, h] the last layer's output
   Normed<T> n;         // [s, h]
@@ -65,11 +66,12 @@ struct Trainer<T>::SequenceState {
 };
 
 template <class T>
-Trainer<T>::Trainer(const Model& model, const Train& train, int64_t sequences, const TokenOrder& order)
+Trainer<T>::Trainer(const Model& model, const Train& train, int64_t sequences, const TokenOrder& order, bool packed)
     : model_(model),
       train_(train),
       sequences_(sequences),
       order_(order),
+      packed_(packed),
       heads_{model.heads, model.kv_heads, model.head_dim},
       parameters_(parameters_of(model)) {
   for (const ModelParameter& p : parameters_) {
@@ -127,7 +129,7 @@ ExpertWeights<T> Trainer<T>::experts(int64_t layer) const {
 }
 
 template <class T>
-auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence) const -> LayerState {
+auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence, const Text& text) const -> LayerState {
   const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.heads * model_.head_dim;
   const auto name = [&](const char* part) { return in_layer(layer, part); };
   LayerState l;
@@ -138,8 +140,8 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
     l.raw = l.qkv;
     l.qkv = norm_heads(l.raw, heads_, value(name("attn.q_norm.gamma")), value(name("attn.k_norm.gamma")), model_.norm_epsilon, s);
   }
-  if (model_.is_llama()) rope(l.qkv, heads_, model_.rope_theta, 1, s, order_);
-  l.attention = attention(l.qkv, heads_, s, order_);
+  if (model_.is_llama()) rope(l.qkv, heads_, model_.rope_theta, 1, s, text);
+  l.attention = attention(l.qkv, heads_, s, text);
   Tensor<T> z = linear<T>(l.attention.o, value(name("attn.wo")), nullptr, s, inner, h);
   drop(z, layer, 1, sequence);
   l.x1 = add_residual(x, z, bias(name("attn.bo")), static_cast<size_t>(h));
@@ -167,26 +169,34 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
 template <class T>
 std::vector<int32_t> Trainer<T>::stored(std::span<const int32_t> row, size_t ahead) const {
   std::vector<int32_t> ids;
-  for (int64_t t = 0; t < train_.seq_len; ++t) ids.push_back(row[position(t) + ahead]);
+  for (int64_t t = 0; t < train_.seq_len; ++t) ids.push_back(row[static_cast<size_t>(order_.position(t, train_.seq_len)) + ahead]);
   return ids;
 }
 
 template <class T>
+Text Trainer<T>::text_of(std::span<const int32_t> row) const {
+  if (!packed_) return order_;
+  const auto positions = row.last(static_cast<size_t>(train_.seq_len));
+  return Text(order_, std::vector<int64_t>(positions.begin(), positions.end()));
+}
+
+template <class T>
 auto Trainer<T>::forward(std::span<const int32_t> row, int64_t sequence) const -> SequenceState {
-  const std::vector<int32_t> ids = stored(row, 0), targets = stored(row, 1);
+  const std::vector<int32_t> ids = stored(row, 0), targets = this->targets(row);
   const int64_t s = train_.seq_len, h = model_.hidden;
   SequenceState state;
+  state.text = text_of(row);
   Tensor<T> x;
   const Tensor<T>& table = value("embed.tokens");
   const Tensor<T>* positions = bias("embed.positions");
   for (int64_t t = 0; t < s; ++t)
     for (int64_t i = 0; i < h; ++i) {
       const T token = table[static_cast<size_t>(ids[static_cast<size_t>(t)] * h + i)];
-      x.push_back(positions ? token + (*positions)[position(t) * static_cast<size_t>(h) + static_cast<size_t>(i)] : token);
+      x.push_back(positions ? token + (*positions)[static_cast<size_t>(state.text.position(t, s) * h + i)] : token);
     }
   drop(x, -1, 0, sequence);
   for (int64_t layer = 0; layer < model_.layers; ++layer) {
-    state.layers.push_back(forward_layer(x, layer, sequence));
+    state.layers.push_back(forward_layer(x, layer, sequence, state.text));
     x = state.layers.back().y;
   }
   state.x = x;
@@ -208,7 +218,7 @@ Tensor<T> Trainer<T>::backward_norm(const Tensor<T>& dy, const Tensor<T>& x, con
 }
 
 template <class T>
-Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t layer, int64_t sequence,
+Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t layer, int64_t sequence, const Text& text,
                                      Tensors<T>& gradients) const {
   const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.heads * model_.head_dim;
   const auto name = [&](const char* part) { return in_layer(layer, part); };
@@ -227,9 +237,9 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
     gradients[index(name("moe.wup"))] = std::move(g.up);
     gradients[index(name("moe.wdown"))] = std::move(g.down);
     const int64_t shared = model_.experts.shared * model_.experts.ffn;
-    if (shared == 0) return std::move(g.dx);
+    if (shared == 0) return add(g.dx, g.routed);
     const Tensor<T> du = activation_input(backward_linear(dz, l.a, "moe.shared.wdown", shared, h), l.u, true);
-    return add(g.dx, backward_linear(du, l.n2.y, "moe.shared.wup", h, 2 * shared));
+    return add(add(g.dx, backward_linear(du, l.n2.y, "moe.shared.wup", h, 2 * shared)), g.routed);
   };
   const auto backward_mlp = [&](const Tensor<T>& dz) {
     const Tensor<T> da = backward_linear(dz, l.a, "mlp.wdown", model_.ffn, h);
@@ -248,8 +258,8 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
   dz = dx1;
   drop(dz, layer, 1, sequence);
   const Tensor<T> dout = backward_linear(dz, l.attention.o, "attn.wo", inner, h);
-  Tensor<T> dqkv = attention_input(dout, l.attention, l.qkv, heads_, s, order_);
-  if (model_.is_llama()) rope(dqkv, heads_, model_.rope_theta, -1, s, order_);
+  Tensor<T> dqkv = attention_input(dout, l.attention, l.qkv, heads_, s, text);
+  if (model_.is_llama()) rope(dqkv, heads_, model_.rope_theta, -1, s, text);
   if (model_.qk_norm) {
     HeadGradients<T> g = norm_heads_back(dqkv, l.raw, heads_, value(name("attn.q_norm.gamma")), value(name("attn.k_norm.gamma")),
                                          model_.norm_epsilon, s);
@@ -274,30 +284,33 @@ Contribution<T> Trainer<T>::contribution(std::span<const int32_t> row, int64_t s
   if (model_.tied_embeddings) c.gradients.emplace_back();
   const size_t head = model_.tied_embeddings ? c.gradients.size() - 1 : index("head.weight");
   c.gradients[head] = linear_weight(state.n.y, state.entropy.dlogits, s, h, model_.vocab_rows());
-  const Tensor<T> dn = linear_input(state.entropy.dlogits, values_[model_.tied_embeddings ? embedding : head], s, h, model_.vocab_rows());
+  const Tensor<T> dn =
+      linear_input(state.entropy.dlogits, values_[model_.tied_embeddings ? embedding : head], s, h, model_.vocab_rows());
   Tensor<T> dx = backward_norm(dn, state.x, state.n, "final.norm", c.gradients);
   for (int64_t layer = model_.layers; layer-- > 0;)
-    dx = backward_layer(state.layers[static_cast<size_t>(layer)], std::move(dx), layer, sequence, c.gradients);
+    dx = backward_layer(state.layers[static_cast<size_t>(layer)], std::move(dx), layer, sequence, state.text, c.gradients);
 
   drop(dx, -1, 0, sequence);
   c.gradients[embedding] = embedding_weight(stored(row, 0).data(), dx, s, h, model_.vocab_rows());
-  if (bias("embed.positions") != nullptr)
+  if (bias("embed.positions") != nullptr && packed_) {  // a row may be of several tokens
+    std::vector<int32_t> positions;
+    for (int64_t t = 0; t < s; ++t) positions.push_back(static_cast<int32_t>(state.text.position(t, s)));
+    c.gradients[index("embed.positions")] = embedding_weight(positions.data(), dx, s, h, model_.max_positions);
+  } else if (bias("embed.positions") != nullptr) {
+    Tensor<T>& gradient = c.gradients[index("embed.positions")];
     for (int64_t t = 0; t < s; ++t)
-      for (size_t i = 0; i < static_cast<size_t>(h); ++i)
-        c.gradients[index("embed.positions")][position(t) * static_cast<size_t>(h) + i] = dx[static_cast<size_t>(t * h) + i];
+      for (int64_t i = 0; i < h; ++i)
+        gradient[static_cast<size_t>(state.text.position(t, s) * h + i)] = dx[static_cast<size_t>(t * h + i)];
+  }
   return c;
 }
 
 template <class T>
 Contribution<T> Trainer<T>::gradients(std::span<const int32_t> tokens) const {
-  const auto row = [&](int64_t i) {
-    const size_t length = static_cast<size_t>(train_.seq_len + 1);
-    return tokens.subspan(static_cast<size_t>(i) * length, length);
-  };
-  SHARDLAB_CHECK(static_cast<int64_t>(tokens.size()) == sequences_ * (train_.seq_len + 1), "{} tokens for {} sequences of {} + 1",
-                 tokens.size(), sequences_, train_.seq_len);
+  SHARDLAB_CHECK(tokens.size() == static_cast<size_t>(sequences_) * length(), "{} numbers for {} sequences of {}", tokens.size(),
+                 sequences_, length());
   Contribution<T> sum = tree_sum(
-      0, sequences_, [&](int64_t i) { return contribution(row(i), i); }, add_contributions<T>);
+      0, sequences_, [&](int64_t i) { return contribution(row(tokens, i), i); }, add_contributions<T>);
   if (model_.tied_embeddings) {
     Tensor<T>& embedding = sum.gradients[index("embed.tokens")];
     embedding = add(embedding, sum.gradients.back());
@@ -309,18 +322,15 @@ Contribution<T> Trainer<T>::gradients(std::span<const int32_t> tokens) const {
 
 template <class T>
 T Trainer<T>::loss(std::span<const int32_t> tokens) const {
-  const size_t length = static_cast<size_t>(train_.seq_len + 1);
-  const T nll = tree<T>(sequences_,
-                        [&](int64_t i) { return forward(tokens.subspan(static_cast<size_t>(i) * length, length), i).entropy.nll; });
+  const T nll = tree<T>(sequences_, [&](int64_t i) { return forward(row(tokens, i), i).entropy.nll; });
   return nll * (T(1) / T(train_.seq_len * sequences_));
 }
 
 template <class T>
 T Trainer<T>::objective(std::span<const int32_t> tokens) const {
-  const size_t length = static_cast<size_t>(train_.seq_len + 1);
   T total = loss(tokens);
   for (int64_t i = 0; i < sequences_ && model_.is_mixture(); ++i)
-    for (const LayerState& layer : forward(tokens.subspan(static_cast<size_t>(i) * length, length), i).layers)
+    for (const LayerState& layer : forward(row(tokens, i), i).layers)
       if (!layer.mixed.chosen.empty())
         total += router_losses(layer.mixed, model_.experts, train_.seq_len, train_.seq_len * sequences_);
   return total;

@@ -33,10 +33,11 @@ template <class T>
 class Trainer {
  public:
   /// Parameters start as docs/canonical-order.md and plan/model.h say; both types start from the same fp32 values.
-  /// Sequences lie in memory in `order`.
-  Trainer(const Model& model, const Train& train, int64_t sequences, const TokenOrder& order = {});
+  /// Sequences lie in memory in `order`. `packed`: they are of several documents.
+  Trainer(const Model& model, const Train& train, int64_t sequences, const TokenOrder& order = {}, bool packed = false);
 
-  /// One optimizer step on `tokens`, G rows of seq_len + 1 ids. Returns the mean loss before the update.
+  /// One optimizer step on `tokens`, G rows of seq_len + 1 ids. Returns the mean loss before the update. A packed row is seq_len ids, the
+  /// targets of each, and the place of each in its document.
   T step(std::span<const int32_t> tokens);
 
   /// The optimizer's part of a step: `gradients` in the order of the parameters.
@@ -66,13 +67,21 @@ class Trainer {
   const Tensor<T>* bias(const std::string& name) const;
   void drop(Tensor<T>& z, int64_t layer, int site, int64_t sequence) const;
   Normed<T> normed(const Tensor<T>& x, const std::string& name) const;
-  /// Where token t of the storage stands in the text.
-  size_t position(int64_t t) const { return static_cast<size_t>(order_.position(t, train_.seq_len)); }
+  /// Numbers of a row.
+  size_t length() const { return static_cast<size_t>(packed_ ? 3 * train_.seq_len : train_.seq_len + 1); }
+  std::span<const int32_t> row(std::span<const int32_t> tokens, int64_t sequence) const {
+    return tokens.subspan(static_cast<size_t>(sequence) * length(), length());
+  }
   /// The ids of a row `ahead` behind each token of the storage.
   std::vector<int32_t> stored(std::span<const int32_t> row, size_t ahead) const;
+  std::vector<int32_t> targets(std::span<const int32_t> row) const {
+    return stored(row, packed_ ? static_cast<size_t>(train_.seq_len) : 1);
+  }
+  Text text_of(std::span<const int32_t> row) const;
   SequenceState forward(std::span<const int32_t> row, int64_t sequence) const;
-  LayerState forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence) const;
-  Tensor<T> backward_layer(const LayerState& saved, Tensor<T> dy, int64_t layer, int64_t sequence, Tensors<T>& gradients) const;
+  LayerState forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence, const Text& text) const;
+  Tensor<T> backward_layer(const LayerState& saved, Tensor<T> dy, int64_t layer, int64_t sequence, const Text& text,
+                           Tensors<T>& gradients) const;
   Tensor<T> backward_norm(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, const std::string& name,
                           Tensors<T>& gradients) const;
   Contribution<T> contribution(std::span<const int32_t> row, int64_t sequence) const;
@@ -83,6 +92,7 @@ class Trainer {
   Train train_;
   int64_t sequences_;
   TokenOrder order_;
+  bool packed_;
   Heads heads_;
   std::vector<ModelParameter> parameters_;
   std::map<std::string, size_t> index_;

@@ -1,0 +1,22 @@
+// Models and points as the analytic forms see them: where what users write meets what predictions read.
+#pragma once
+
+#include "answers/namespaces.h"
+#include "simulator/estimator/analytic/analytic.h"
+#include "sweeps/models.h"
+#include "sweeps/sweep.h"
+
+namespace shardlab::answers {
+
+/// Sizes for the analytic estimate, of every family that a config.json can name.
+analytic::ModelShape model_shape(const ModelConfig& config);
+/// The shape of a point's model, whether a case can hold it or not.
+analytic::ModelShape model_shape(const sweeps::Point& point);
+
+/// The layout of a point that is only estimated, with values that no case can hold. Refuses what estimates have no form for.
+Result<analytic::Point> estimated_layout(const sweeps::Point& point);
+
+/// Whose run is predicted where nobody says: on this machine shardlab's own, on one that is described a framework's.
+std::string default_profile(const Machine& machine);
+
+}  // namespace shardlab::answers

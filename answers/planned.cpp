@@ -1,0 +1,221 @@
+#include "answers/planned.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "answers/namespaces.h"
+#include "plan/pipeline_case.h"
+#include "plan/treatment.h"
+#include "plan/verify.h"
+#include "reports/format.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/pipeline_choice.h"
+#include "simulator/interpreter/recompute_budget.h"
+#include "strategies/lower.h"
+#include "strategies/warm_up.h"
+
+namespace shardlab::answers {
+
+namespace {
+
+/// Rules 5 and 7 of `verify` on what will run: its waits and its arenas are derived from the plan that was verified.
+Result<void> check_placed(const PlacedPlan& placed) {
+  for (size_t r = 0; r < placed.programs.size(); ++r) {
+    const Program& program = placed.programs[r];
+    const auto refuse = [&](const std::vector<Finding>& found, const char* why) -> Result<void> {
+      if (found.empty()) return {};
+      return Error{
+          ExitCode::kBug,
+          fmt::format("plan `{}`: stage {}: {}: {}", placed.plan->name, program.role, found.front().op, found.front().message),
+          fmt::format("this plan was not run: {}, which is a bug of shardlab's", why),
+          {}};
+    };
+    SHARDLAB_TRY(refuse(find_unordered(*placed.plan, program), "its streams do not wait for one another as they must"));
+    SHARDLAB_TRY(refuse(find_overlaps(*placed.plan, program, placed.arenas[r]), "two of its buffers share bytes while both live"));
+  }
+  return {};
+}
+
+}  // namespace
+
+int64_t capacity_per_rank(const Case& config, Space space) {
+  if (space == Space::kDevice) return memory_per_rank(config);
+  const Machine& m = config.machine;
+  const auto stated = m.device.constants.find(space == Space::kHost ? "host.memory_bytes" : "nvme.capacity_bytes");
+  if (stated == m.device.constants.end()) return 0;
+  const int ranks = config.layout.world_size(), of_node = m.local ? ranks : std::min(ranks, std::max(1, m.devices_per_node));
+  return static_cast<int64_t>(stated->second / of_node);
+}
+
+Result<Plan> lower_unverified(const Case& config) { return lower(config, {.after = {}, .verify = false}); }
+
+namespace {
+
+std::string listed(const std::vector<int>& layers) { return fmt::format("{}", fmt::join(layers, ",")); }
+
+/// The layers of parts in place of `stage_layers`, and for `schedule: auto` the first candidate whose plan fits; where none does
+/// the one that holds least.
+Result<Case> decide_pipeline(const Case& config, const Surroundings& around) {
+  SHARDLAB_TRY(check(config));
+  Case chosen = config;
+  if (config.layout.stage_layers == kMeasured) {
+    if (!around.resumed_seconds)
+      return refusal("stage_layers=measured: the run that is resumed is not read here", "set stage_layers: balanced",
+                     ErrorKind::kNotMeasured);
+    const auto seconds = around.resumed_seconds(config);
+    if (!seconds.ok()) return seconds.error();
+    chosen.layout.stage_layers = listed(balanced_layers(parts_of(config), *seconds));
+    return chosen;
+  }
+  const auto costs = cost_model_for(config);
+  if (!costs.ok()) return costs.error();
+  const auto seconds = unit_seconds(config, lower_unverified, **costs);
+  if (!seconds.ok()) return seconds.error();
+  if (config.layout.schedule != Schedule::kAuto) {
+    chosen.layout.stage_layers = listed(balanced_layers(parts_of(config), static_cast<int>(config.model.layers), *seconds));
+    return chosen;
+  }
+  std::vector<PipelineCandidate> candidates = pipeline_candidates(config, *seconds);
+  const auto take = [&](const PipelineCandidate& c) {
+    chosen.layout.schedule = c.named;
+    chosen.layout.schedule_table = c.named == Schedule::kTable ? to_csv(c.schedule) : "";
+    chosen.layout.vpp = c.virtual_stages;
+    chosen.layout.stage_layers = listed(c.layers);
+  };
+  for (const PipelineCandidate& c : candidates) {
+    take(c);
+    if (!check(chosen).ok()) continue;
+    auto plan = lower_unverified(chosen);
+    if (!plan.ok()) continue;
+    PlacedRun placed{place(std::move(*plan)), nullptr};
+    if (fits(chosen, placed).ok()) return chosen;
+  }
+  std::erase_if(candidates, [&](const PipelineCandidate& c) { return take(c), !check(chosen).ok(); });
+  if (candidates.empty())
+    return Error{ExitCode::kUsage,
+                 fmt::format("schedule=auto with pp={}: no schedule goes with the rest of the case", config.layout.pp),
+                 "name a schedule, to see what it does not go with",
+                 {}};
+  take(*std::ranges::min_element(candidates, {}, &PipelineCandidate::held));
+  return chosen;
+}
+
+}  // namespace
+
+Result<Case> decide(const Case& given, const Surroundings& around) {
+  Case config = given;
+  if (!is_pipeline_decided(config)) {
+    const auto chosen = decide_pipeline(config, around);
+    if (!chosen.ok()) return chosen.error();
+    config = *chosen;
+  }
+  if (is_decided(config)) return config;
+  SHARDLAB_TRY(check(config));
+  auto costs = cost_model_for(config);
+  if (!costs.ok()) return costs.error();
+  const auto priced = price_treatments(config, candidate_treatments(), lower_unverified, **costs);
+  if (!priced.ok()) return priced.error();
+  const int64_t host = capacity_per_rank(config, Space::kHost);
+  const auto choice =
+      choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced, lower_unverified);
+  if (!choice.ok()) return choice.error();
+  if (!choice->proven)
+    around.tell(fmt::format("recompute within {}: the best of {} assignments of layers; another may take a little less",
+                            bytes_text(config.layout.recompute_options.budget_bytes), choice->looked_at));
+  return decided(config, choice->layers);
+}
+
+namespace {
+
+Result<PlacedPlan> checked(Result<Plan> plan) {
+  if (!plan.ok()) return plan.error();
+  PlacedPlan placed = place(std::move(*plan));
+  SHARDLAB_TRY(check_placed(placed));
+  return placed;
+}
+
+}  // namespace
+
+Result<PlacedRun> prepare(const Case& config) {
+  auto placed = checked(lower(config));
+  if (!placed.ok()) return placed.error();
+  PlacedRun run{std::move(*placed), nullptr};
+  if (warm_up_steps(config) == 0) return run;
+  auto first = checked(lower_warm_up(config));
+  if (!first.ok()) return first.error();
+  run.warm_up = std::make_unique<const PlacedPlan>(std::move(*first));
+  return run;
+}
+
+Result<PlacedPlan> prepare_validation(const Case& config) { return checked(lower_validation(config)); }
+
+namespace {
+
+/// Arena bytes in `space` of the rank that needs most of it, with the arena of a second plan of the same ranks beside its own.
+int64_t largest_arena(const PlacedRun& placed, const PlacedPlan* beside, Space space) {
+  if (beside == nullptr) return largest_arena(placed, space);
+  SHARDLAB_CHECK(placed.arenas.size() == beside->arenas.size(), "{} roles train and {} validate", placed.arenas.size(),
+                 beside->arenas.size());
+  const auto of = [space](const ArenaLayout& arena) { return arena.bytes[static_cast<size_t>(space)]; };
+  int64_t most = largest_arena(placed, space);  // of a phase that is over by then
+  for (size_t role = 0; role < placed.arenas.size(); ++role)
+    most = std::max(most, of(placed.arenas[role]) + of(beside->arenas[role]));
+  return most;
+}
+
+}  // namespace
+
+int64_t largest_arena(const PlacedRun& placed, Space space) {
+  int64_t most = 0;
+  for (const PlacedPlan* phase : {static_cast<const PlacedPlan*>(&placed), placed.warm_up.get()})
+    if (phase != nullptr)
+      for (const ArenaLayout& a : phase->arenas) most = std::max(most, a.bytes[static_cast<size_t>(space)]);
+  return most;
+}
+
+namespace {
+
+/// What this case has not yet done to need less, the cheapest in time first.
+std::string what_saves_memory(const Case& c) {
+  const Layout& l = c.layout;
+  std::vector<std::string> ways;
+  if (l.dp > 1 && l.zero < 3) ways.push_back(fmt::format("zero: {}", l.zero + 1));
+  if (l.recompute == Recompute::kNone) ways.push_back("recompute: selective");
+  if (c.train.micro_batch > 1) ways.push_back("a smaller micro_batch");
+  if (l.recompute != Recompute::kFull) ways.push_back("recompute: full");
+  ways.push_back("more tp or pp");
+  std::string text = ways.front();
+  for (size_t i = 1; i < ways.size(); ++i) text += (i + 1 == ways.size() ? " or " : ", ") + ways[i];
+  return text;
+}
+
+}  // namespace
+
+Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan* validation) {
+  const int64_t need = largest_arena(placed, validation, Space::kDevice), have = memory_per_rank(config);
+  for (const Space space : {Space::kHost, Space::kNvme}) {
+    const int64_t outside = largest_arena(placed, validation, space), there = capacity_per_rank(config, space);
+    if (there > 0 && outside > there)
+      return Error{ExitCode::kNo,
+                   fmt::format("does not fit: a rank needs {} of {} and may use {} of {}", bytes_text(outside),
+                               space == Space::kHost ? "host memory" : "NVMe", bytes_text(there), config.machine.id),
+                   space == Space::kHost ? "offload less, or offload.optimizer: nvme" : "offload less, or more zero, tp or pp",
+                   {},
+                   ErrorKind::kDoesNotFit};
+  }
+  if (have <= 0 || need <= have) return {};
+  // Only what the validation step adds may be too much.
+  const bool trains = validation != nullptr && largest_arena(placed) <= have;
+  return Error{
+      ExitCode::kNo,
+      fmt::format("does not fit: a rank needs {}{} and may use {} of {}", bytes_text(need),
+                  trains ? " with the validation step's arena beside that of training" : "", bytes_text(have), config.machine.id),
+      (trains ? "try measure.validate_sequences: 0, " : "try ") + what_saves_memory(config),
+      {},
+      ErrorKind::kDoesNotFit};
+}
+
+}  // namespace shardlab::answers

@@ -1,0 +1,47 @@
+// A case as a plan that is decided, proven and placed: what `run`, `memory` and `search` begin with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "answers/namespaces.h"
+#include "answers/surroundings.h"
+#include "plan/base/result.h"
+#include "plan/case.h"
+#include "plan/placed_plan.h"
+
+namespace shardlab::answers {
+
+/// Bytes of one rank in a space, if somebody stated them: device memory (`memory_per_rank`), or the rank's part of its node's
+/// memory by the machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
+int64_t capacity_per_rank(const Case& config, Space space);
+
+/// The plan of a decided case, which nobody has proven: for folds and predictions, not to be run.
+Result<Plan> lower_unverified(const Case& config);
+
+/// The case with every open choice made, by the costs of the case's machine: `schedule: auto` becomes the schedule with the
+/// shortest slots whose plan fits, `stage_layers: balanced` a list, recompute by budget a list by layer. `stage_layers: measured` becomes
+/// a list by the trace of the run whose checkpoint is resumed, and refuses a run without one. Refuses a budget that no choice stays
+/// within, and an open choice on a machine whose speed nobody knows.
+Result<Case> decide(const Case& config, const Surroundings& around);
+
+/// A plan that is ready to run or to predict. A run of two phases (`warm_up_steps`) has two plans: `warm_up`, and this one, which
+/// gives the reported time and wire bytes. Memory is reported for the phase that needs more.
+struct PlacedRun : PlacedPlan {
+  std::unique_ptr<const PlacedPlan> warm_up;  ///< none: one plan for all steps
+};
+
+/// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.
+Result<PlacedRun> prepare(const Case& config);
+
+/// Prepares the forward-only step that scores the validation split after training, in an arena beside the arena of training.
+Result<PlacedPlan> prepare_validation(const Case& config);
+
+/// Arena bytes of the rank that needs most of a space, in the phase that needs more.
+int64_t largest_arena(const PlacedRun& placed, Space space = Space::kDevice);
+
+/// Refuses with ExitCode::kNo when the largest arena of a space, or the arenas of training and validation where the validation step
+/// is given, exceed what a rank may use of it.
+Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan* validation = nullptr);
+
+}  // namespace shardlab::answers

@@ -1,0 +1,22 @@
+// What an answer may need of the place where it is asked.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "answers/namespaces.h"
+#include "plan/base/result.h"
+#include "plan/case.h"
+#include "simulator/interpreter/pipeline_choice.h"
+
+namespace shardlab::answers {
+
+/// What only a program can say. A question that needs what is not set here is refused.
+struct Surroundings {
+  std::function<Result<Machine>(const std::string& file)>
+      local_machine;  ///< of `machine: local`; `file`: its calibration, or empty
+  std::function<Result<MeasuredSeconds>(const Case& config)> resumed_seconds;       ///< of `stage_layers: measured`
+  std::function<void(const std::string& remark)> tell = [](const std::string&) {};  ///< a remark that is no part of the answer
+};
+
+}  // namespace shardlab::answers

@@ -1,0 +1,1 @@
+--tensor-model-paralel-size 2

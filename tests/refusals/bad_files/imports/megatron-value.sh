@@ -1,0 +1,1 @@
+--tensor-model-parallel-size two --num-layers 2 --hidden-size 64 --num-attention-heads 4
