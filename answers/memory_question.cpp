@@ -12,6 +12,7 @@
 #include "answers/namespaces.h"
 #include "answers/planned.h"
 #include "answers/search_space.h"
+#include "answers/words.h"
 #include "plan/automatic.h"
 #include "plan/base/values.h"
 #include "plan/device_words.h"
@@ -501,9 +502,9 @@ Result<MemoryAnswerOptions> memory_options(const MemoryWords& words) {
                      {}};
     return options;
   }
-  const auto tokens = parse_number(words.tokens);
-  if (!tokens || *tokens <= 0)
-    return Error{ExitCode::kUsage, fmt::format("--tokens {} is no number of tokens", words.tokens), "for example 1.4T", {}};
+  const auto tokens = parse_tokens(words.tokens);
+  if (!tokens)
+    return Error{ExitCode::kUsage, fmt::format("--tokens {} is no number of tokens", words.tokens), "for example 1.4T, or 300B", {}};
   options.tokens = *tokens;
   const auto interruptions = interruptions_of(words);
   if (!interruptions.ok()) return interruptions.error();

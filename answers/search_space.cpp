@@ -250,8 +250,8 @@ Result<void> check_pins(const Space& space, const analytic::FrameworkProfile& pr
 
 Result<double> tokens_of(const SearchFlags& flags) {
   if (flags.tokens.empty()) return 0.0;
-  const auto tokens = parse_number(flags.tokens);
-  if (!tokens || *tokens <= 0) return refusal(fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T");
+  const auto tokens = parse_tokens(flags.tokens);
+  if (!tokens) return refusal(fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T, or 300B");
   return *tokens;
 }
 
@@ -304,6 +304,14 @@ Result<sweeps::Point> searched_point(const SearchFlags& flags) {
   return point_from_words(options_around(flags.around, flags.machine_file, std::move(words)));
 }
 
+/// Refuses a model that shardlab trains in other precisions only: no layout would be left, one by one.
+Result<void> check_trains(const Model& model, const Space& space) {
+  Case one;
+  one.model = model;
+  one.train.precision = space.precision, one.train.seq_len = space.seq_len;
+  return check(one);
+}
+
 }  // namespace
 
 Result<SearchTask> search_task(const SearchFlags& flags) {
@@ -323,6 +331,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   const auto space = space_of(flags, *model, shape, profile->can);
   if (!space.ok()) return space.error();
   SHARDLAB_TRY(check_pins(*space, *profile));
+  if (profile->name == "shardlab") SHARDLAB_TRY(check_trains(*model, *space));
   const auto tokens = tokens_of(flags);
   if (!tokens.ok()) return tokens.error();
 

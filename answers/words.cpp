@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <limits>
-#include <optional>
 
 #include "answers/namespaces.h"
 #include "plan/base/values.h"
@@ -77,6 +77,14 @@ Result<std::vector<int64_t>> numbers_of(std::string_view key, std::string_view t
   for (const int64_t v : values)
     if (std::ranges::find(once, v) == once.end()) once.push_back(v);
   return once;
+}
+
+std::optional<double> parse_tokens(std::string_view text) {
+  const bool billions = text.ends_with('B');
+  if (billions) text.remove_suffix(1);
+  const auto number = parse_number(text);
+  if (!number || *number <= 0 || (billions && !std::isdigit(static_cast<unsigned char>(text.back())))) return std::nullopt;
+  return billions ? *number * 1e9 : *number;
 }
 
 std::string shell_word(const std::string& word) {

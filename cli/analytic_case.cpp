@@ -169,6 +169,7 @@ std::optional<CaseOutcome> BatchSink::recorded(std::string_view id, std::string_
 }
 
 void BatchSink::append(const CaseOutcome& outcome) {
+  if (directory_.is_large() && !outcome.program_version.empty()) return directory_.add(outcome);
   constexpr size_t kMost = 1024;
   waiting_.push_back(outcome);
   if (waiting_.back().program_version.empty()) waiting_.back().program_version = version_;

@@ -26,7 +26,7 @@ struct CompareFlags {
 /// Pairs whose settings differ and whose differences are spelled out.
 constexpr size_t kSpelledOut = 8;
 /// Op kinds of the table of one pair.
-constexpr size_t kKinds = 12;
+constexpr size_t kMostKinds = 12;
 
 /// One side of the comparison.
 struct Side {
@@ -184,7 +184,7 @@ void print_kinds(const CaseOutcome& a, const CaseOutcome& b) {
   Table table;
   table.columns = {{"kind"}, {"a_s", Unit::kSeconds, "A"}, {"b_s", Unit::kSeconds, "B"}, {"difference_s", Unit::kSeconds, "B - A"}};
   for (const auto& [kind, s] : rows) {
-    if (table.rows.size() == kKinds || s.first == s.second) break;
+    if (table.rows.size() == kMostKinds || s.first == s.second) break;
     table.rows.push_back({kind, s.first, s.second, s.second - s.first});
   }
   if (table.rows.empty()) return;

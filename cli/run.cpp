@@ -3,13 +3,19 @@
 
 #include <algorithm>
 #include <cctype>
+#include <condition_variable>
 #include <cstdio>
+#include <deque>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <set>
 #include <span>
+#include <thread>
 #include <tuple>
+#include <utility>
 
 #include "cli/analytic_case.h"
 #include "cli/case_process.h"
@@ -344,10 +350,80 @@ class PartProgress final : public ProgressSink {
   Progress before_;
 };
 
+/// Parts of a sweep's points, made on a thread of its own, a few ahead of who takes them.
+class PointParts {
+ public:
+  explicit PointParts(const Sweep& sweep) : maker_([this, &sweep] { make(sweep); }) {}
+  ~PointParts() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopped_ = true;
+    }
+    changed_.notify_all();
+    maker_.join();
+  }
+  PointParts(const PointParts&) = delete;
+  PointParts& operator=(const PointParts&) = delete;
+
+  /// The next part; empty after the last. The error is an expression that cannot be evaluated.
+  Result<std::vector<Point>> next() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !made_.empty() || ended_; });
+    if (made_.empty()) {
+      if (thrown_) std::rethrow_exception(thrown_);
+      if (failure_) return *failure_;
+      return std::vector<Point>();
+    }
+    std::vector<Point> part = std::move(made_.front());
+    made_.pop_front();
+    changed_.notify_all();
+    return part;
+  }
+
+ private:
+  static constexpr size_t kPart = 256, kAhead = 3;
+
+  void make(const Sweep& sweep) {
+    std::vector<Point> part;
+    try {
+      const auto expanded = expand_each(sweep, Resolution::kAnalytic, [&](Point point) {
+        part.push_back(std::move(point));
+        return part.size() < kPart || hand_over(std::exchange(part, {}));
+      });
+      if (!part.empty() && expanded.ok()) hand_over(std::move(part));
+      const std::lock_guard lock(mutex_);
+      if (!expanded.ok()) failure_ = expanded.error();
+      ended_ = true;
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      thrown_ = std::current_exception();
+      ended_ = true;
+    }
+    changed_.notify_all();
+  }
+
+  bool hand_over(std::vector<Point> part) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopped_ || made_.size() < kAhead; });
+    if (stopped_) return false;
+    made_.push_back(std::move(part));
+    changed_.notify_all();
+    return true;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::vector<Point>> made_;
+  std::optional<Error> failure_;
+  std::exception_ptr thrown_;
+  bool ended_ = false;    ///< nothing more is made
+  bool stopped_ = false;  ///< nobody will take any more
+  std::thread maker_;
+};
+
 /// Makes, estimates and saves the points of a sweep a part at a time, so that a million take the memory of a few thousand.
 Result<DriveSummary> drive_analytic(const Sweep& sweep, const ExpansionCounts& counts, RunDirectory& directory, Digest* digest,
                                     const DriveOptions& options) {
-  constexpr size_t kPart = 512;
   AnalyticCaseRunner runner;
   BatchSink sink(directory, options.program_version);
   SparseProgress told;
@@ -355,14 +431,14 @@ Result<DriveSummary> drive_analytic(const Sweep& sweep, const ExpansionCounts& c
   PartProgress progress(told, clock, counts.points, digest);
   DriveSummary whole;
   whole.exit = ExitCode::kNo;
-  std::vector<Point> part;
-  std::optional<Error> failure;
-  const auto drive_part = [&] {
-    auto summary = drive(part, runner, sink, progress, clock, options);
-    part.clear();
+  PointParts parts(sweep);
+  while (!whole.interrupted) {
+    const auto part = parts.next();
+    if (part.ok() && part->empty()) break;
+    const auto summary = part.ok() ? drive(*part, runner, sink, progress, clock, options) : Result<DriveSummary>(part.error());
     if (!summary.ok()) {
-      failure = summary.error();
-      return false;
+      sink.flush();
+      return summary.error();
     }
     progress.end_part(summary->progress);
     whole.interrupted = summary->interrupted;
@@ -370,16 +446,8 @@ Result<DriveSummary> drive_analytic(const Sweep& sweep, const ExpansionCounts& c
     if (summary->interrupted || summary->exit == ExitCode::kSomeFailed || whole.exit == ExitCode::kNo) {
       if (whole.exit != ExitCode::kSomeFailed || summary->interrupted) whole.exit = summary->exit;
     }
-    return !summary->interrupted;
-  };
-  const auto expanded = expand_each(sweep, Resolution::kAnalytic, [&](Point point) {
-    part.push_back(std::move(point));
-    return part.size() < kPart || drive_part();
-  });
-  if (!expanded.ok()) return expanded.error();
-  if (!failure && !whole.interrupted && !part.empty()) drive_part();
+  }
   sink.flush();
-  if (failure) return *failure;
   whole.progress = progress.done();
   return whole;
 }

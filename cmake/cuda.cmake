@@ -1,13 +1,9 @@
 # Finds the CUDA toolkit and chooses architectures. Sets SHARDLAB_WITH_CUDA.
 #
-# By default machine code for compute capability 8.0 and 9.0 (with Hopper's own instructions), and PTX of 8.0 for everything newer. CI
-# compiles one architecture. Other choices: -DCMAKE_CUDA_ARCHITECTURES=...
+# By default machine code for compute capability 8.0 and 9.0 (with Hopper's own instructions), and PTX of 8.0 for everything newer. The
+# preset `test` compiles for 9.0 alone. Other choices: -DCMAKE_CUDA_ARCHITECTURES=...
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  if(DEFINED ENV{CI})
-    set(CMAKE_CUDA_ARCHITECTURES "90a-real" CACHE STRING "CUDA architectures")
-  else()
-    set(CMAKE_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "CUDA architectures")
-  endif()
+  set(CMAKE_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "CUDA architectures")
 endif()
 # The toolkit's usual place, which is not always in PATH.
 find_program(SHARDLAB_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)

@@ -1,10 +1,10 @@
 # Compiles the sources of a target several at a time: most of what a source takes to compile is the headers that its neighbours include
 # as well. A source that needs definitions of its own stays alone, and so do those that CMake writes.
 #
-#   shardlab_compile_together(TARGET [AT_A_TIME 8])
+#   shardlab_compile_together(TARGET [AT_A_TIME 16])
 #
-# Off in the preset `odr`, which compiles every source by itself, so that none lives on its neighbours' includes. CMake's own
-# UNITY_BUILD names sources by absolute paths: no compiler cache then serves a second checkout.
+# -DSHARDLAB_TOGETHER=OFF compiles every source by itself: shorter after a change of one source, and it shows which of them live on their
+# neighbours' includes. CMake's own UNITY_BUILD names sources by absolute paths: no compiler cache then serves a second checkout.
 option(SHARDLAB_TOGETHER "Compile sources several at a time" ON)
 
 function(shardlab_compile_together target)
@@ -13,7 +13,7 @@ function(shardlab_compile_together target)
     return()
   endif()
   if(NOT arg_AT_A_TIME)
-    set(arg_AT_A_TIME 8)
+    set(arg_AT_A_TIME 16)
   endif()
   get_target_property(sources ${target} SOURCES)
   set(kept "")
@@ -29,7 +29,7 @@ function(shardlab_compile_together target)
     endif()
   endforeach()
   list(LENGTH joined total)
-  # Parts of equal length: 9 sources are 5 and 4, not 8 and 1.
+  # Parts of equal length: 17 sources are 9 and 8, not 16 and 1.
   math(EXPR parts "(${total} + ${arg_AT_A_TIME} - 1) / ${arg_AT_A_TIME}")
   set(begin 0)
   set(number 0)
@@ -47,4 +47,9 @@ function(shardlab_compile_together target)
   set_target_properties(${target} PROPERTIES SOURCES "${kept}")
   # GCC takes a source within another for a header, whose classes should hold nothing local.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+endfunction()
+
+# Code whose time a user does not notice is compiled for build time. Its results are the same: no -O changes how floating-point numbers round.
+function(shardlab_cold target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()

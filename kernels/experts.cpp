@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "kernels/checks.h"
@@ -79,7 +80,7 @@ void take_largest(const float* x, int64_t count, int64_t n, int32_t* taken) {
 
 /// What a group of experts is chosen by: its largest score, or, of sigmoids, the sum of the two largest.
 float score_of_group(const RouteShape& s, const float* p, int64_t experts) {
-  float first = p[0], second = 0;
+  float first = p[0], second = experts > 1 ? -std::numeric_limits<float>::infinity() : 0;
   for (int64_t e = 1; e < experts; ++e) {
     second = std::max(second, std::min(first, p[e]));
     first = std::max(first, p[e]);
@@ -87,9 +88,9 @@ float score_of_group(const RouteShape& s, const float* p, int64_t experts) {
   return s.sigmoid ? first + second : first;
 }
 
-/// The top_k largest of the best groups, of equal ones the first, in ascending order of their numbers. `groups` and `taken` have room for a number
+/// The top_k largest of `values` in the best groups by `p`, of equal ones the first, in ascending order of their numbers. `groups` and `taken` have room for a number
 /// an expert.
-void choose(const RouteShape& s, const float* logits, const float* p, float* groups, int32_t* taken, int32_t* chosen) {
+void choose(const RouteShape& s, const float* values, const float* p, float* groups, int32_t* taken, int32_t* chosen) {
   constexpr int32_t kOutside = 2;
   const int64_t each = s.experts / s.groups;
   std::fill(taken, taken + s.experts, 0);
@@ -98,7 +99,7 @@ void choose(const RouteShape& s, const float* logits, const float* p, float* gro
     take_largest(groups, s.groups, s.groups_chosen, taken);
     for (int64_t g = s.groups - 1; g >= 0; --g) std::fill_n(taken + g * each, each, taken[g] == 1 ? 0 : kOutside);
   }
-  take_largest(logits, s.experts, s.top_k, taken);
+  take_largest(values, s.experts, s.top_k, taken);
   for (int64_t e = 0, j = 0; e < s.experts; ++e)
     if (taken[e] == 1) chosen[j++] = static_cast<int32_t>(e);
 }
@@ -156,6 +157,7 @@ void route_forward(const Kernels& k, const RouteForward& a) {
   float* p = take<float>(scratch, s.experts);
   int32_t* taken = take<int32_t>(scratch, s.experts);
   float* groups = take<float>(scratch, s.experts);
+  float* biased = take<float>(scratch, s.experts);
   const int64_t each = s.experts / a.ranks;
   std::fill(a.counts, a.counts + a.leaves * s.experts, 0);
   for (int64_t q = 0; q < s.sequences; ++q)
@@ -164,7 +166,11 @@ void route_forward(const Kernels& k, const RouteForward& a) {
       const float* logits = a.logits + row * s.experts;
       int32_t* chosen = a.choice + row * s.top_k;
       scores(k, s, logits, p);
-      choose(s, logits, p, groups, taken, chosen);
+      for (int64_t e = 0; e < s.experts && a.bias != nullptr; ++e) biased[e] = p[e] + a.bias[e];
+      if (a.bias != nullptr)
+        choose(s, biased, biased, groups, taken, chosen);
+      else
+        choose(s, logits, p, groups, taken, chosen);
       weigh(s, p, chosen, a.weights + row * s.top_k);
       const int64_t leaf = leaf_of(q, t, s.tokens, s.sequences, a.leaves);
       for (int64_t j = 0; j < s.top_k; ++j) {
@@ -231,9 +237,20 @@ void route_input(const Kernels& k, const RouteInput& a) {
 }
 
 void expert_load(const ExpertLoad& a) {
-  std::fill(a.load, a.load + a.sequences * a.experts, 0.0f);
+  const int64_t stride = a.accumulate ? 0 : a.experts;
+  if (!a.accumulate) std::fill(a.load, a.load + a.sequences * a.experts, 0.0f);
   for (int64_t q = 0; q < a.sequences; ++q)
-    for (int64_t i = q * a.tokens * a.top_k; i < (q + 1) * a.tokens * a.top_k; ++i) a.load[q * a.experts + a.choice[i]] += 1.0f;
+    for (int64_t i = q * a.tokens * a.top_k; i < (q + 1) * a.tokens * a.top_k; ++i) a.load[q * stride + a.choice[i]] += 1.0f;
+}
+
+void update_router_bias(const UpdateRouterBias& a) {
+  double sum = 0;  // whole numbers: exact
+  for (int64_t e = 0; e < a.experts; ++e) sum += static_cast<double>(a.load[e]);
+  for (int64_t e = 0; e < a.experts; ++e) {
+    const double own = static_cast<double>(a.load[e]) * static_cast<double>(a.experts);
+    if (own < sum) a.bias[e] += a.rate;
+    if (own > sum) a.bias[e] -= a.rate;
+  }
 }
 
 void dispatch(const Dispatch& a) {

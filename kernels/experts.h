@@ -26,6 +26,7 @@ struct RouteShape {
 struct RouteForward {
   RouteShape shape;
   const float* logits = nullptr;
+  const float* bias = nullptr;  ///< [experts], added to scores for the choice; null: none
   float* weights = nullptr;
   int32_t* choice = nullptr;
   int32_t* counts = nullptr;
@@ -50,6 +51,15 @@ struct ExpertLoad {
   const int32_t* choice = nullptr;
   float* load = nullptr;
   int64_t sequences = 1, tokens = 0, top_k = 1, experts = 1;
+  bool accumulate = false;  ///< load[experts] is of all sequences, and is added to
+};
+
+/// bias[experts] moves by `rate`: up where an expert's load is below the mean, down where it is above.
+struct UpdateRouterBias {
+  const float* load = nullptr;
+  float* bias = nullptr;
+  int64_t experts = 1;
+  float rate = 0;
 };
 
 /// F: from[tokens,width] (x) -> to[tokens * top_k,width] (rows). I: from rows, to[tokens,width]: dx, the sum of a token's rows by expert.
@@ -130,6 +140,7 @@ struct GroupedActivation {
 void route_forward(const Kernels& k, const RouteForward& a);
 void route_input(const Kernels& k, const RouteInput& a);
 void expert_load(const ExpertLoad& a);
+void update_router_bias(const UpdateRouterBias& a);
 void dispatch(const Dispatch& a);
 void combine_forward(const CombineForward& a);
 void combine_input(const CombineInput& a);

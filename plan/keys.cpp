@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <set>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -301,6 +303,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"model.router_groups_chosen", "", Form::kCount, "", "", FIELD_COUNT(model.experts.groups_chosen),
             "groups that a token's experts are in"}
         .from(1).up_to(65536),
+    CaseKey{"model.bias_update_rate", "", Form::kNumber, "", "", FIELD_FLOAT(model.experts.bias_update_rate),
+            "step by which biases of the choice of experts follow the load; 0: no biases"}
+        .from(0).up_to(1),
 
     CaseKey{"machine.id", "", Form::kText, "", "", FIELD_TEXT(machine.id),
             "what reports call the machine"},
@@ -694,15 +699,18 @@ const CaseKey* find_key(std::string_view word) {
 }
 
 bool is_section(std::string_view path) {
-  const auto is_below = [&](std::string_view word) {
-    return word.size() > path.size() && word.starts_with(path) && word[path.size()] == '.';
-  };
-  const auto below = [&](const CaseKey& k) {
-    bool found = is_below(k.path);
-    for_each_word(k.aliases, [&](std::string_view w) { found = found || is_below(w); });
-    return found;
-  };
-  return !path.empty() && std::any_of(kKeys.begin(), kKeys.end(), below);
+  static const auto sections = [] {
+    std::set<std::string, std::less<>> all;
+    const auto add = [&](std::string_view word) {
+      for (size_t dot = word.find('.'); dot != std::string_view::npos; dot = word.find('.', dot + 1)) all.emplace(word.substr(0, dot));
+    };
+    for (const CaseKey& key : kKeys) {
+      add(key.path);
+      for_each_word(key.aliases, add);
+    }
+    return all;
+  }();
+  return sections.contains(path);
 }
 
 std::vector<std::string> keys_under(std::string_view section) {

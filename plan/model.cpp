@@ -152,6 +152,8 @@ Result<void> check_experts(const Model& m) {
   if (!(e.balance >= 0) || !(e.z_loss >= 0))
     return refusal(fmt::format("model.balance_loss={} model.z_loss={}", e.balance, e.z_loss),
                    "use 0 for none, or a coefficient above it");
+  if (!(e.bias_update_rate >= 0) || e.bias_update_rate > 1)
+    return refusal(fmt::format("model.bias_update_rate={} is outside [0, 1]", e.bias_update_rate), "use 0 for no biases, or 0.001");
   return {};
 }
 

@@ -32,6 +32,10 @@ struct Experts {
   /// Experts are in so many groups of neighbours, of which a token's experts are in the `groups_chosen` best: those with the largest score,
   /// or, of sigmoids, the largest sum of two scores (DeepSeek-V2, section 2.2.2; DeepSeek-V3, section 2.1.2).
   int64_t groups = 1, groups_chosen = 1;
+  /// Added to or taken from the bias of an expert after each step; 0: no biases. Experts are chosen by score plus bias, and weighed by
+  /// score (Wang et al. 2024; DeepSeek-V3, section 2.1.2).
+  float bias_update_rate = 0;
+  bool has_bias() const { return bias_update_rate != 0; }
   friend bool operator==(const Experts&, const Experts&) = default;
 };
 

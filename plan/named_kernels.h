@@ -23,6 +23,7 @@ enum class KernelMeaning : uint8_t {
   kScale,       ///< made of a largest size, and placed as it is
   kRounding,    ///< the first read in fewer bits: same shape, scale and micro-batch
   kClipFactor,  ///< made of the squared norm of all gradients
+  kFollowLoad,  ///< the second read, a router's bias, moved by the first, the load of its layer's experts in the step
 };
 
 /// Scratch on a CPU (plan/work.cpp).

@@ -198,6 +198,7 @@ struct Activation {
 ///   squared log-sum-exp. `tokens` is the number of tokens of the step.
 /// `sequence`: the rank has a part of each sequence, which has so many tokens. I then reads load f32[b,E] last: tokens of the whole sequence
 ///   that go to each expert (ExpertLoad, summed over the parts).
+/// `biased`: F reads bias f32[E] last, and experts, and groups, are chosen by score plus bias. Weights are of scores alone. I reads no bias.
 struct Route {
   Phase phase = Phase::kF;
   bool sigmoid = false;
@@ -209,10 +210,14 @@ struct Route {
   int groups_chosen = 1;
   int64_t tokens = 1;
   int64_t sequence = 0;  ///< 0: sequences are whole
+  bool biased = false;
 };
 
-/// choice i32[b,s,k] -> load f32[b,E]: tokens of each sequence that go to each of E experts.
-struct ExpertLoad {};
+/// choice i32[b,s,k] -> load f32[b,E]: tokens of each sequence that go to each of E experts. `accumulate`: choice, load f32[E] -> load: those of
+/// all sequences are added, in place.
+struct ExpertLoad {
+  bool accumulate = false;
+};
 
 /// A row for each token and expert that it goes to, by expert and then by token, without gaps from the first row on. rows[n,r,h] has
 /// n r >= b s k.

@@ -202,9 +202,12 @@ void op_fields(A& a, Route& w) {
   a.number("groups_chosen", w.groups_chosen, 1);
   a.number("tokens", w.tokens, int64_t{1});
   a.number("sequence", w.sequence, int64_t{0});
+  a.flag("biased", w.biased);
 }
 template <class A>
-void op_fields(A&, ExpertLoad&) {}
+void op_fields(A& a, ExpertLoad& w) {
+  a.flag("accumulate", w.accumulate);
+}
 template <class A>
 void op_fields(A& a, Dispatch& w) {
   a.number("experts", w.experts, 1);

@@ -3,13 +3,27 @@
 #include <algorithm>
 #include <cctype>
 
+#include "plan/base/error_entries.h"
+#include "plan/reason_code.h"
+
 namespace shardlab {
 
 std::string reason_of(const Error& error) {
   std::string text = error.message;
+  if (const ErrorEntry* entry = entry_of(error.kind)) text.append(" [").append(entry->code).append("]");
   if (!error.hint.empty()) text += "; " + error.hint;
   if (!error.where.empty()) text += " (" + error.where + ")";
   return text;
+}
+
+std::string_view code_in(std::string_view reason) {
+  for (size_t at = reason.rfind(" [E"); at != std::string_view::npos && at > 0; at = reason.rfind(" [E", at - 1)) {
+    const size_t end = reason.find(']', at);
+    if (end == std::string_view::npos) continue;
+    for (const ErrorEntry& entry : error_entries())
+      if (reason.substr(at + 2, end - at - 2) == entry.code) return entry.code;
+  }
+  return {};
 }
 
 namespace {

@@ -18,7 +18,7 @@ inline constexpr std::string_view kServerStream = "server";
 
 /// Whether buffers of that name are the run's: what else strategies keep (an error that is fed back, say) is a rank's own.
 constexpr bool names_run_state(std::string_view name) {
-  for (const std::string_view family : std::array<std::string_view, 4>{"steps.", "loss_scale", "guard.", "amax."})
+  for (const std::string_view family : std::array<std::string_view, 5>{"steps.", "loss_scale", "guard.", "amax.", "router_bias."})
     if (name.starts_with(family)) return true;
   return false;
 }

@@ -255,6 +255,10 @@ constexpr Apart kHeadNormApart[] = {
     {kNarrow, "its kernels compute in fp32", "use precision: fp32"},
     {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
 };
+constexpr Apart kRouterBiasApart[] = {
+    {kServers, kMissing, "set parameter_server.servers: 0, or model.bias_update_rate: 0"},
+    {kDilocoAtAll, kMissing, "set diloco.steps: 0, or model.bias_update_rate: 0"},
+};
 constexpr Apart kExpertParallelApart[] = {
     {kDense, "there are no experts to share", "set ep: 1, or model.experts"},
     {kHybridShard, kMissing, "set hybrid_shard: 0"},
@@ -667,6 +671,10 @@ constexpr std::array kTable{
               .on = [](const Case& c) { return c.model.is_mixture(); },
               .text = [](const Case& c) { return fmt::format("model.experts={}", c.model.experts.count); },
               .apart = kExpertsApart},
+    Technique{.id = "router-bias",
+              .on = [](const Case& c) { return c.model.experts.has_bias(); },
+              .text = [](const Case& c) { return fmt::format("model.bias_update_rate={}", c.model.experts.bias_update_rate); },
+              .apart = kRouterBiasApart},
     Technique{.id = "head-norm",
               .on = [](const Case& c) { return c.model.qk_norm; },
               .text = [](const Case&) { return std::string("model.qk_norm=true"); },

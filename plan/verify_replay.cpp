@@ -250,6 +250,7 @@ void Replay::note_use(int32_t slot, const Region& at, int32_t ordinal) {
   if (ordinal < 0) return;
   for_pieces(at, [&](const Piece& p) {
     if (p.parameter >= 0) check_age(p, slot);
+    if (p.parameter < 0) check_run_state(p, at, slot);
     if (p.parameter >= 0) ledger_.use(p.parameter, source_of(*act_, 0, ordinal));
   });
 }

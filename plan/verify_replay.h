@@ -138,6 +138,8 @@ class Replay {
   void check_repeated(const Act& act);
   void check_predicate(const Act& act);
   void check_age(const Piece& p, int32_t slot);
+  void check_run_state(const Piece& p, const Region& at, int32_t slot);
+  void check_load(const Act& act);
   bool changes_in_place(const Act& act, const Region& at);
   void supersede(const Region& at);
   void change(const Region& at, size_t result);
@@ -242,7 +244,10 @@ class Replay {
   std::map<std::pair<const Op*, std::vector<int64_t>>, int32_t> last_;  ///< run of a kernel that changes storage in place, by where
   /// By step: updates of what forward ops read, and the first parameter read.
   std::map<int32_t, std::pair<int32_t, int32_t>> ages_;
-  std::vector<int32_t> steps_;  ///< of the period, by item of the program
+  /// By step and root of state of the run: the op that left what forward ops read.
+  std::map<std::pair<int32_t, int32_t>, int32_t> run_state_;
+  std::map<int32_t, int32_t> biased_;  ///< by root of a router's bias: the layer that chooses by it
+  std::vector<int32_t> steps_;         ///< of the period, by item of the program
   size_t item_ = 0;
   std::map<int32_t, std::pair<int32_t, int32_t>> predicates_;  ///< by root: the run that wrote it, and the first run under it
   std::vector<Piece> scratch_;

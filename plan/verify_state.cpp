@@ -9,7 +9,9 @@
 //  - If a plan trains, every parameter and master copy that a role keeps is written in each period, and so are the numbers of a
 //    run (plan/run_state.h). A moment is written or, if frozen, read. Other kept state is written if it is read.
 //  - A kernel that changes storage in place runs again only where something else that it reads has changed: a step counts once.
-//  - The ops of a step that run under one predicate see it alike, and its forward ops read parameters after equally many updates.
+//  - The ops of a step that run under one predicate see it alike, and its forward ops read parameters after equally many updates,
+//    and the numbers of a run as one op left them.
+//  - A router's bias follows the load of its layer's experts in all micro-batches of the step.
 #include <algorithm>
 
 #include "plan/named_kernels.h"
@@ -38,6 +40,7 @@ std::string Replay::run_name(int32_t run) const {
 void Replay::begin_run(const Act& act) {
   check_predicate(act);
   check_repeated(act);
+  check_load(act);
   first_run_ = static_cast<int32_t>(runs_.size());
   const size_t results = is_optimizer(act) ? act.writes.size() : 1;
   // What a trimmed act writes beside is judged in the first call.
@@ -131,6 +134,36 @@ void Replay::check_age(const Piece& p, int32_t slot) {
   if (first || age->second.first == p.version || report_.full()) return;
   fault(Rule::kValues, "reads %{} after {} updates of the period, and {} was read after {} in the same step", slot_name(slot),
         p.version, plan_.parameters[static_cast<size_t>(age->second.second)].name, age->second.first);
+}
+
+/// A forward op reads state of the run. All forward ops of a step, also those that run again, read what one op left; a router has a bias of
+/// its own.
+void Replay::check_run_state(const Piece& p, const Region& at, int32_t slot) {
+  if (at.root < 0 || !at.storage->persistent || !names_run_state(role_.buffers[static_cast<size_t>(at.root)].name)) return;
+  const auto [known, first] = run_state_.try_emplace({steps_[item_], at.root}, p.run);
+  if (!first && known->second != p.run && !report_.full())
+    fault(Rule::kValues, "reads %{} as {} left it, and forward ops of the same step have read what {} left", slot_name(slot),
+          run_name(p.run), run_name(known->second));
+  if (!std::holds_alternative<Route>(act_->op->work)) return;
+  const auto [layer, alone] = biased_.try_emplace(at.root, call_->layer);
+  if (!alone && layer->second != call_->layer && !report_.full())
+    fault(Rule::kValues, "chooses by %{}, the bias of layer {}", slot_name(slot), layer->second);
+}
+
+/// A bias follows the tokens that the router which chooses by it sent to each expert, in every micro-batch of the step.
+void Replay::check_load(const Act& act) {
+  const auto* kernel = std::get_if<Kernel>(&act.op->work);
+  if (kernel == nullptr || meaning_of(*kernel) != KernelMeaning::kFollowLoad || !is_whole(act)) return;
+  const auto layer = biased_.find(region(act.reads[1]).root);
+  if (layer == biased_.end()) return fault(Rule::kValues, "moves %{}, and no router chooses by it", slot_name(act.reads[1]));
+  for_pieces(region(act.reads[0]), [&](const Piece& p) {
+    const Contributions* sum = p.sum < 0 ? nullptr : &sums_[static_cast<size_t>(p.sum)];
+    const bool whole = sum != nullptr && sum->sources.size() == 1 && ledger_.is_complete(sum->sources[0]) &&
+                       sum->sources[0].layer == layer->second && std::holds_alternative<ExpertLoad>(sum->sources[0].op->work);
+    if (!whole && !report_.full())
+      fault(Rule::kValues, "moves %{} by %{}, which is not the load of layer {} in each micro-batch of the step",
+            slot_name(act.reads[1]), slot_name(act.reads[0]), layer->second);
+  });
 }
 
 /// Judges the state that a role keeps when the period ends.

@@ -141,7 +141,7 @@ class Builder {
   void describe(const Regroup& w);
   void describe(const Strips& w);
   void describe(const Route& w);
-  void describe(const ExpertLoad&);
+  void describe(const ExpertLoad& w);
   void describe(const Dispatch& w);
   void describe(const GroupedLinear& w);
   void describe(const Combine& w);
@@ -409,6 +409,7 @@ void Builder::describe(const Route& w) {
   equation.tokens_in_rows = true;
   if (w.phase == Phase::kF) {
     read("logits", "bsE", Pass::kNonlinear);
+    if (w.biased) read("bias", "E", Pass::kNonlinear);
     write("weights", "bsk");
     write("choice", "bsk");
     write("counts", "xre");
@@ -421,9 +422,11 @@ void Builder::describe(const Route& w) {
   write("dlogits", "bsE");
 }
 
-void Builder::describe(const ExpertLoad&) {
+void Builder::describe(const ExpertLoad& w) {
   read("choice", "bsk", Pass::kNonlinear);
-  write("load", "bE");
+  if (!w.accumulate) return write("load", "bE");
+  write("load", "E");
+  accumulate(true);
 }
 
 void Builder::describe(const Dispatch& w) {
@@ -864,6 +867,8 @@ std::string Builder::settings_fault() const {
     if (w.sequence < 0 || w.sequence > kMaxTokens)
       return fmt::format("sequence={}: a sequence has up to {} tokens", w.sequence, kMaxTokens);
     if (!forward) return integers({&choice});
+    if (w.biased && read_slot(1).type.dtype != DType::f32)
+      return fmt::format("%{} is {}, and biases are f32", read_slot(1).name, name_of(read_slot(1).type.dtype));
     const Slot& counts = write_slot(2);
     const Shape& c = counts.type.shape;
     if (c[0] * c[2] != l.last())

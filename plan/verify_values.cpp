@@ -177,9 +177,9 @@ void Replay::play_sum(const Act& act) {
       micro_batch = p.slice;
     });
   }
-  // In a light replay the local operands of a W op are left out; it was found to read this micro-batch when it was replayed in
+  // In a light replay the local operands of a W op, or of a count of tokens, are left out; it was found to read this micro-batch when it was replayed in
   // full.
-  const bool sum_op = phase_of(act.op->work) == Phase::kW;
+  const bool sum_op = phase_of(act.op->work) == Phase::kW || std::holds_alternative<ExpertLoad>(act.op->work);
   if ((contributes || (sum_op && sum.sources.empty()) || (sum_op && act.reads.size() < act.op->reads.size())) && micro_batch >= 0 &&
       !every_read)
     sum.add(source_of(act, micro_batch, 0));

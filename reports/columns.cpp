@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "plan/base/check.h"
+#include "plan/base/error_entries.h"
 #include "plan/base/values.h"
 #include "plan/keys.h"
 #include "plan/precision.h"
+#include "plan/reason_code.h"
 
 namespace shardlab::reports {
 
@@ -20,6 +22,8 @@ constexpr Value kNotApplicable = std::monostate{};
 
 Value text(std::string_view v) { return v.empty() ? kNotApplicable : Value(std::string(v)); }
 Value number(int64_t v) { return Value(v); }
+
+std::string_view does_not_fit_code() { return entry_of(ErrorKind::kDoesNotFit)->code; }
 Value number(double v) { return Value(v); }
 template <class T>
 Value maybe(const std::optional<T>& v) {
@@ -324,6 +328,8 @@ const std::vector<CaseColumn> kColumns = {
     of_key("loss_chunks"),
     of_key("model.vocab_multiple", Unit::kNone, "", "vocab_multiple"),
     of_key("tensor_overlap"),
+    CaseColumn{"code", Unit::kNone, "", "of the reason, where it has one: `shardlab explain CODE` says more",
+               [](Outcome o) { return text(o.status == Status::kOom ? does_not_fit_code() : code_in(o.reason)); }},
     // By memory space and class, each space at its own peak, of the rank with the highest.
     OF_SPACE("device", "device memory", memory),
     OF_SPACE("host", "host memory", host_memory),

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -18,8 +20,7 @@ namespace shardlab::reports {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-using Parsed = nlohmann::json;  ///< finds a key among many in good time; the order that a text came in says nothing
+using Parsed = nlohmann::json;  ///< finds a key among many in good time
 
 constexpr std::array<std::string_view, 4> kProvenances{"datasheet", "measured", "fitted", "transferred"};
 
@@ -251,46 +252,110 @@ void visit_fields(V& v, T& x) {
 /// Whether a case is kept by the key: by all that it holds but its machine's.
 bool is_kept(const CaseKey& key) { return key.get != nullptr && !key.path.starts_with("machine."); }
 
-/// Builds an object. JSON has no nan and no infinity: those are written as words.
+/// A key of a stored case, and the text of it in a case where nothing is said.
+struct KeptKey {
+  const CaseKey* key;
+  std::string unset;
+};
+
+const std::vector<KeptKey>& kept_keys() {
+  static const std::vector<KeptKey> keys = [] {
+    std::vector<KeptKey> kept;
+    for (const CaseKey& key : case_keys())
+      if (is_kept(key)) kept.push_back({&key, key.get(Case())});
+    return kept;
+  }();
+  return keys;
+}
+
+/// Structs whose zeros are left out: most of their fields are, and every field begins as one.
+template <class T>
+inline constexpr bool kIsSparse =
+    std::is_same_v<T, MemoryByClass> || std::is_same_v<T, StepParts> || std::is_same_v<T, IdleBreakdown>;
+
+/// Writes an object. Left out is what a reader assumes: keys of a case at their defaults, zeros of figures by part, what is absent.
+/// JSON has no nan and no infinity: those are written as words.
 class Writer {
  public:
+  explicit Writer(std::string& out, bool sparse = false) : out_(out), sparse_(sparse) {}
+
   template <class T>
   void operator()(const char* key, const T& value) {
-    object_[key] = written(value);
+    if constexpr (kIsOptional<T> || kIsShared<T>) {
+      if (!value) return;
+    }
+    if constexpr (std::is_arithmetic_v<T>) {
+      if (sparse_ && value == T{}) return;
+    }
+    name(key);
+    write(value);
   }
 
   template <class T>
-  static Json written(const T& value) {
-    if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, bool> || std::is_integral_v<T>)
-      return value;
-    else if constexpr (std::is_floating_point_v<T>)
-      return std::isfinite(value) ? Json(double{value}) : Json(fmt::format("{}", double{value}));
-    else if constexpr (std::is_enum_v<T>)
-      return std::string(word_of(value));
-    else if constexpr (std::is_same_v<T, Case>) {  // by its keys; the machine is kept apart
-      Json keys = Json::object();
-      for (const CaseKey& key : case_keys())
-        if (is_kept(key)) keys[std::string(key.path)] = key.get(value);
-      return keys;
-    } else if constexpr (kIsOptional<T> || kIsShared<T>)
-      return value ? written(*value) : Json(nullptr);
-    else if constexpr (kIsVector<T>) {
-      Json list = Json::array();
-      for (const auto& v : value) list.push_back(written(v));
-      return list;
+  void write(const T& value) {
+    if constexpr (std::is_same_v<T, std::string>) {
+      text(value);
+    } else if constexpr (std::is_same_v<T, bool>) {
+      out_ += value ? "true" : "false";
+    } else if constexpr (std::is_integral_v<T>) {
+      number(value);
+    } else if constexpr (std::is_floating_point_v<T>) {
+      std::isfinite(value) ? number(double{value}) : text(fmt::format("{}", double{value}));
+    } else if constexpr (std::is_enum_v<T>) {
+      text(word_of(value));
+    } else if constexpr (std::is_same_v<T, Case>) {  // by its keys; the machine is kept apart
+      Writer keys(out_);
+      out_ += '{';
+      for (const auto& [key, unset] : kept_keys())
+        if (const std::string said = key->get(value); said != unset) keys.name(key->path), keys.text(said);
+      out_ += '}';
+    } else if constexpr (kIsOptional<T> || kIsShared<T>) {
+      write(*value);
+    } else if constexpr (kIsVector<T>) {
+      out_ += '[';
+      for (size_t i = 0; i < value.size(); ++i) {
+        if (i > 0) out_ += ',';
+        write(value[i]);
+      }
+      out_ += ']';
     } else if constexpr (kIsMap<T>) {
-      Json map = Json::object();
-      for (const auto& [k, v] : value) map[k] = written(v);
-      return map;
+      Writer map(out_);
+      out_ += '{';
+      for (const auto& [k, v] : value) map.name(k), map.write(v);
+      out_ += '}';
     } else {
-      Writer inner;
+      Writer inner(out_, kIsSparse<T>);
+      out_ += '{';
       visit_fields(inner, value);
-      return std::move(inner.object_);
+      out_ += '}';
     }
   }
 
  private:
-  Json object_ = Json::object();
+  void name(std::string_view key) {
+    if (!first_) out_ += ',';
+    first_ = false;
+    text(key);
+    out_ += ':';
+  }
+
+  void text(std::string_view value) {
+    const auto needs_escape = [](char c) { return c < 0x20 || static_cast<unsigned char>(c) >= 0x7f || c == '"' || c == '\\'; };
+    if (std::ranges::any_of(value, needs_escape))
+      out_ += Parsed(value).dump(-1, ' ', false, Parsed::error_handler_t::replace);
+    else
+      out_.append(1, '"').append(value).append(1, '"');
+  }
+
+  template <class T>
+  void number(T value) {
+    std::array<char, 32> digits;
+    const auto end = std::to_chars(digits.begin(), digits.end(), value).ptr;
+    out_.append(digits.begin(), end);
+  }
+
+  std::string& out_;
+  bool sparse_, first_ = true;
 };
 
 /// Reads an object. The first value of a wrong kind is remembered; everything else keeps its default.
@@ -383,7 +448,9 @@ class Reader {
 
 template <class T>
 std::string to_text(const T& value) {
-  return Writer::written(value).dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string text;
+  Writer(text).write(value);
+  return text;
 }
 
 template <class T>
@@ -406,6 +473,10 @@ Result<T> from_text(std::string_view text, std::string_view what) {
 }  // namespace
 
 std::string outcome_to_json(const CaseOutcome& outcome) { return to_text(outcome); }
+void outcome_to_json(const CaseOutcome& outcome, std::string& text) {
+  text.clear();
+  Writer(text).write(outcome);
+}
 std::string machine_to_json(const Machine& machine) { return to_text(machine); }
 std::string run_to_json(const RunMetadata& run) { return to_text(run); }
 Result<CaseOutcome> outcome_from_json(std::string_view text) { return from_text<CaseOutcome>(text, "outcome"); }

@@ -12,6 +12,8 @@ namespace shardlab::reports {
 
 /// Everything but the losses, the ops and the machine, which the store keeps in tables of their own.
 std::string outcome_to_json(const CaseOutcome& outcome);
+/// The same over what is in `text`, whose storage it takes.
+void outcome_to_json(const CaseOutcome& outcome, std::string& text);
 /// A machine with its calibration.
 std::string machine_to_json(const Machine& machine);
 std::string run_to_json(const RunMetadata& run);

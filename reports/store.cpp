@@ -4,9 +4,13 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <filesystem>
 #include <map>
+#include <memory_resource>
 #include <utility>
 
 #include "plan/base/check.h"
@@ -222,9 +226,17 @@ bool Store::has_columns_of_this_build() const {
 
 namespace {
 
-void write_case(Query& row, const CaseOutcome& outcome, std::string_view machine_key, std::string_view json) {
+/// The value of every column.
+std::vector<Value> row_of(const CaseOutcome& outcome) {
+  std::vector<Value> row;
+  row.reserve(case_columns().size());
+  for (const CaseColumn& c : case_columns()) row.push_back(c.get(outcome));
+  return row;
+}
+
+void write_case(Query& row, std::span<const Value> values, std::string_view machine_key, std::string_view json) {
   int index = 0;
-  for (const CaseColumn& c : case_columns()) bind_value(row, ++index, c.get(outcome));
+  for (const Value& value : values) bind_value(row, ++index, value);
   row.bind(index + 1, machine_key).bind(index + 2, json).run();
 }
 
@@ -239,14 +251,16 @@ class CaseWriter {
         loss_(handle, "INSERT INTO losses VALUES (?, ?, ?, ?)"),
         op_(handle, "INSERT INTO ops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") {}
 
-  void write(const CaseOutcome& outcome) {
+  void write(const CaseOutcome& outcome) { write(outcome, row_of(outcome)); }
+  void write(const CaseOutcome& outcome, std::span<const Value> values) {
     if (machine_key_.empty() || !same(last_, outcome.config.machine)) {
       last_ = outcome.config.machine;
       const std::string text = machine_to_json(last_);
       machine_key_ = fmt::format("{:016x}", hash_text(text));
       machine_.bind(1, machine_key_).bind(2, text).run();
     }
-    write_case(row_, outcome, machine_key_, outcome_to_json(outcome));
+    outcome_to_json(outcome, json_);
+    write_case(row_, values, machine_key_, json_);
     no_losses_.bind(1, outcome.case_id).run();
     no_ops_.bind(1, outcome.case_id).run();
     write_losses(outcome);
@@ -279,9 +293,38 @@ class CaseWriter {
   Query machine_, row_, no_losses_, no_ops_, loss_, op_;
   Machine last_;
   std::string machine_key_;  ///< of that
+  std::string json_;         ///< of the last outcome
 };
 
 }  // namespace
+
+/// What `add` has not saved yet.
+struct Store::Unsaved {
+  explicit Unsaved(sqlite3* handle) : writer(handle) {}
+  std::optional<sqlite::Transaction> transaction;
+  CaseWriter writer;
+  std::chrono::steady_clock::time_point saved = std::chrono::steady_clock::now();
+};
+
+void Store::Drop::operator()(Unsaved* unsaved) const { delete unsaved; }
+
+void Store::add(const CaseOutcome& outcome, std::span<const Value> row) {
+  if (!unsaved_) {
+    // The index of a million ids: what does not fit is read again for every row.
+    sqlite::execute(handle_.get(), "PRAGMA cache_size = -49152");
+    unsaved_.reset(new Unsaved(handle_.get()));
+  }
+  if (!unsaved_->transaction) unsaved_->transaction.emplace(handle_.get());
+  unsaved_->writer.write(outcome, row);
+  if (std::chrono::steady_clock::now() - unsaved_->saved > std::chrono::seconds(1)) save();
+}
+
+void Store::save() {
+  if (!unsaved_ || !unsaved_->transaction) return;
+  unsaved_->transaction->commit();
+  unsaved_->transaction.reset();
+  unsaved_->saved = std::chrono::steady_clock::now();
+}
 
 /// Every column of `cases` is a projection of the outcome beside it. The outcomes' own texts are kept as they are: they may hold
 /// what only the other build understands.
@@ -294,7 +337,7 @@ void Store::project_cases_anew() {
   sqlite::execute(handle_.get(), "DROP TABLE cases");
   create_cases();
   Query row(handle_.get(), upsert_case_sql());
-  for (size_t i = 0; i < outcomes.size(); ++i) write_case(row, outcomes[i], kept[i].first, kept[i].second);
+  for (size_t i = 0; i < outcomes.size(); ++i) write_case(row, row_of(outcomes[i]), kept[i].first, kept[i].second);
   transaction.commit();
 }
 
@@ -333,6 +376,7 @@ void Store::begin_run(const RunMetadata& run) {
 void Store::append(const CaseOutcome& outcome) { append({&outcome, 1}); }
 
 void Store::append(std::span<const CaseOutcome> outcomes) {
+  save();
   sqlite::Transaction transaction(handle_.get());
   CaseWriter writer(handle_.get());
   for (const CaseOutcome& given : outcomes) {
@@ -437,6 +481,7 @@ Result<RunDirectory> RunDirectory::open(RunLock lock) {
 }
 
 void RunDirectory::begin(const RunMetadata& run) {
+  store_.save();
   store_.begin_run(run);
   program_version_ = run.program_version;
   loss_target_ = run.loss_target;
@@ -468,23 +513,36 @@ void RunDirectory::append(const CaseOutcome& given) {
 }
 
 void RunDirectory::append(std::span<const CaseOutcome> outcomes) {  // predicted without training: there is no loss to ask for
-  store_.append(outcomes);
   if (!in_memory_) {
-    if (!csv_) return;  // a directory that was large when it was opened: rows may be replaced, and are written at the end
-    if (std::ranges::none_of(outcomes, [](const CaseOutcome& o) { return o.program_version.empty(); })) {
-      csv_->write(csv_rows(outcomes));
-    } else {
-      std::vector<CaseOutcome> rows(outcomes.begin(), outcomes.end());
-      for (CaseOutcome& o : rows)
-        if (o.program_version.empty()) o.program_version = program_version_;
-      csv_->write(csv_rows(rows));
-    }
-    csv_rows_ += static_cast<int64_t>(outcomes.size());
-    return;
+    for (const CaseOutcome& outcome : outcomes) add(outcome);
+    return store_.save();
   }
+  store_.append(outcomes);
   for (const CaseOutcome& outcome : outcomes) keep(outcome);
   if (cases_.size() > kInMemory) return leave_memory();
   if (2 * unwritten_ >= static_cast<int64_t>(cases_.size())) finish();
+}
+
+void RunDirectory::add(const CaseOutcome& outcome) {
+  constexpr size_t kText = 1 << 20;
+  SHARDLAB_CHECK(!in_memory_, "a directory of {} cases is held in memory", cases_.size());
+  if (outcome.program_version.empty()) {
+    CaseOutcome named = outcome;
+    named.program_version = program_version_;
+    return add(named);
+  }
+  std::array<std::byte, 16384> storage;  // large blocks of a heap that is full of small ones are dear
+  std::pmr::monotonic_buffer_resource memory(storage.data(), storage.size());
+  std::pmr::vector<Value> row(&memory);
+  row.reserve(case_columns().size());
+  for (const CaseColumn& c : case_columns()) row.push_back(c.get(outcome));
+  store_.add(outcome, row);
+  if (!csv_) return;  // a directory that was large when it was opened: rows may be replaced, and are written at the end
+  add_csv_row(csv_text_, row);
+  ++csv_rows_;
+  if (csv_text_.size() < kText) return;
+  csv_->write(csv_text_);
+  csv_text_.clear();
 }
 
 void RunDirectory::leave_memory() {
@@ -502,16 +560,19 @@ void RunDirectory::for_each(const std::function<void(const CaseOutcome&)>& visit
 }
 
 void RunDirectory::finish() {
+  store_.save();
   const std::string path = lock_.directory() + "/results.csv";
   if (in_memory_) {
     write_file_atomically(path, csv_of(cases_));
   } else if (csv_ && csv_rows_ == store_.size()) {
+    csv_->write(csv_text_);
     csv_->place();
   } else {  // some rows took the place of others
     csv_.reset();
     write_results_csv(path, store_);
   }
   csv_.reset();
+  csv_text_ = {};
   unwritten_ = 0;
 }
 

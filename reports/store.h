@@ -16,6 +16,7 @@
 #include "plan/outcome.h"
 #include "reports/metadata.h"
 #include "reports/run_lock.h"
+#include "reports/table.h"
 
 struct sqlite3;
 
@@ -46,6 +47,10 @@ class Store {
   void append(const CaseOutcome& outcome);
   /// The same of many, in one transaction.
   void append(std::span<const CaseOutcome> outcomes);
+  /// The same of one of many that come fast, and have a program version: saved with others, once a second, and by `save`. `row` is
+  /// the value of every column.
+  void add(const CaseOutcome& outcome, std::span<const Value> row);
+  void save();
 
   /// The outcome stored for this case by this build of the program.
   std::optional<CaseOutcome> recorded(std::string_view case_id, std::string_view program_version) const;
@@ -65,6 +70,10 @@ class Store {
   struct Close {
     void operator()(sqlite3* handle) const;
   };
+  struct Unsaved;
+  struct Drop {
+    void operator()(Unsaved* unsaved) const;
+  };
   Store(std::unique_ptr<sqlite3, Close> handle, std::string path) : handle_(std::move(handle)), path_(std::move(path)) {}
   static Result<Store> open_with(const std::string& path, bool create);
   void create_schema();
@@ -73,6 +82,7 @@ class Store {
   void project_cases_anew();
 
   std::unique_ptr<sqlite3, Close> handle_;
+  std::unique_ptr<Unsaved, Drop> unsaved_;
   std::string path_;
   std::string program_version_;
 };
@@ -97,6 +107,10 @@ class RunDirectory {
   void append(const CaseOutcome& outcome);
   /// Saves many outcomes in one go, none of them half; the CSV when it has doubled, and in `finish`.
   void append(std::span<const CaseOutcome> outcomes);
+  /// Whether there are more cases than are held in memory: then `add` takes one of many that come fast, and saves it within a second
+  /// or with the next; until `finish`, the last may not be saved.
+  bool is_large() const { return !in_memory_; }
+  void add(const CaseOutcome& outcome);
   /// Brings the CSV up to date; to be called once at the end.
   void finish();
   const Store& store() const { return store_; }
@@ -119,6 +133,7 @@ class RunDirectory {
   void keep(CaseOutcome outcome);
   bool in_memory_ = true;
   std::unique_ptr<PendingFile> csv_;  ///< rows of the cases so far, where they are not in memory
+  std::string csv_text_;              ///< rows that are not written yet
   int64_t csv_rows_ = 0;
   std::vector<CaseOutcome> cases_;                    ///< every stored case, in order
   std::unordered_map<std::string, size_t> position_;  ///< of a case in `cases_`, by its id

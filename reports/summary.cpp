@@ -73,8 +73,8 @@ std::string loss_key(const Case& c) {
                                 m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.vocab_multiple, m.max_positions,
                                 m.tied_embeddings, m.norm_epsilon, m.rope_theta, m.init_deviation, m.qk_norm);
   if (const Experts& e = m.experts; e.count > 0)
-    key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
-                       e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen);
+    key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
+                       e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen, e.bias_update_rate);
   key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {} {} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon,
                      t.dropout, static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens,
                      c.data.packed, c.data.document_end);

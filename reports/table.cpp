@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <charconv>
 #include <cmath>
 #include <numeric>
 
@@ -238,11 +240,29 @@ std::string print_csv(const Table& table) {
   std::string out;
   for (size_t c = 0; c < table.columns.size(); ++c) out += (c > 0 ? "," : "") + csv_field(table.columns[c].name);
   out += "\n";
-  for (const auto& row : table.rows) {
-    for (size_t c = 0; c < row.size(); ++c) out += (c > 0 ? "," : "") + csv_field(exact_text(row[c]));
-    out += "\n";
-  }
+  for (const auto& row : table.rows) add_csv_row(out, row);
   return out;
+}
+
+void add_csv_row(std::string& out, std::span<const Value> row) {
+  const auto add = [&](auto number) {
+    std::array<char, 32> digits;
+    out.append(digits.begin(), std::to_chars(digits.begin(), digits.end(), number).ptr);
+  };
+  const auto plain = [](const std::string& text) {  // nothing that a reader of CSV or a spreadsheet takes for more than text
+    return !text.empty() && std::isalnum(static_cast<unsigned char>(text[0])) != 0 &&
+           std::ranges::all_of(text, [](char c) { return c >= ' ' && c < 0x7f && c != ',' && c != '"'; });
+  };
+  for (size_t c = 0; c < row.size(); ++c) {
+    if (c > 0) out += ',';
+    if (const auto* whole = std::get_if<int64_t>(&row[c]))
+      add(*whole);
+    else if (const auto* text = std::get_if<std::string>(&row[c]); text != nullptr && plain(*text))
+      out += *text;
+    else if (!std::holds_alternative<std::monostate>(row[c]))
+      out += csv_field(exact_text(row[c]));
+  }
+  out += '\n';
 }
 
 std::string print_markdown(const Table& table) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -67,6 +68,8 @@ Table without_empty_columns(Table table);
 
 /// Header and one line a row, LF line ends.
 std::string print_csv(const Table& table);
+/// One line of it.
+void add_csv_row(std::string& out, std::span<const Value> row);
 
 /// A GitHub table of human texts.
 std::string print_markdown(const Table& table);

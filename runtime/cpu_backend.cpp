@@ -623,6 +623,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
     return with_scratch(op, kernels::route_forward,
                         kernels::RouteForward{.shape = shape,
                                               .logits = floats(logits),
+                                              .bias = w.biased ? floats(op.reads[1]) : nullptr,
                                               .weights = mutable_floats(op.writes[0]),
                                               .choice = choice.as<int32_t>(),
                                               .counts = op.writes[2].as<int32_t>(),
@@ -640,14 +641,15 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
                       bytes);
 }
 
-Launch CpuBackend::bind_work(const BoundOp& op, const ExpertLoad&) {
+Launch CpuBackend::bind_work(const BoundOp& op, const ExpertLoad& w) {
   const Shape& choice = op.reads[0].shape();
   return launch(kernels::expert_load, kernels::ExpertLoad{.choice = op.reads[0].as<const int32_t>(),
                                                           .load = mutable_floats(op.writes[0]),
                                                           .sequences = choice[0],
                                                           .tokens = choice[1],
                                                           .top_k = choice[2],
-                                                          .experts = op.writes[0].shape()[1]});
+                                                          .experts = op.writes[0].shape().last(),
+                                                          .accumulate = w.accumulate});
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Dispatch& w) {

@@ -2,6 +2,7 @@
 #include <array>
 #include <vector>
 
+#include "kernels/experts.h"
 #include "kernels/one_bit_adam.h"
 #include "kernels/outer_step.h"
 #include "runtime/named_binding.h"
@@ -98,7 +99,28 @@ Result<ScratchLaunch> bind_frozen_adam(const BoundOp& op, const BindTools&) {
                        }};
 }
 
+// ---- biases of routers
+
+Result<ScratchLaunch> bind_update_router_bias(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(3, 1);
+  if (check.good())
+    check.type(op.reads[0], DType::f32)
+        .type(op.reads[1], DType::f32)
+        .same_size(op.reads[0], op.reads[1])
+        .in_place(op.writes[0], op.reads[1])
+        .number(op.reads[2]);
+  if (!check.good()) return check.refusal();
+  const kernels::UpdateRouterBias args{
+      .load = op.reads[0].as<const float>(), .bias = op.writes[0].as<float>(), .experts = elements_of(op.writes[0])};
+  return plain([args, rate = op.reads[2].as<const float>()] {
+    kernels::UpdateRouterBias now = args;
+    now.rate = *rate;
+    kernels::update_router_bias(now);
+  });
+}
+
 constexpr std::array kOptimizers{
+    KernelBinder{"update_router_bias", bind_update_router_bias},
     KernelBinder{"outer_step", bind_outer_step},
     KernelBinder{"fold_momentum", bind_fold_momentum},
     KernelBinder{"frozen_adam", bind_frozen_adam},

@@ -4,6 +4,7 @@
 
 #include "plan/base/tree.h"
 #include "strategies/diloco.h"
+#include "strategies/router_bias.h"
 
 namespace shardlab::strategies {
 namespace {
@@ -76,7 +77,8 @@ class UnitBuilder {
             .z_loss = e.z_loss,
             .groups = static_cast<int>(e.groups),
             .groups_chosen = static_cast<int>(e.groups_chosen),
-            .tokens = config_.sequences_per_step() * config_.train.seq_len};
+            .tokens = config_.sequences_per_step() * config_.train.seq_len,
+            .biased = e.has_bias()};
   }
   GroupedLinear grouped(Phase phase) const { return {.phase = phase, .rows = rows_of_experts()}; }
 
@@ -275,7 +277,13 @@ void UnitBuilder::experts_forward(SlotId x1, SlotId y) {
                choice = saved("moe.choice", data({b(), s(), e.top_k}, DType::i32)),
                counts = saved("rows.counts", data({1, leaves, e.count}, DType::i32));
   fwd().op(Linear{Phase::kF}, {n2, value(fwd(), router_)}, {logits}, "moe.router");
-  fwd().op(route(Phase::kF), {logits}, {weights, choice, counts}, "moe.route");
+  std::vector<SlotId> routed{logits};
+  if (e.has_bias()) {
+    Type bias;
+    bias.shape = {e.count};
+    routed.push_back(fwd().add(std::string(kRouterBiasSlot), bias, Use::kNamed, BufferClass::kOther));
+  }
+  fwd().op(route(Phase::kF), std::move(routed), {weights, choice, counts}, "moe.route");
   const SlotId in = saved("rows.in", rows_by(h())), u = saved("rows.u", rows_by(2 * e.ffn)), a = saved("rows.a", rows_by(e.ffn)),
                out = saved("rows.out", rows_by(h()));
   fwd().op(Dispatch{Phase::kF, experts}, {n2, choice}, {in}, "moe.dispatch");
@@ -309,6 +317,13 @@ void UnitBuilder::experts_backward(SlotId dy, SlotId dx1) {
   const SlotId d_n2 = local(bwd(), "d.mlp.norm.y", tokens_by(h())), d_logits = local(bwd(), "d.moe.logits", tokens_by(e.count)),
                d_routed = local(bwd(), "d.moe.routed", tokens_by(h()));
   bwd().op(Dispatch{Phase::kI, experts}, {d_in, choice}, {d_n2}, "moe.dispatch");
+  if (e.has_bias()) {
+    Type load;
+    load.shape = {e.count};
+    load.micro = Micro::kSum;
+    const SlotId sum = bwd().add(std::string(kRouterLoadSlot), load, Use::kNamed, BufferClass::kOther);
+    bwd().op(ExpertLoad{.accumulate = true}, {choice, sum}, {sum}, "moe.count");
+  }
   bwd().op(route(Phase::kI), {d_weights, logits, choice}, {d_logits}, "moe.route");
   bwd().op(Linear{Phase::kI}, {d_logits, value(bwd(), router_)}, {d_routed}, "moe.router");
   bwd().op(Linear{Phase::kW}, {n2, d_logits}, {gradient(bwd(), router_)}, "moe.router");

@@ -25,6 +25,7 @@
 #include "strategies/parameter_server.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
+#include "strategies/router_bias.h"
 #include "strategies/sequence_parallel.h"
 #include "strategies/skipped_update.h"
 #include "strategies/state.h"
@@ -185,6 +186,8 @@ constexpr std::array kCatalogue{
     Strategy{"amax-history", "Scales from the sizes of past steps", Tier::kE2, "precision: fp8, fp8_scaling: delayed",
              "per step 12 f32 a layer (maximum) over dp and tp", "12 * 18 f32 a layer", "Micikevicius et al. 2022", remember_amax,
              true},
+    Strategy{"router-bias", "Biases of routers that follow the load of experts", Tier::kE1, "model.bias_update_rate",
+             "per step e f32 a layer over dp and cp", "2 e f32 a layer", "Wang et al. 2024", balance_by_bias, true},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", metrics, true},
     Strategy{"diloco", "Local SGD and DiLoCo: an outer step every H steps", Tier::kE3, "diloco: steps, learning_rate, momentum",
              "every H steps an all-reduce of the parameters: 2 Psi (N-1)/(N H) a step",

@@ -67,8 +67,9 @@ void localise(Draft& draft) {
   for (UnitTemplate& unit : draft.templates) {
     for (DraftSegment* segment : {&unit.forward, &unit.backward}) {
       for (size_t s = 0; s < segment->uses.size(); ++s) {
-        if (segment->uses[s].use == Use::kNamed) continue;  // the same on every stage
         Slot& slot = segment->segment.slots[s];
+        const bool named = segment->uses[s].use == Use::kNamed;
+        if (named && slot.type.micro != Micro::kSum) continue;  // the same on every stage
         const bool summand =
             segment->uses[s].use == Use::kLocal && slot.type.micro == Micro::kSum;  // of a gradient: "d.head.weight.copy1"
         slot.type.place[axis] = summand ? placement(slot.name.substr(0, slot.name.rfind(".copy")), Use::kGradient)

@@ -35,7 +35,6 @@ namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kTensorOverlapName = "tensor-overlap";
-constexpr int kTokenDim = 1;
 
 class InStrips {
  public:

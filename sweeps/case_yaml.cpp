@@ -1,7 +1,9 @@
 // The resolved case as text: what `case.yaml` holds, and what the case id is a hash of.
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
 
 #include "plan/base/hash.h"
 #include "plan/base/values.h"
@@ -33,6 +35,7 @@ std::string constants(const Device& device, std::string_view indent, std::string
 /// Writes keys in the order of the table, opening a section where the path enters one.
 class KeyWriter {
  public:
+  explicit KeyWriter(std::string& text) : text_(text) { text_ = "version: 1\n"; }
   void write(const CaseKey& key, const std::string& value) {
     std::string_view path = key.path;
     size_t depth = 0;
@@ -50,52 +53,59 @@ class KeyWriter {
     text_ += text;
     open_.clear();
   }
-  std::string take() { return std::move(text_); }
 
  private:
   std::vector<std::string_view> open_;
-  std::string text_ = "version: 1\n";
+  std::string& text_;
 };
 
-/// What says nothing is left out: no path or list, no checkpoints, and no kind of what there is none of.
-bool is_unset(const Case& config, const CaseKey& key, const std::string& value) {
-  static constexpr std::string_view kOfExperts[] = {"model.experts",
-                                                    "model.top_k",
-                                                    "model.moe_ffn",
-                                                    "model.router",
-                                                    "model.normalise_weights",
-                                                    "model.router_factor",
-                                                    "model.balance_loss",
-                                                    "model.z_loss",
-                                                    "model.shared_experts",
-                                                    "model.dense_layers",
-                                                    "model.moe_every",
-                                                    "model.router_groups",
-                                                    "model.router_groups_chosen"};
-  if (config.model.experts == Experts{} && std::ranges::find(kOfExperts, key.path) != std::end(kOfExperts)) return true;
-  return value.empty() || (key.path == "checkpoint.save_every" && value == "0") ||
-         (key.path == "model.qk_norm" && value == "false") || (key.path == "model.vocab_multiple" && value == "1") ||
-         (key.path == "data.packed" && value == "false") || (key.path == "data.document_end" && value == "-1") ||
-         (key.path == "data.document_tokens" && value == "0") || (key.path == "layout.loss_chunks" && value == "1") ||
-         (key.path == "layout.cp_ulysses" && value == "0") ||
-         (key.path == "layout.cp_kind" && value == name_of(ContextKind::kNone));
+/// A key as a case file has it.
+struct WrittenKey {
+  const CaseKey* key;
+  std::string_view unset;  ///< a value that says nothing, and is left out; empty values say nothing too
+  bool of_experts;         ///< says nothing in a model without experts
+  bool of_machine;
+  bool flow;  ///< `get` writes YAML
+};
+
+const std::vector<WrittenKey>& written_keys() {
+  static const std::vector<WrittenKey> keys = [] {
+    static const std::set<std::string_view> of_experts = {
+        "model.experts",      "model.top_k",          "model.moe_ffn",      "model.router",       "model.normalise_weights",
+        "model.router_factor", "model.balance_loss",   "model.z_loss",       "model.shared_experts", "model.dense_layers",
+        "model.moe_every",    "model.router_groups",  "model.router_groups_chosen", "model.bias_update_rate"};
+    static const std::map<std::string_view, std::string_view> unset = {
+        {"checkpoint.save_every", "0"}, {"model.qk_norm", "false"},    {"model.vocab_multiple", "1"},
+        {"data.packed", "false"},       {"data.document_end", "-1"},   {"data.document_tokens", "0"},
+        {"layout.loss_chunks", "1"},    {"layout.cp_ulysses", "0"},    {"layout.cp_kind", name_of(ContextKind::kNone)}};
+    std::vector<WrittenKey> written;
+    for (const CaseKey& key : case_keys()) {
+      const bool of_machine = key.path.starts_with("machine.");
+      if (key.get == nullptr && !of_machine) continue;
+      const auto empty = unset.find(key.path);
+      written.push_back({&key, empty == unset.end() ? std::string_view() : empty->second, of_experts.contains(key.path), of_machine,
+                         key.form == Form::kAny || key.form == Form::kMap});
+    }
+    return written;
+  }();
+  return keys;
 }
 
-std::string yaml_of(const Case& config, std::string_view machine, bool with_name) {
-  KeyWriter out;
+void write_yaml(const Case& config, std::string_view machine, bool with_name, std::string& text) {
+  KeyWriter out(text);
   bool machine_written = false;
-  for (const CaseKey& key : case_keys()) {
-    if (key.path.starts_with("machine.")) {
+  const bool experts = !(config.model.experts == Experts{});
+  for (const WrittenKey& written : written_keys()) {
+    const CaseKey& key = *written.key;
+    if (written.of_machine) {
       if (!machine_written) out.append(machine);
       machine_written = true;
       continue;
     }
-    if (key.get == nullptr || (key.path == "name" && !with_name)) continue;
+    if ((!with_name && key.path == "name") || (written.of_experts && !experts)) continue;
     const std::string value = key.get(config);
-    if (!is_unset(config, key, value))
-      out.write(key, key.form == Form::kAny || key.form == Form::kMap ? value : yaml_scalar(value));
+    if (!value.empty() && value != written.unset) out.write(key, written.flow ? value : yaml_scalar(value));
   }
-  return out.take();
 }
 
 }  // namespace
@@ -123,12 +133,20 @@ std::string machine_yaml(const Machine& m) {
   return text + constants(d, "      ", "constants", "", d.constants);
 }
 
-std::string to_yaml(const Case& config) { return yaml_of(config, machine_yaml(config.machine), true); }
+std::string to_yaml(const Case& config) {
+  std::string text;
+  write_yaml(config, machine_yaml(config.machine), true, text);
+  return text;
+}
 
-std::string case_id(const Case& config) { return case_id(config, machine_yaml(config.machine)); }
+std::string case_id(const Case& config) {
+  std::string text;
+  return case_id(config, machine_yaml(config.machine), text);
+}
 
-std::string case_id(const Case& config, std::string_view machine) {
-  return fmt::format("{:016x}", hash_text(yaml_of(config, machine, false)));
+std::string case_id(const Case& config, std::string_view machine, std::string& text) {
+  write_yaml(config, machine, false, text);
+  return fmt::format("{:016x}", hash_text(text));
 }
 
 }  // namespace shardlab::sweeps

@@ -72,7 +72,7 @@ std::string short_name(std::string_view path);
 std::string machine_yaml(const Machine& machine);
 
 /// `case_id` of a case whose machine has the text `machine`. That text is a large part of the case's text, and the same for most
-/// points of a sweep.
-std::string case_id(const Case& config, std::string_view machine);
+/// points of a sweep. `text` is overwritten: its storage serves the next case.
+std::string case_id(const Case& config, std::string_view machine, std::string& text);
 
 }  // namespace shardlab::sweeps

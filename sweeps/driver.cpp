@@ -253,6 +253,7 @@ Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, Re
         keep_other_half(*outcome, point, sink, options);
         tally.ran();
       }
+      if (outcome->program_version.empty()) outcome->program_version = options.program_version;
       sink.append(*outcome);
       tally.add(*outcome, point.config, options.mode);
       progress.finished(*outcome, tally.progress());

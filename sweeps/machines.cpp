@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include "plan/base/once_per_name.h"
 #include "plan/base/values.h"
 #include "plan/case.h"
 #include "sweeps/names.h"
@@ -116,14 +117,17 @@ void read_constants(MapReader& in, const char* key, const std::string& prefix, D
   }
 }
 
+/// A machine that ships, by the name of its file.
+Result<Machine> shipped_machine(const std::string& name);
+
 /// The device of a shipped machine, on which the keys beside `preset` then build.
 void read_device_preset(const YamlNode& preset, Device& device, Problems& problems) {
-  const Result<std::string> text = machine_text(preset.is_scalar() ? preset.text : std::string());
-  if (!text.ok()) {
-    problems.add(preset.mark, text.error().message, "`shardlab machine list` prints the names");
+  const auto name = machine_name(preset.is_scalar() ? preset.text : std::string());
+  if (!name.ok()) {
+    problems.add(preset.mark, name.error().message, "`shardlab machine list` prints the names");
     return;
   }
-  const Result<Machine> machine = parse_machine(*text, preset.text + ".yaml");
+  const Result<Machine> machine = shipped_machine(*name);
   if (!machine.ok())
     problems.add(preset.mark, machine.error().message, machine.error().hint);
   else
@@ -331,6 +335,11 @@ Result<Machine> parse_machine(std::string_view yaml, const std::string& file) {
 
 namespace {
 
+Result<Machine> shipped_machine(const std::string& name) {
+  static OncePerName<Machine> machines;
+  return machines.of(name, [&] { return parse_machine(*machine_text(name), name + ".yaml"); });
+}
+
 bool is_path(const std::string& name) {
   return name.find('/') != std::string::npos || name.ends_with(".yaml") || name.ends_with(".yml");
 }
@@ -351,10 +360,14 @@ Result<Price> load_price(const std::string& name_or_path) {
 }
 
 Result<Machine> load_machine(const std::string& name_or_path) {
-  const bool path = is_path(name_or_path);
-  Result<std::string> text = path ? read_text_file(name_or_path) : machine_text(name_or_path);
-  if (!text.ok()) return text.error();
-  return parse_machine(*text, path ? name_or_path : name_or_path + ".yaml");
+  if (is_path(name_or_path)) {
+    const Result<std::string> text = read_text_file(name_or_path);
+    if (!text.ok()) return text.error();
+    return parse_machine(*text, name_or_path);
+  }
+  const auto name = machine_name(name_or_path);
+  if (!name.ok()) return name.error();
+  return shipped_machine(*name);
 }
 
 }  // namespace shardlab::sweeps

@@ -12,6 +12,7 @@
 #include "plan/base/files.h"
 #include "plan/base/json_depth.h"
 #include "plan/base/limits.h"
+#include "plan/base/once_per_name.h"
 #include "sweeps/names.h"
 #include "sweeps/presets.h"
 #include "sweeps/yaml.h"
@@ -546,8 +547,10 @@ Result<ModelConfig> load_model_config(const std::string& name_or_path, const std
         "file without .json)";
     return error;
   }
-  const auto preset = std::ranges::find(model_presets(), *meant, &Preset::name);
-  return parse_model_config(preset->text, *meant, assume);
+  const auto read = [&] { return parse_model_config(std::ranges::find(model_presets(), *meant, &Preset::name)->text, *meant, assume); };
+  if (!assume.empty()) return read();
+  static OncePerName<ModelConfig> models;
+  return models.of(*meant, read);
 }
 
 }  // namespace shardlab::sweeps

@@ -37,11 +37,13 @@ bool set_experts(std::string_view path, const std::string& text, Draft& draft) {
 }
 
 void apply(const Settings& settings, Draft& draft) {
-  for (const CaseKey& key : case_keys()) {
-    const auto it = settings.find(key.path);
-    if (it == settings.end() || it->second.text == "auto") continue;
-    if (set_experts(key.path, it->second.text, draft)) continue;
-    if (!key.set(draft.config, it->second.text)) draft.unheld.emplace_back(key.path, it->second.text);
+  std::vector<std::pair<const CaseKey*, const std::string*>> said;  // in the order of the table
+  for (const auto& [path, setting] : settings)
+    if (const CaseKey* key = find_key(path); key != nullptr && setting.text != "auto") said.emplace_back(key, &setting.text);
+  std::ranges::sort(said);
+  for (const auto& [key, text] : said) {
+    if (set_experts(key->path, *text, draft)) continue;
+    if (!key->set(draft.config, *text)) draft.unheld.emplace_back(key->path, *text);
   }
 }
 

@@ -197,6 +197,17 @@ bool is_plain(char c) {
          c == '+' || c == '-';
 }
 
+/// Whether a tab stands before the first sign of a line, counted from 0.
+bool indented_by_tab(std::string_view text, int line) {
+  for (; line > 0; --line) {
+    const size_t end = text.find('\n');
+    if (end == std::string_view::npos) return false;
+    text.remove_prefix(end + 1);
+  }
+  const std::string_view indent = text.substr(0, std::min(text.find_first_not_of(" \t"), text.size()));
+  return indent.find('\t') != std::string_view::npos;
+}
+
 /// A message or hint without most of a value that is longer than anybody reads.
 std::string shown(std::string message) {
   if (message.size() <= kMessage) return message;
@@ -349,8 +360,14 @@ YamlNode parse_yaml(std::string_view text, Problems& problems) {
       problems.add(place, "a second YAML document in one file", "one file holds one document: remove the `---`");
     return first.take();
   } catch (const YAML::Exception& e) {
-    problems.add(mark_of(e.mark), fmt::format("not YAML: {}", e.msg),
-                 "look at the brackets, quotes and indentation just before this place");
+    if (indented_by_tab(text, e.mark.line))
+      problems.add(mark_of(e.mark), "not YAML: a tab in the indentation of this line", "indent with blanks: write two in place of each tab");
+    else if (e.msg == YAML::ErrorMsg::UNKNOWN_ANCHOR)
+      problems.add(mark_of(e.mark), fmt::format("not YAML: {}", e.msg),
+                   "mark a value above this place with &NAME, or write the value here");
+    else
+      problems.add(mark_of(e.mark), fmt::format("not YAML: {}", e.msg),
+                   "look at the brackets, quotes and indentation just before this place");
   } catch (const Unreadable& e) { problems.add(e.mark, e.message, e.hint); }
   return {};
 }

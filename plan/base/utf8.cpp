@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace shardlab {
 
 namespace {
@@ -52,6 +54,10 @@ CodePoint first_code_point(std::string_view text) {
 std::string to_utf8(std::string_view text) {
   std::string out;
   while (!text.empty()) {
+    const auto plain = static_cast<size_t>(std::ranges::find_if(text, [](char c) { return (c & 0x80) != 0; }) - text.begin());
+    out += text.substr(0, plain);
+    text.remove_prefix(plain);
+    if (text.empty()) break;
     const CodePoint c = first_code_point(text);
     const size_t bytes = c.bytes == 0 ? 1 : static_cast<size_t>(c.bytes);
     if (c.bytes == 0 || c.value < 0)

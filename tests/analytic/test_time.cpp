@@ -192,8 +192,8 @@ TEST_CASE("what a framework does not have is refused by name, with what it has a
       {"torchtitan", "torchtitan has no fp16 among its precisions: fp32, bf16, fp8",
        with([](Point& p) { p.precision = Precision::kFp16; })},
       {"llm.c", "llm.c has no pp among its axes: none", pipeline},
-      {"shardlab", "shardlab has no cp among its axes: tp, sequence_parallel, pp, hybrid_shard",
-       with([](Point& p) { p.dp = 1, p.cp = 2; })}};
+      {"shardlab", "shardlab has no fp4 among its precisions: fp32, bf16, fp16, fp8",
+       with([](Point& p) { p.precision = Precision::kFp4; })}};
   for (const Case& c : cases) {
     const auto prepared = prepare(llama_8b(), testing::machine(1), *profile_named(c.profile));
     REQUIRE(prepared.ok());

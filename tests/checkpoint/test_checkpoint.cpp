@@ -21,7 +21,7 @@
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -228,6 +228,34 @@ TEST_CASE("the sizes that delayed fp8 scales are for are saved with the run, and
   Case other = fp8_case({});
   other.train.fp8_scaling = Fp8Scaling::kCurrent;
   CHECK(contains(refusal(folder.path(), other), "precision"));
+}
+
+TEST_CASE("biases of routers are saved with the run, and other ranks take them up", "[checkpoint]") {
+  const auto expert_case = [](const Ranks& ranks, int ep) {
+    Case c = case_of(ranks, Family::kLlama);
+    c.model.experts = {.count = 4, .top_k = 2, .ffn = 8, .bias_update_rate = 0.05f};
+    c.layout.ep = ep;
+    return c;
+  };
+  const std::vector<std::pair<Ranks, int>> layouts = {
+      {{}, 1}, {{.dp = 2, .zero = 2}, 2}, {{.pp = 2}, 1}, {{.dp = 4}, 2}, {{.tp = 2}, 1}};
+  Training alone(expert_case({}, 1));
+  Scratch folder;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    CAPTURE(i);
+    Training next(expert_case(layouts[i].first, layouts[i].second));
+    if (i > 0) REQUIRE(next.resume(folder.path()) == static_cast<int64_t>(i));
+    REQUIRE(next.step(static_cast<int64_t>(i)) == alone.step(static_cast<int64_t>(i)));
+    const auto state = next.state();
+    REQUIRE(state == alone.state());
+    for (int layer = 0; layer < 2; ++layer) {
+      const auto bias = state.find({std::string(kRunState), "router_bias.layers." + std::to_string(layer)});
+      REQUIRE(bias != state.end());
+      // After an odd number of steps up or down it is not where it began.
+      if (i % 2 == 0) CHECK(std::ranges::any_of(bias->second, [](float b) { return b != 0; }));
+    }
+    next.save(static_cast<int64_t>(i) + 1, folder);
+  }
 }
 
 TEST_CASE("what ranks owe is saved and resumed with the layout that it belongs to, and with no other", "[checkpoint]") {
@@ -485,4 +513,4 @@ role 0
   CHECK(contains(prepared.error().message, "`residual` (moment) lives from step to step but belongs to no parameter"));
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_checkpoint

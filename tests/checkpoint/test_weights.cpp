@@ -16,7 +16,7 @@
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -373,4 +373,4 @@ TEST_CASE("element types widen exactly and narrow to the nearest even") {
 }
 
 }  // namespace
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_weights

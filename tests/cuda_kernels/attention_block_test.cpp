@@ -2,7 +2,7 @@
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_attention_block {
 namespace {
 
 using gpu::AttentionBlockShape;
@@ -318,4 +318,4 @@ TEST_CASE("attention of packed documents in 16 bits: own kernels, no further fro
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_attention_block

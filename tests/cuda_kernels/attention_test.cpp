@@ -1,7 +1,7 @@
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_attention {
 namespace {
 
 using gpu::AttentionShape;
@@ -155,4 +155,4 @@ TEST_CASE("attention: a head's and a sequence's bits do not depend on which othe
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_attention

@@ -1,7 +1,7 @@
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_cross_entropy {
 namespace {
 
 struct Shape {
@@ -163,4 +163,4 @@ TEST_CASE("cross_entropy: scores far from 0 neither overflow nor vanish; a targe
   REQUIRE(std::isnan(run(table().cross_entropy_loss_only, logits, {3, -1}, s, DType::f32).nll[0]));
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_cross_entropy

@@ -3,7 +3,7 @@
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_elementwise {
 namespace {
 
 /// n elements, and by how many arrays are off their alignment.
@@ -288,4 +288,4 @@ TEST_CASE("rope, positions and their gradient of packed documents: the CPU's bit
                          sum) == "");
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_elementwise

@@ -1,7 +1,7 @@
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_embedding {
 
 TEST_CASE("embed: F copies rows, and gives +0 outside of the part held") {
   for (const DType t : kActivationTypes)
@@ -69,4 +69,4 @@ TEST_CASE("embed: W of two-byte gradients sums in fp32") {
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_embedding

@@ -1,7 +1,7 @@
 #include "tests/cuda_kernels/linear_support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_linear {
 
 TEST_CASE("linear: the fixed-order product equals fp64 in every type") {
   for (const DType t : kActivationTypes)
@@ -70,4 +70,4 @@ TEST_CASE("linear: shares of the contraction, joined by the tree over ranks, hav
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_linear

@@ -11,7 +11,7 @@
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_named {
 namespace {
 
 /// Runs one of the CPU's kernels on narrow storage with the scratch that it wants.
@@ -425,4 +425,4 @@ TEST_CASE("rules on numbers are the CPU's") {
   REQUIRE(seen.read()[0] == 5);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_named

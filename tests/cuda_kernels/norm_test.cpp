@@ -1,7 +1,7 @@
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_norm {
 namespace {
 
 constexpr float kEpsilon = 1e-3f;  // large enough to show in the result
@@ -193,4 +193,4 @@ TEST_CASE("norm: W accumulates as old + new, and a batch is the tree over its se
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_norm

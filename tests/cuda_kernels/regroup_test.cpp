@@ -5,7 +5,7 @@
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_regroup {
 namespace {
 
 struct Cut {
@@ -78,4 +78,4 @@ TEST_CASE("regroup: parts of rows, copies of kv heads and their sums, on process
       }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_regroup

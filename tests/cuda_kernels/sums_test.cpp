@@ -2,7 +2,7 @@
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_sums {
 namespace {
 
 struct Shape {
@@ -217,4 +217,4 @@ TEST_CASE("sgd and adamw: fp32 equals the CPU's bits; two-byte gradients and par
     }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_sums

@@ -2,7 +2,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_attention {
 namespace {
 
 using kernels::AttentionShape;
@@ -204,4 +204,4 @@ TEST_CASE("attention of packed documents: a query sees as many keys as are count
       }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_attention

@@ -1,7 +1,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_cross_entropy {
 namespace {
 
 struct Shape {
@@ -144,4 +144,4 @@ TEST_CASE("cross-entropy: shards that cut leaves are right, though not bit for b
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_cross_entropy

@@ -1,7 +1,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_elementary {
 namespace {
 
 /// Distance in units of the last place of the rounded exact value.
@@ -91,4 +91,4 @@ TEST_CASE("the kernels run on a named variant, and the last variant runs anywher
     if (!kernels::runs_here(*k)) WARN("not tested, this processor lacks it: " << k->name);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_elementary

@@ -3,7 +3,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_elementwise {
 namespace {
 
 constexpr int64_t kSizes[] = {1, 3, 16, 17, 100, 259};
@@ -139,4 +139,4 @@ TEST_CASE("sgd and adamw: two steps equal fp64, on every variant") {
     }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_elementwise

@@ -1,7 +1,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_embedding {
 namespace {
 
 struct Shape {
@@ -113,4 +113,4 @@ TEST_CASE("positions: F adds the table to each sequence, W is the tree over sequ
   REQUIRE(bit_difference(weight(true), sum) == "");
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_embedding

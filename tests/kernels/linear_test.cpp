@@ -1,7 +1,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_linear {
 namespace {
 
 using kernels::LinearForward;
@@ -219,4 +219,4 @@ TEST_CASE("linear: sums over tokens do not depend on how sequences are cut") {
     }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_linear

@@ -1,7 +1,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_norm {
 namespace {
 
 struct Shape {
@@ -132,4 +132,4 @@ TEST_CASE("norm: W accumulates as old + new, and a batch is the tree over its se
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_norm

@@ -2,7 +2,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_random {
 namespace {
 
 const RandomKey kKey{.seed = 123456789012345, .use = RandomUse::kDropout, .tensor = 7, .step = 3};
@@ -119,4 +119,4 @@ TEST_CASE("initialise: normal values of the stated deviation that do not depend 
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_random

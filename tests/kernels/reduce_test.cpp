@@ -1,7 +1,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_reduce {
 
 TEST_CASE("reduce: add, maximum and fill, in place or not") {
   for (const int64_t n : {1, 3, 16, 17, 100}) {
@@ -73,4 +73,4 @@ TEST_CASE("reduce: squared_norm in fp64, equal on every variant") {
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_reduce

@@ -1,7 +1,7 @@
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_rope {
 namespace {
 
 struct Shape {
@@ -106,4 +106,4 @@ TEST_CASE("rope of packed documents: positions begin anew in each, on a rank's p
     }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_rope

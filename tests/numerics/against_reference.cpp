@@ -75,6 +75,7 @@ Expected<T> expect(const Subject& subject, const TokenOrder& order, bool packed)
     const auto tokens = tokens_of(subject, step, packed);
     const auto sum = trainer.gradients(tokens);
     trainer.update(sum.gradients);
+    trainer.follow(sum.load);
     expected.losses.push_back(sum.nll);
     expected.squared_norms.push_back(squared_norm(sum.gradients));
   }

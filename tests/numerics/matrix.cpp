@@ -360,7 +360,7 @@ std::vector<Subject> mixture_subjects() {
   m.name = "mixture";
   m.layers = 2;
   m.vocab = 64;
-  m.experts = {.count = 8, .top_k = 2, .ffn = 20, .balance = 0.05f, .z_loss = 0.01f};
+  m.experts = {.count = 8, .top_k = 2, .ffn = 20, .balance = 0.05f, .z_loss = 0.01f, .bias_update_rate = 0.02f};
   std::vector<Subject> list;
   add(list, "mixture clipped", m, 20, 0.25f, 8, 0.5f);
   return list;

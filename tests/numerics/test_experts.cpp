@@ -45,6 +45,19 @@ Model mixture(const Experts& experts) {
 
 constexpr Experts kSoftmax{.count = 8, .top_k = 2, .ffn = 20, .balance = 0.05f, .z_loss = 0.01f};
 constexpr Experts kSigmoid{.count = 6, .top_k = 3, .ffn = 12, .sigmoid = true, .factor = 2.5f, .balance = 0.1f};
+/// Experts are chosen by score plus a bias that moves far enough in a few steps to change choices.
+constexpr Experts kBiased{.count = 8, .top_k = 2, .ffn = 20, .z_loss = 0.01f, .bias_update_rate = 0.02f};
+constexpr Experts kBiasedGroups{.count = 8,
+                                .top_k = 3,
+                                .ffn = 12,
+                                .sigmoid = true,
+                                .factor = 2.5f,
+                                .balance = 0.01f,
+                                .shared = 1,
+                                .dense_layers = 1,
+                                .groups = 4,
+                                .groups_chosen = 2,
+                                .bias_update_rate = 0.05f};
 constexpr Experts kSwitch{.count = 8, .top_k = 1, .ffn = 20, .normalise = false};
 
 Subject subject_of(const Experts& experts, Optimizer optimizer, float dropout = 0, float clip_norm = 0) {
@@ -299,6 +312,34 @@ TEST_CASE("experts beside tensor parallelism, canonical: slices of experts train
   }
 }
 
+TEST_CASE("biases of routers, canonical: every layout chooses experts as the reference does, and trains to its bits") {
+  constexpr Sizes kSizes[] = {{},
+                              {.accumulation = 4},
+                              {.dp = 2, .accumulation = 2},
+                              {.dp = 4, .zero = 1},
+                              {.dp = 2, .zero = 3, .accumulation = 2},
+                              {.dp = 2, .ep = 2, .accumulation = 2},
+                              {.dp = 4, .ep = 2, .zero = 2, .accumulation = 2},
+                              {.accumulation = 2, .tp = 2, .sequence_parallel = true},
+                              {.dp = 2, .ep = 2, .accumulation = 4, .cp = 2, .tp = 2},
+                              {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2, .tp = 2, .sequence_parallel = true},
+                              {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4}};
+  for (Subject subject : {subject_of(kBiased, Optimizer::kSgd), subject_of(kBiasedGroups, Optimizer::kAdamW, 0.25f, 0.5f)}) {
+    subject.train.seq_len = 24;
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes) cases.push_back(case_of(subject, sizes, true));
+    for (const size_t i : {size_t{2}, size_t{5}, size_t{8}}) {
+      cases.push_back(cases[i]);
+      cases.back().layout.recompute = Recompute::kFull;
+    }
+    train_all(subject, cases);
+    Subject still = subject;  // or nothing above would show that biases do anything
+    still.model.experts.bias_update_rate = 0;
+    CHECK(expect<float>(still).losses != expect<float>(subject).losses);
+  }
+}
+
 TEST_CASE("norms of heads beside tensor parallelism, canonical: a dense model's heads train to the bits of the reference") {
   Subject subject = subject_of({}, Optimizer::kSgd);
   subject.name = "dense with norms of heads";
@@ -488,6 +529,51 @@ TEST_CASE("experts: a wrong route, count, weight or gradient is refused, and say
       {"layer.F", "moe.up", Phase::kF, [](Segment&, Op& op) { std::get<GroupedLinear>(op.work).sources = 3; }, "sources=3"},
   };
   refuse_all(*lowered, damages);
+}
+
+TEST_CASE("biases of routers: a load of some ranks, micro-batches or another layer, and a bias that moves too early, are refused") {
+  const auto lowered = lower(case_of(subject_of(kBiased, Optimizer::kSgd), {.dp = 2, .accumulation = 2}, true));
+  REQUIRE(lowered.ok());
+  REQUIRE(verdict(*lowered) == "accepted");
+  refuse_all(
+      *lowered,
+      {{"layer.B", "moe.count", Phase::kNone, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.counts"); }, ""},
+       {"layer.B", "moe.count", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}, op.reads.erase(op.reads.begin()); }, ""},
+       {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).biased = false, op.reads.pop_back(); },
+        ""}});
+  // Calls of the role: by the name of their segment.
+  const auto calls = [](Plan& plan, std::string_view name) {
+    std::vector<size_t> at;
+    for (size_t i = 0; i < plan.roles[0].program.size(); ++i)
+      if (const auto* call = std::get_if<Call>(&plan.roles[0].program[i]);
+          call != nullptr && plan.segments[call->segment.index()].name.starts_with(name))
+        at.push_back(i);
+    return at;
+  };
+  const auto refused = [&](const std::function<void(Plan&, Role&)>& damage, std::string_view says) {
+    Plan plan = *lowered;
+    damage(plan, plan.roles[0]);
+    const std::string said = verdict(plan);
+    INFO(said);
+    CHECK(said != "accepted");
+    CHECK(said.find(says) != std::string::npos);
+  };
+  refused([&](Plan& plan,
+              Role& role) { role.program.erase(role.program.begin() + static_cast<int64_t>(calls(plan, "router_load.all")[0])); },
+          "but since %layers.0.router.load was written it holds");
+  refused(
+      [&](Plan& plan, Role& role) {  // the last update, before the last backward
+        const size_t update = calls(plan, "router_bias.update").back(), backward = calls(plan, "layer.B").back();
+        std::rotate(role.program.begin() + static_cast<int64_t>(backward), role.program.begin() + static_cast<int64_t>(update),
+                    role.program.begin() + static_cast<int64_t>(update) + 1);
+      },
+      "");
+  refused(
+      [&](Plan& plan, Role& role) {  // each layer's bias by the other's load
+        const auto at = calls(plan, "router_bias.update");
+        std::swap(std::get<Call>(role.program[at[0]]).binding[0], std::get<Call>(role.program[at[1]]).binding[0]);
+      },
+      "which is not the load of layer");
 }
 
 TEST_CASE("what surrounds experts: a wrong norm of heads, shared expert or group is refused, and says what is wrong") {

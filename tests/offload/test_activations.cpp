@@ -9,7 +9,7 @@
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_activations {
 namespace {
 
 using namespace testing;
@@ -145,4 +145,4 @@ TEST_CASE("activations fit a device on which they would not fit without offload"
   require_same_bits(roomy, offloaded(c));
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_activations

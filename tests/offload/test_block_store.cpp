@@ -24,7 +24,7 @@
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_block_store {
 namespace {
 
 using namespace testing;
@@ -251,4 +251,4 @@ TEST_CASE("a folder in which no file can be made is named with the rank that wan
   CHECK(what.find("Not a directory") != std::string::npos);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_block_store

@@ -8,7 +8,7 @@
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_budget {
 namespace {
 
 using namespace testing;
@@ -82,4 +82,4 @@ TEST_CASE("states of ten times the device's memory, which not even the parameter
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_budget

@@ -24,7 +24,7 @@
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_delayed {
 namespace {
 
 using namespace testing;
@@ -315,4 +315,4 @@ TEST_CASE("delayed updates are refused where they could not run beside the step,
   r.refused("offload.delayed_update without offload.optimizer");
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_delayed

@@ -12,7 +12,7 @@
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_optimizer {
 namespace {
 
 using namespace testing;
@@ -179,4 +179,4 @@ TEST_CASE("without overlap the device's memory is no larger, and states are the 
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_optimizer

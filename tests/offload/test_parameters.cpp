@@ -11,7 +11,7 @@
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_parameters {
 namespace {
 
 using namespace testing;
@@ -153,4 +153,4 @@ TEST_CASE("parameters outside the device are refused by name where ZeRO-3 does n
   CHECK(check(offloaded(c, kPlaces[0])).ok());
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_parameters

@@ -71,7 +71,7 @@ struct Unusual {
   void comm(std::string_view, CommId& v) { v = CommId(0); }
 };
 
-struct Values {
+struct FieldValues {
   std::vector<std::string> values;
   void flag(std::string_view, bool& v) { values.push_back(v ? "1" : "0"); }
   void number(std::string_view, float& v, float) { values.push_back(fmt::format("{:x}", std::bit_cast<uint32_t>(v))); }
@@ -89,7 +89,7 @@ struct Values {
 };
 
 std::vector<std::string> values_of(Work work) {
-  Values values;
+  FieldValues values;
   std::visit([&](auto& w) { op_fields(values, w); }, work);
   values.values.push_back(std::string(kind_of(work)));
   values.values.push_back(fmt::format("{}", static_cast<int>(phase_of(work))));

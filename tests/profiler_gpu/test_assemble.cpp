@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_assemble {
 
 namespace {
 
@@ -254,4 +254,4 @@ TEST_CASE("queue times and the accounting survive a trace file", "[profiler_gpu]
   for (size_t i = 0; i < t.events.size(); ++i) CHECK(read->events[i].queued == t.events[i].queued);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_assemble

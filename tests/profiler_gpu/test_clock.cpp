@@ -6,7 +6,7 @@
 #include "tests/profiler_gpu/hand_made.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_clock {
 
 namespace {
 
@@ -81,4 +81,4 @@ TEST_CASE("pairs bracket the tracer's reading", "[profiler_gpu]") {
   for (const ClockPair& p : pairs) CHECK(p.after > p.before);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_clock

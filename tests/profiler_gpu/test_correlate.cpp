@@ -3,7 +3,7 @@
 #include "tests/profiler_gpu/hand_made.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_correlate {
 
 namespace {
 
@@ -185,4 +185,4 @@ TEST_CASE("a log survives its text, and damaged text is refused by line", "[prof
   CHECK(contains(refusal(""), "there are no device records"));
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_correlate

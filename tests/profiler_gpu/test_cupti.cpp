@@ -30,7 +30,7 @@ TEST_CASE("SKIPPED: this build was made without CUPTI's headers; its records are
 #include "profiler/gpu/driver.h"
 #include "tests/profiler_gpu/hand_made.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_cupti {
 
 namespace {
 
@@ -386,14 +386,14 @@ TEST_CASE("the source records while on, hands over what was flushed, and takes i
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_cupti
 
 #endif
 
 #include "profiler/gpu/driver.h"
 #include "tests/namespaces.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_cupti {
 
 TEST_CASE("without a driver or a device, the gate says which", "[profiler_gpu]") {
   CHECK(driver_status({}).state == LibraryState::kNoDriver);
@@ -415,4 +415,4 @@ TEST_CASE("without a driver or a device, the gate says which", "[profiler_gpu]")
   CHECK_FALSE(driver_status(calls).remedy.empty());
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_cupti

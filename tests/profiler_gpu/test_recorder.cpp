@@ -4,7 +4,7 @@
 #include "tests/profiler_gpu/hand_made.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_recorder {
 
 namespace {
 
@@ -159,4 +159,4 @@ TEST_CASE("without a driver the recorder falls back to events and says so", "[pr
   CHECK(GpuRecorder::create(1, {.source = DeviceTimeSource::kEvents})->status().ok());
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_recorder

@@ -9,7 +9,7 @@
 #include "tests/profiler_gpu/hand_made.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_usage {
 
 namespace {
 
@@ -194,4 +194,4 @@ TEST_CASE("the reasons for throttling are one bit each", "[profiler_gpu]") {
   CHECK(all == 0x1ff);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_usage

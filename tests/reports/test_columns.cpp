@@ -2,6 +2,8 @@
 #include <set>
 #include <sstream>
 
+#include "plan/base/error_entries.h"
+#include "plan/reasons.h"
 #include "reports/columns.h"
 #include "reports/nanotron.h"
 #include "tests/namespaces.h"
@@ -34,6 +36,22 @@ TEST_CASE("the first columns are the contract's, in its order") {
   size_t i = 0;
   for (; words >> word; ++i) CHECK(case_columns()[i].name == word);
   CHECK(i == 48);
+}
+
+TEST_CASE("a reason of a kind that has a code carries it, and its column says the code that explain takes") {
+  CaseOutcome o = sweep_outcomes().front();
+  o.status = Status::kRefused;
+  for (const ErrorEntry& entry : error_entries()) {
+    o.reason = reason_of({ExitCode::kUsage, "tp=[E9] is 3", "see [E0]", "s.yaml:1:2", entry.kind});
+    CHECK(cell(o, "code") == Value(std::string(entry.code)));
+    CHECK(entry_named(std::get<std::string>(cell(o, "code"))).ok());
+  }
+  o.reason = reason_of({ExitCode::kUsage, "tp is 3", "use 2", "", ErrorKind::kPlain});
+  CHECK(cell(o, "code") == Value());
+  o.reason = "tp [E999]";  // no code
+  CHECK(cell(o, "code") == Value());
+  o.status = Status::kOom;
+  CHECK(cell(o, "code") == Value("E106"));
 }
 
 TEST_CASE("every column is one word, has a help text, and occurs once") {

@@ -12,6 +12,7 @@
 
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
+#include "plan/keys.h"
 #include "reports/columns.h"
 #include "reports/outcome_json.h"
 #include "reports/store.h"
@@ -401,4 +402,51 @@ TEST_CASE("stored JSON of a wrong kind is refused") {
   REQUIRE(older.ok());
   CHECK(older->config.layout.dp == 2);
   CHECK(older->config.layout.tp == 1);
+}
+
+TEST_CASE("a stored case leaves out the keys at their defaults: no value of a key sets another key") {
+  const Case unset;
+  for (const CaseKey& key : case_keys()) {
+    if (key.get == nullptr) continue;
+    std::vector<std::string> values = words_of(key);
+    for (const char* number : {"0", "1", "2", "3", "0.5"}) values.emplace_back(number);
+    for (const std::string& value : values) {
+      Case changed;
+      if (!has_form(key, value) || !key.set(changed, value)) continue;
+      for (const CaseKey& other : case_keys())
+        if (other.get != nullptr && other.path != key.path) {
+          INFO(std::string(key.path) + "=" + value + " and " + std::string(other.path));
+          CHECK(other.get(changed) == other.get(unset));
+        }
+    }
+  }
+}
+
+TEST_CASE("cases that come fast are saved within a second, and at once when asked") {
+  const Folder folder;
+  const std::string path = folder / "results.sqlite";
+  Store store = opened(path);
+  CaseOutcome outcome = sweep_outcomes().front();
+  outcome.program_version = "0.1.0";
+  const auto row = [&] {
+    std::vector<Value> values;
+    for (const CaseColumn& c : case_columns()) values.push_back(c.get(outcome));
+    return values;
+  };
+  for (int i = 0; i < 3; ++i) {
+    outcome.case_id = "case" + std::to_string(i);
+    store.add(outcome, row());
+  }
+  CHECK(opened(path).size() == 0);
+  store.save();
+  CHECK(opened(path).size() == 3);
+  outcome.case_id = "late";
+  store.add(outcome, row());
+  ::usleep(1'100'000);
+  outcome.case_id = "later";
+  store.add(outcome, row());
+  CHECK(opened(path).size() == 5);
+  outcome.case_id = "last";
+  store.append(outcome);  // what was not saved yet is saved first, and keeps its place
+  CHECK(opened(path).case_ids() == std::vector<std::string>{"case0", "case1", "case2", "late", "later", "last"});
 }

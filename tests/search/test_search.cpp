@@ -334,6 +334,37 @@ TEST_CASE("every schedule of shardlab's executor is proposed, with the bytes of 
   }
 }
 
+TEST_CASE("shardlab's parts of sequences and of experts are proposed, with the bytes of their plans") {
+  const Lower lower = [](const Case& c) { return strategies::lower(c, {.after = {}, .verify = false}); };
+  const auto held = [&](const analytic::ModelShape& shape, Space space) {
+    const auto prepared = prepare(shape, machine(1), *analytic::profile_named("shardlab"));
+    REQUIRE(prepared.ok());
+    const std::vector<Study> studies{{8, *prepared}};
+    Estimator estimator(studies[0].prepared);
+    space.can = prepared->profile().can;
+    const Ranked ranked = rank(studies, space, {.top = 4, .lower = lower});
+    REQUIRE(ranked.found.best.size() == 4);
+    for (const Candidate& c : ranked.found.best) {
+      const Prediction bytes = CasePlan::of(*estimator.executed(c.point), lower)->bytes();
+      REQUIRE(c.bytes() == bytes.peak_bytes + static_cast<int64_t>(prepared->profile().memory.context));
+      REQUIRE(c.estimate.wire_total() == static_cast<double>(bytes.wire_bytes));
+    }
+    return ranked.found.best.front();
+  };
+  const Space sequences{.devices = {8}, .seq_len = 4096, .sequences = 16};
+  for (const analytic::CpKind kind : {analytic::CpKind::kRing, analytic::CpKind::kZigzag, analytic::CpKind::kStriped,
+                                      analytic::CpKind::kAllGather, analytic::CpKind::kUlysses}) {
+    Space space = sequences;
+    space.cp = {4}, space.cp_kind = {kind};
+    const Candidate best = held(small(llama_8b(), 16), space);
+    CHECK(best.point.cp_kind == kind);
+    CHECK(best.estimate.wire[static_cast<size_t>(analytic::WireUse::kContext)] > 0);
+  }
+  Space space = sequences;
+  space.ep = {4}, space.precision = Precision::kFp32;
+  CHECK(held(small(mixtral_8x7b(), 16), space).estimate.wire[static_cast<size_t>(analytic::WireUse::kExpert)] > 0);
+}
+
 TEST_CASE("ranked layouts have the bytes that `memory` tells of them, and what then does not fit is taken out") {
   const std::vector<Study> studies = studies_on(llama_8b(), "megatron", {8});
   Space space{.devices = {8}, .seq_len = 4096, .sequences = 16};

@@ -13,7 +13,7 @@ namespace {
 
 using namespace testing;
 
-constexpr const char* kPlan = R"(shardlab plan 1
+constexpr const char* kPredictedPlan = R"(shardlab plan 1
 name predicted
 mesh dp=2
 streams compute comm
@@ -56,7 +56,7 @@ class Extrapolating final : public PlacedCostModel {
 }  // namespace
 
 TEST_CASE("a prediction states time, memory and wire bytes") {
-  const Expanded e = expanded(kPlan);
+  const Expanded e = expanded(kPredictedPlan);
   Case config;
   config.machine = own_devices();
   config.machine.calibration = std::make_shared<const Calibration>(Calibration{.id = "today"});
@@ -75,7 +75,7 @@ TEST_CASE("a prediction states time, memory and wire bytes") {
 }
 
 TEST_CASE("of a plan of several steps a prediction states one: the mean over its period") {
-  std::string text = kPlan;
+  std::string text = kPredictedPlan;
   text.insert(text.find("streams"), "period 4\n");
   const Expanded e = expanded(text);
   Case config;
@@ -91,7 +91,7 @@ TEST_CASE("of a plan of several steps a prediction states one: the mean over its
 }
 
 TEST_CASE("a prediction says when it extrapolates") {
-  const Expanded e = expanded(kPlan);
+  const Expanded e = expanded(kPredictedPlan);
   Case config;
   config.machine = own_devices();
   CHECK(predict(config, *e.plan, e.programs, 0, Extrapolating("b")).figures.extrapolated);

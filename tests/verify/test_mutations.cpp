@@ -550,6 +550,7 @@ std::vector<Plan> context_plans() {
 std::vector<Plan> expert_plans() {
   constexpr Experts kPlain{.count = 4, .top_k = 2, .ffn = 8, .balance = 0.01f};
   constexpr Experts kShared{.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .balance = 0.01f, .shared = 1, .dense_layers = 1};
+  constexpr Experts kBiased{.count = 4, .top_k = 2, .ffn = 8, .bias_update_rate = 0.001f};
   const Mix mixes[] = {
       {.name = "experts", .family = Family::kLlama, .tied = false, .experts = kPlain},
       {.name = "experts dp2 ep2, canonical",
@@ -587,6 +588,21 @@ std::vector<Plan> expert_plans() {
        .sequence_parallel = true,
        .experts = kShared,
        .qk_norm = true},
+      {.name = "experts dp2 ep2, biases of routers, recompute",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .accumulation = 2,
+       .recompute = true,
+       .experts = kBiased,
+       .ep = 2},
+      {.name = "experts pp2, biases of routers",
+       .family = Family::kLlama,
+       .tied = false,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .experts = kBiased},
       {.name = "experts tp2 dp2 ep2 sequence parallel",
        .family = Family::kLlama,
        .tied = false,

@@ -67,19 +67,19 @@ const kNumber = /\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?: ?[KMGTP]iB| ?B\b)?/g;
 const kUnits: Record<string, number> = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, PiB: 2 ** 50 };
 const worth = (text: string): number => parseFloat(text.replaceAll(',', '')) * (kUnits[text.slice(-3)] ?? 1);
 
-export interface Refusal { status: string; says: string; cases: number[] }
+export interface Refusal { status: string; says: string; code: string; cases: number[] }
 
 /// Cases that are not ok by what their reasons say, numbers apart: of a number that differs, the range is said.
 export function refusals(report: Report): Refusal[] {
-  const groups = new Map<string, { status: string; first: string; low: string[]; high: string[]; cases: number[] }>();
+  const groups = new Map<string, { status: string; first: string; code: string; low: string[]; high: string[]; cases: number[] }>();
   for (let i = 0; i < report.count; ++i) {
     const status = report.status(i);
     if (status === 'ok') continue;
     const reason = report.text(i, 'reason') || 'no reason given', numbers = reason.match(kNumber) ?? [];
-    const key = status + '|' + reason.replace(kNumber, '#');
+    const code = report.text(i, 'code'), key = status + '|' + code + '|' + reason.replace(kNumber, '#');
     const group = groups.get(key);
     if (group === undefined) {
-      groups.set(key, { status, first: reason, low: [...numbers], high: [...numbers], cases: [i] });
+      groups.set(key, { status, first: reason, code, low: [...numbers], high: [...numbers], cases: [i] });
       continue;
     }
     group.cases.push(i);
@@ -91,7 +91,7 @@ export function refusals(report: Report): Refusal[] {
   return [...groups.values()].sort((a, b) => b.cases.length - a.cases.length).map(g => {
     let k = 0;
     const says = g.first.replace(kNumber, n => { const low = g.low[k] ?? n, high = g.high[k++] ?? n; return low === high ? low : `${low} to ${high}`; });
-    return { status: g.status, says, cases: g.cases };
+    return { status: g.status, says, code: g.code, cases: g.cases };
   });
 }
 
@@ -109,6 +109,7 @@ export function refusalList(report: Report, state: State, most = kReasons): Chil
     return node;
   };
   const examples = (r: Refusal): Node => el('div', {},
+    r.code !== '' && el('p', { class: 'note' }, 'What it means and what to do: ', el('code', {}, `shardlab explain ${r.code}`)),
     plainTable({ head: ['case', 'layout', 'reason'], rows: r.cases.slice(0, kExamples).map(i => [report.text(i, 'name') || report.text(i, 'case_id'), report.layout(i), report.text(i, 'reason')]) }, 'Cases: ' + r.says),
     r.cases.length > kExamples && el('p', { class: 'note' }, `${kExamples} of ${whole(r.cases.length)}.`),
     el('button', { type: 'button', onclick: () => {

@@ -10,17 +10,19 @@
 namespace shardlab::simulator::analytic {
 namespace {
 
-/// The model of a shape, where it is one of the two families that are executed.
+/// The model of a shape, where it is one that is executed. What no byte depends on (scores, losses of experts) is as in any model.
 std::optional<Model> model_of(const ModelShape& s) {
   const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
   const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
-  if ((!llama && !gpt) || s.moe() || s.latent() || s.qk_norm || s.qkv_biases || s.qk_norm_whole || s.post_norms ||
-      s.windowed_layers > 0)
+  if ((!llama && !gpt) || s.latent() || s.qkv_biases || s.qk_norm_whole || s.post_norms || s.router_bias || s.out_bias ||
+      s.expert_biases || s.sinks || s.windowed_layers > 0 || (!llama && (s.moe() || s.qk_norm)))
     return std::nullopt;
   Model m{
       .name = "shape", .family = llama ? Family::kLlama : Family::kGpt, .layers = s.layers, .hidden = s.hidden, .heads = s.heads};
   m.kv_heads = s.kv_heads, m.head_dim = s.head_dim, m.ffn = s.ffn, m.vocab = s.vocab, m.max_positions = s.max_positions;
-  m.tied_embeddings = s.tied_embeddings;
+  m.tied_embeddings = s.tied_embeddings, m.qk_norm = s.qk_norm;
+  if (s.moe())
+    m.experts = {.count = s.experts, .top_k = s.top_k, .ffn = s.moe_ffn, .shared = s.shared_experts, .dense_layers = s.dense_layers};
   return m;
 }
 
@@ -28,15 +30,27 @@ std::optional<Model> model_of(const ModelShape& s) {
 bool sayable(const Point& p) {
   constexpr uint16_t kNamed = Recompute::kAttentionCore | Recompute::kActivation;
   const bool recompute = p.recompute.full() || p.recompute.modules == Recompute::kSelective || (p.recompute.modules & ~kNamed) == 0;
-  return recompute && p.cp == 1 && p.ep == 1 && p.expert_tp == 1 && p.tensor_overlap == 0 && p.precision != Precision::kFp4;
+  return recompute && p.expert_tp == 1 && p.tensor_overlap == 0 && p.precision != Precision::kFp4;
 }
 
 OffloadTo place_of(Medium m) {
   return m == Medium::kDevice ? OffloadTo::kNone : m == Medium::kCpu ? OffloadTo::kCpu : OffloadTo::kNvme;
 }
 
+ContextKind kind_of(CpKind kind) {
+  switch (kind) {
+    case CpKind::kRing: return ContextKind::kRing;
+    case CpKind::kZigzag: return ContextKind::kZigzag;
+    case CpKind::kStriped: return ContextKind::kStriped;
+    case CpKind::kAllGather: return ContextKind::kAllGather;
+    case CpKind::kUlysses: return ContextKind::kUlysses;
+  }
+  return ContextKind::kNone;
+}
+
 void set_layout(const Point& p, Case& c) {
   c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero, c.layout.hybrid_shard = p.hybrid_shard;
+  c.layout.cp = p.cp, c.layout.cp_kind = p.cp > 1 ? kind_of(p.cp_kind) : ContextKind::kNone, c.layout.ep = p.ep;
   c.layout.overlap = p.overlap != 0;
   c.layout.sequence_parallel = p.sequence_parallel;
   if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
@@ -137,7 +151,10 @@ MemoryBytes memory_of(const FrameworkProfile& profile, const MemoryByClass& at_p
 
 /// What a communicator of a plan is for, by its name.
 WireUse use_of(std::string_view comm) {
-  if (comm == "tp") return WireUse::kTensor;
+  if (comm.starts_with("tp")) return WireUse::kTensor;
+  if (comm == "ep") return WireUse::kExpert;
+  if (comm == "cp.grads") return WireUse::kGradients;
+  if (comm.starts_with("cp")) return WireUse::kContext;
   if (comm == "dp.parameters" || comm == "dp.secondary") return WireUse::kWeights;
   if (comm.starts_with("dp.")) return WireUse::kGradients;
   if (comm == "pp.ends") return WireUse::kEnds;

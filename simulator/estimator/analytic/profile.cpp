@@ -13,6 +13,7 @@
 #include <utility>
 #include <variant>
 
+#include "plan/base/once_per_name.h"
 #include "simulator/estimator/analytic/shipped.h"
 
 namespace shardlab::simulator::analytic {
@@ -400,7 +401,11 @@ std::vector<std::string_view> profile_names() {
 
 Result<FrameworkProfile> profile_named(std::string_view name) {
   for (const ShippedProfile& p : shipped_profiles())
-    if (p.name == name) return read_profile(p.yaml, fmt::format("simulator/profiles/{}.yaml", name));
+    if (p.name == name) {
+      static OncePerName<FrameworkProfile> profiles;
+      const std::string key(name);
+      return profiles.of(key, [&] { return read_profile(p.yaml, fmt::format("simulator/profiles/{}.yaml", key)); });
+    }
   return Error{.message = fmt::format("no framework profile `{}`", name),
                .hint = fmt::format("profiles: {}", fmt::join(profile_names(), ", "))};
 }

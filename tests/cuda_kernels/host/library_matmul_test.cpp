@@ -15,7 +15,7 @@
 #include <cublasLt.h>
 #endif
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_library_matmul {
 namespace {
 
 /// What was told, in words.
@@ -260,4 +260,4 @@ TEST_CASE("cuBLASLt: the real library takes the descriptions of a product, witho
   REQUIRE(library.destroy_preference(preference) == 0);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_library_matmul

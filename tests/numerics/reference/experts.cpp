@@ -112,15 +112,18 @@ T by_leaf(const Mixed<T>& m, int64_t expert, int64_t s, const Left& left, const 
 }  // namespace
 
 template <class T>
-Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Experts& e, int64_t s, int64_t h) {
+Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bias, const Experts& e, int64_t s, int64_t h) {
   Mixed<T> m;
   m.logits = linear<T>(x, w.router, nullptr, s, h, e.count);
   for (int64_t t = 0; t < s; ++t) {
     const Tensor<T> logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid), token = slice(x, t * h, h);
-    const std::vector<int64_t> among = allowed(p, e);
+    Tensor<T> by = p;  // what experts are chosen by. Without biases by logits: of equal scores logits may differ
+    for (size_t i = 0; i < by.size() && bias != nullptr; ++i) by[i] = by[i] + (*bias)[i];
+    const std::vector<int64_t> among = allowed(by, e);
+    const Tensor<T>& values = bias == nullptr ? logits : by;
     std::vector<int64_t> chosen;
     for (const int64_t i :
-         largest(static_cast<int64_t>(among.size()), e.top_k, [&](int64_t j) { return at(logits, among[static_cast<size_t>(j)]); }))
+         largest(static_cast<int64_t>(among.size()), e.top_k, [&](int64_t j) { return at(values, among[static_cast<size_t>(j)]); }))
       chosen.push_back(among[static_cast<size_t>(i)]);
     const T sum = own_sum(p, chosen);
     Tensor<T> z;
@@ -215,6 +218,15 @@ ExpertGradients<T> mix_back(const Tensor<T>& dz, const Tensor<T>& x, const Mixed
 }
 
 template <class T>
+void follow_load(Tensor<T>& bias, const std::vector<int64_t>& load, T rate) {
+  const int64_t all = std::accumulate(load.begin(), load.end(), int64_t{0}), experts = static_cast<int64_t>(load.size());
+  for (size_t e = 0; e < load.size(); ++e) {
+    const int64_t above = load[e] * experts - all;
+    bias[e] = bias[e] + T(above < 0 ? 1 : above > 0 ? -1 : 0) * rate;
+  }
+}
+
+template <class T>
 T router_losses(const Mixed<T>& m, const Experts& e, int64_t s, int64_t tokens) {
   const Tensor<T> c = uneven(m, e, s, tokens);
   T loss = 0;
@@ -229,12 +241,16 @@ T router_losses(const Mixed<T>& m, const Experts& e, int64_t s, int64_t tokens) 
   return loss;
 }
 
-template Mixed<float> mix(const Tensor<float>&, const ExpertWeights<float>&, const Experts&, int64_t, int64_t);
-template Mixed<double> mix(const Tensor<double>&, const ExpertWeights<double>&, const Experts&, int64_t, int64_t);
+template Mixed<float> mix(const Tensor<float>&, const ExpertWeights<float>&, const Tensor<float>*, const Experts&, int64_t,
+                          int64_t);
+template Mixed<double> mix(const Tensor<double>&, const ExpertWeights<double>&, const Tensor<double>*, const Experts&, int64_t,
+                           int64_t);
 template ExpertGradients<float> mix_back(const Tensor<float>&, const Tensor<float>&, const Mixed<float>&,
                                          const ExpertWeights<float>&, const Experts&, int64_t, int64_t, int64_t);
 template ExpertGradients<double> mix_back(const Tensor<double>&, const Tensor<double>&, const Mixed<double>&,
                                           const ExpertWeights<double>&, const Experts&, int64_t, int64_t, int64_t);
+template void follow_load(Tensor<float>&, const std::vector<int64_t>&, float);
+template void follow_load(Tensor<double>&, const std::vector<int64_t>&, double);
 template float router_losses(const Mixed<float>&, const Experts&, int64_t, int64_t);
 template double router_losses(const Mixed<double>&, const Experts&, int64_t, int64_t);
 

@@ -34,13 +34,18 @@ struct ExpertGradients {
   Tensor<T> router, up, down;
 };
 
+/// `bias`: [count], added to scores for the choice; null: none.
 template <class T>
-Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Experts& e, int64_t s, int64_t h);
+Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bias, const Experts& e, int64_t s, int64_t h);
 
 /// Gradients for dz[s, h], those of the two losses of the router included; the step has `tokens` tokens.
 template <class T>
 ExpertGradients<T> mix_back(const Tensor<T>& dz, const Tensor<T>& x, const Mixed<T>& saved, const ExpertWeights<T>& w,
                             const Experts& e, int64_t s, int64_t h, int64_t tokens);
+
+/// Moves each bias by `rate` against what `load`, the tokens of a step by expert, is above the mean.
+template <class T>
+void follow_load(Tensor<T>& bias, const std::vector<int64_t>& load, T rate);
 
 /// What the two losses of the router are of this sequence, as parts of means over the step's tokens.
 template <class T>

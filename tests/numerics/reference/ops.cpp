@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "tests/numerics/reference/functions.h"
 #include "tests/numerics/reference/order.h"
@@ -24,33 +23,40 @@ Tensor<T> zeros(int64_t n) {
 
 template <class T>
 Tensor<T> linear(const Tensor<T>& x, const Tensor<T>& w, const Tensor<T>* bias, int64_t s, int64_t in, int64_t out) {
+  Tensor<T> columns = zeros<T>(in * out);
+  for (int64_t o = 0; o < out; ++o)
+    for (int64_t k = 0; k < in; ++k) columns[static_cast<size_t>(k * out + o)] = at(w, o * in + k);
+  const Leaves leaves = leaves_of(in);
   Tensor<T> y;
-  for (int64_t t = 0; t < s; ++t)
-    for (int64_t o = 0; o < out; ++o) {
-      const T sum = contract<T>(
-          in, [&](int64_t k) { return at(x, t * in + k); }, [&](int64_t k) { return at(w, o * in + k); });
-      y.push_back(bias ? sum + at(*bias, o) : sum);
-    }
+  for (int64_t t = 0; t < s; ++t) {
+    const auto sums = contract<T>(
+        leaves, out, [&](int64_t k) { return at(x, t * in + k); }, [&](int64_t k) { return &columns[static_cast<size_t>(k * out)]; });
+    for (int64_t o = 0; o < out; ++o) y.push_back(bias ? at(sums, o) + at(*bias, o) : at(sums, o));
+  }
   return y;
 }
 
 template <class T>
 Tensor<T> linear_input(const Tensor<T>& dy, const Tensor<T>& w, int64_t s, int64_t in, int64_t out) {
+  const Leaves leaves = leaves_of(out);
   Tensor<T> dx;
-  for (int64_t t = 0; t < s; ++t)
-    for (int64_t i = 0; i < in; ++i)
-      dx.push_back(contract<T>(
-          out, [&](int64_t o) { return at(dy, t * out + o); }, [&](int64_t o) { return at(w, o * in + i); }));
+  for (int64_t t = 0; t < s; ++t) {
+    const auto sums = contract<T>(
+        leaves, in, [&](int64_t o) { return at(dy, t * out + o); }, [&](int64_t o) { return &w[static_cast<size_t>(o * in)]; });
+    dx.insert(dx.end(), sums.begin(), sums.end());
+  }
   return dx;
 }
 
 template <class T>
 Tensor<T> linear_weight(const Tensor<T>& x, const Tensor<T>& dy, int64_t s, int64_t in, int64_t out) {
+  const Leaves leaves = leaves_of(s);
   Tensor<T> dw;
-  for (int64_t o = 0; o < out; ++o)
-    for (int64_t i = 0; i < in; ++i)
-      dw.push_back(contract<T>(
-          s, [&](int64_t t) { return at(dy, t * out + o); }, [&](int64_t t) { return at(x, t * in + i); }));
+  for (int64_t o = 0; o < out; ++o) {
+    const auto sums = contract<T>(
+        leaves, in, [&](int64_t t) { return at(dy, t * out + o); }, [&](int64_t t) { return &x[static_cast<size_t>(t * in)]; });
+    dw.insert(dw.end(), sums.begin(), sums.end());
+  }
   return dw;
 }
 
@@ -240,32 +246,30 @@ Part<T> merge(const Part<T>& a, const Part<T>& b) {
   return c;
 }
 
-/// The wanted places of leaf `leaf` of a sequence.
-std::vector<int64_t> places(int64_t leaf, int64_t s, const std::function<bool(int64_t)>& wanted) {
-  std::vector<int64_t> found;
-  for (int64_t t = leaf_begin(s, static_cast<int>(leaf)); t < leaf_begin(s, static_cast<int>(leaf) + 1); ++t)
-    if (wanted(t)) found.push_back(t);
-  return found;
-}
+/// By place of a sequence: the keys that its query sees, and the queries that see its key.
+struct Pairs {
+  std::vector<Leaves> keys, queries;
 
-template <class T, class A, class B>
-T chain_over(const std::vector<int64_t>& indices, const A& a, const B& b) {
-  return chain<T>(
-      0, static_cast<int64_t>(indices.size()), [&](int64_t i) { return a(indices[static_cast<size_t>(i)]); },
-      [&](int64_t i) { return b(indices[static_cast<size_t>(i)]); });
-}
+  Pairs(int64_t s, const Text& text) {
+    for (int64_t place = 0; place < s; ++place) {
+      keys.push_back(leaves_of(s, [&](int64_t j) { return text.sees(place, j, s); }));
+      queries.push_back(leaves_of(s, [&](int64_t i) { return text.sees(i, place, s); }));
+    }
+  }
+};
 
 }  // namespace
 
 template <class T>
 Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const Text& text) {
   const int64_t width = heads.width(), d = heads.dim;
+  const Pairs pairs(s, text);
   Attended<T> out{zeros<T>(s * heads.heads * d), {}};
   for (int64_t head = 0; head < heads.heads; ++head) {
     const int64_t group = head / heads.per_group(), q = heads.query(head), k = heads.key(group), v = heads.value(group);
     for (int64_t i = 0; i < s; ++i) {
       const auto leaf = [&](int64_t number) {
-        const std::vector<int64_t> keys = places(number, s, [&](int64_t j) { return text.sees(i, j, s); });
+        const std::vector<int64_t>& keys = pairs.keys[static_cast<size_t>(i)][static_cast<size_t>(number)];
         Part<T> part;
         std::vector<T> p;
         for (const int64_t j : keys) p.push_back(dot(qkv, i * width + q, qkv, j * width + k, d) * score_factor<T>(heads));
@@ -275,10 +279,9 @@ Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const
         for (T& x : p) x = exponential(x - part.max);
         const auto n = static_cast<int64_t>(p.size());
         part.sum = lanes<T>(n, [&](int64_t j) { return at(p, j); });
-        for (int64_t c = 0; c < d; ++c)
-          part.o.push_back(chain<T>(
-              0, n, [&](int64_t j) { return at(p, j); },
-              [&](int64_t j) { return at(qkv, keys[static_cast<size_t>(j)] * width + v + c); }));
+        part.o.resize(static_cast<size_t>(d));
+        for (int64_t j = 0; j < n; ++j)
+          link_chains(at(p, j), &qkv[static_cast<size_t>(keys[static_cast<size_t>(j)] * width + v)], d, part.o.data());
         return part;
       };
       const Part<T> all = tree_sum(0, 16, leaf, merge<T>);
@@ -314,50 +317,46 @@ Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const
       }
     }
   }
+  const auto put = [&](const std::vector<T>& sums, int64_t token, int64_t row) {
+    std::copy(sums.begin(), sums.end(), dqkv.begin() + token * width + row);
+  };
+  const Pairs pairs(s, text);
   for (int64_t head = 0; head < heads.heads; ++head)
     for (int64_t i = 0; i < s; ++i)
-      for (int64_t c = 0; c < d; ++c)
-        dqkv[static_cast<size_t>(i * width + heads.query(head) + c)] = tree<T>(16, [&](int64_t leaf) {
-          const auto keys = places(leaf, s, [&](int64_t j) { return text.sees(i, j, s); });
-          return chain_over<T>(
-                     keys, [&](int64_t j) { return at(ds, pair(head, i, j)); },
-                     [&](int64_t j) { return at(qkv, j * width + heads.key(head / heads.per_group()) + c); }) +
-                 T(0);
-        });
-  // The gradient of element c of the key or the value of token j: `weight` of each pair times `factor` of the query.
+      put(contract<T>(
+              pairs.keys[static_cast<size_t>(i)], d, [&](int64_t j) { return at(ds, pair(head, i, j)); },
+              [&](int64_t j) { return &qkv[static_cast<size_t>(j * width + heads.key(head / heads.per_group()))]; }, true),
+          i, heads.query(head));
+  // The gradient of the key or the value of token j: `weight` of each pair times the row `other` of the query.
   const auto of_key = [&](int64_t group, int64_t j, const auto& weight, const auto& other) {
-    return tree<T>(heads.per_group(), [&](int64_t member) {
-      const int64_t head = group * heads.per_group() + member;
-      return tree<T>(16, [&](int64_t leaf) {
-        const auto queries = places(leaf, s, [&](int64_t i) { return text.sees(i, j, s); });
-        return chain_over<T>(
-                   queries, [&](int64_t i) { return at(weight, pair(head, i, j)); }, [&](int64_t i) { return other(head, i); }) +
-               T(0);
-      });
-    });
+    std::vector<std::vector<T>> sums;
+    for (int64_t head = group * heads.per_group(); head < (group + 1) * heads.per_group(); ++head)
+      sums.push_back(contract<T>(
+          pairs.queries[static_cast<size_t>(j)], d, [&](int64_t i) { return at(weight, pair(head, i, j)); },
+          [&](int64_t i) { return other(head, i); }, true));
+    std::vector<T> joined;
+    for (size_t c = 0; c < static_cast<size_t>(d); ++c)
+      joined.push_back(tree<T>(heads.per_group(), [&](int64_t member) { return sums[static_cast<size_t>(member)][c]; }));
+    return joined;
   };
   for (int64_t group = 0; group < heads.kv_heads; ++group)
-    for (int64_t j = 0; j < s; ++j)
-      for (int64_t c = 0; c < d; ++c) {
-        dqkv[static_cast<size_t>(j * width + heads.key(group) + c)] =
-            of_key(group, j, ds, [&](int64_t head, int64_t i) { return at(qkv, i * width + heads.query(head) + c); });
-        dqkv[static_cast<size_t>(j * width + heads.value(group) + c)] =
-            of_key(group, j, p, [&](int64_t head, int64_t i) { return at(dout, (i * heads.heads + head) * d + c); });
-      }
+    for (int64_t j = 0; j < s; ++j) {
+      put(of_key(group, j, ds, [&](int64_t head, int64_t i) { return &qkv[static_cast<size_t>(i * width + heads.query(head))]; }), j,
+          heads.key(group));
+      put(of_key(group, j, p, [&](int64_t head, int64_t i) { return &dout[static_cast<size_t>((i * heads.heads + head) * d)]; }), j,
+          heads.value(group));
+    }
   return dqkv;
 }
 
 template <class T>
 Tensor<T> embedding_weight(const int32_t* ids, const Tensor<T>& dx, int64_t s, int64_t h, int64_t vocab) {
-  Tensor<T> dtable;
-  for (int64_t row = 0; row < vocab; ++row)
-    for (int64_t i = 0; i < h; ++i)
-      dtable.push_back(tree<T>(16, [&](int64_t leaf) {
-        T sum = 0;
-        for (const int64_t t : places(leaf, s, [](int64_t) { return true; }))
-          if (ids[t] == row) sum += at(dx, t * h + i);
-        return sum;
-      }));
+  Tensor<T> dtable = zeros<T>(16 * vocab * h);
+  const Leaves leaves = leaves_of(s);
+  for (int64_t leaf = 0; leaf < 16; ++leaf)
+    for (const int64_t t : leaves[static_cast<size_t>(leaf)])
+      for (int64_t i = 0; i < h; ++i) dtable[static_cast<size_t>((leaf * vocab + ids[t]) * h + i)] += at(dx, t * h + i);
+  join(dtable, vocab * h);
   return dtable;
 }
 

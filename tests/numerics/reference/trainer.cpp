@@ -32,6 +32,8 @@ template <class T>
 Contribution<T> add_contributions(Contribution<T> a, const Contribution<T>& b) {
   a.nll = a.nll + b.nll;
   for (size_t i = 0; i < a.gradients.size(); ++i) a.gradients[i] = add(a.gradients[i], b.gradients[i]);
+  for (size_t l = 0; l < a.load.size(); ++l)
+    for (size_t e = 0; e < a.load[l].size(); ++e) a.load[l][e] += b.load[l][e];
   return a;
 }
 
@@ -74,6 +76,8 @@ Trainer<T>::Trainer(const Model& model, const Train& train, int64_t sequences, c
       packed_(packed),
       heads_{model.heads, model.kv_heads, model.head_dim},
       parameters_(parameters_of(model)) {
+  if (model.experts.has_bias())
+    router_biases_.assign(static_cast<size_t>(model.layers), Tensor<T>(static_cast<size_t>(model.experts.count), T(0)));
   for (const ModelParameter& p : parameters_) {
     const size_t number = values_.size();
     index_[p.name] = number;
@@ -129,6 +133,11 @@ ExpertWeights<T> Trainer<T>::experts(int64_t layer) const {
 }
 
 template <class T>
+const Tensor<T>* Trainer<T>::router_bias(int64_t layer) const {
+  return model_.experts.has_bias() ? &router_biases_[static_cast<size_t>(layer)] : nullptr;
+}
+
+template <class T>
 auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence, const Text& text) const -> LayerState {
   const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.heads * model_.head_dim;
   const auto name = [&](const char* part) { return in_layer(layer, part); };
@@ -147,7 +156,7 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
   l.x1 = add_residual(x, z, bias(name("attn.bo")), static_cast<size_t>(h));
   l.n2 = normed(l.x1, name("mlp.norm"));
   if (model_.is_mixture(layer)) {
-    l.mixed = mix(l.n2.y, experts(layer), model_.experts, s, h);
+    l.mixed = mix(l.n2.y, experts(layer), router_bias(layer), model_.experts, s, h);
     z = l.mixed.z;
     if (const int64_t shared = model_.experts.shared * model_.experts.ffn; shared > 0) {
       l.u = linear<T>(l.n2.y, value(name("moe.shared.wup")), nullptr, s, h, 2 * shared);
@@ -278,6 +287,13 @@ Contribution<T> Trainer<T>::contribution(std::span<const int32_t> row, int64_t s
   const SequenceState state = forward(row, sequence);
   Contribution<T> c;
   c.nll = state.entropy.nll;
+  for (const LayerState& layer : state.layers) {
+    if (!model_.experts.has_bias()) break;
+    std::vector<int64_t> load(static_cast<size_t>(model_.experts.count));
+    for (const auto& chosen : layer.mixed.chosen)
+      for (const int64_t e : chosen) ++load[static_cast<size_t>(e)];
+    c.load.push_back(std::move(load));
+  }
   for (const Tensor<T>& value : values_) c.gradients.emplace_back(value.size(), T(0));
 
   const size_t embedding = index("embed.tokens");
@@ -398,7 +414,13 @@ template <class T>
 T Trainer<T>::step(std::span<const int32_t> tokens) {
   const Contribution<T> sum = gradients(tokens);
   update(sum.gradients);
+  follow(sum.load);
   return sum.nll;
+}
+
+template <class T>
+void Trainer<T>::follow(const std::vector<std::vector<int64_t>>& load) {
+  for (size_t l = 0; l < load.size(); ++l) follow_load(router_biases_[l], load[l], T(model_.experts.bias_update_rate));
 }
 
 template class Trainer<float>;

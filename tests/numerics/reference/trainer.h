@@ -25,6 +25,7 @@ template <class T>
 struct Contribution {
   T nll = 0;
   Tensors<T> gradients;
+  std::vector<std::vector<int64_t>> load;  ///< by layer and expert: tokens that went there. Empty without biases of routers
 };
 
 /// Trains `model` as `train` says: G = `sequences` sequences a step, of which `micro_batch` and `grad_accumulation` say nothing
@@ -42,6 +43,8 @@ class Trainer {
 
   /// The optimizer's part of a step: `gradients` in the order of the parameters.
   void update(const Tensors<T>& gradients);
+  /// The routers' part of a step: biases follow the tokens that went to each expert.
+  void follow(const std::vector<std::vector<int64_t>>& load);
 
   /// Loss and summed gradients of the step to come; with a tied head the two gradients are added and the tensor at the end dropped.
   Contribution<T> gradients(std::span<const int32_t> tokens) const;
@@ -57,6 +60,8 @@ class Trainer {
   Tensors<T>& values() { return values_; }
   const Tensor<T>& value(const std::string& name) const { return values_[index(name)]; }
   int64_t steps() const { return step_; }
+  /// What is added to the scores of a layer's experts for the choice; null: nothing.
+  const Tensor<T>* router_bias(int64_t layer) const;
 
  private:
   struct LayerState;
@@ -97,6 +102,7 @@ class Trainer {
   std::vector<ModelParameter> parameters_;
   std::map<std::string, size_t> index_;
   Tensors<T> values_, first_moment_, second_moment_;
+  Tensors<T> router_biases_;  ///< by layer
   int64_t step_ = 0;
 };
 
