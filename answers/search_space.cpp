@@ -358,6 +358,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
       return refusal(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
     // What shardlab's own executor has besides is as sweep files have it where they do not say.
     auto rest = std::make_shared<Case>();
+    rest->model = *model;
     rest->layout.bucket_bytes = kBucketBytes;
     auto prepared = prepare(shape, task.machine, *profile, {}, rest);
     if (!prepared.ok()) return prepared.error();

@@ -178,6 +178,7 @@ void BatchSink::append(const CaseOutcome& outcome) {
 
 void BatchSink::flush() {
   if (!waiting_.empty()) directory_.append(std::span<const CaseOutcome>(waiting_));
+  directory_.save();  // what a large directory took one by one
   waiting_.clear();
   saved_ = std::chrono::steady_clock::now();
 }

@@ -252,22 +252,6 @@ void visit_fields(V& v, T& x) {
 /// Whether a case is kept by the key: by all that it holds but its machine's.
 bool is_kept(const CaseKey& key) { return key.get != nullptr && !key.path.starts_with("machine."); }
 
-/// A key of a stored case, and the text of it in a case where nothing is said.
-struct KeptKey {
-  const CaseKey* key;
-  std::string unset;
-};
-
-const std::vector<KeptKey>& kept_keys() {
-  static const std::vector<KeptKey> keys = [] {
-    std::vector<KeptKey> kept;
-    for (const CaseKey& key : case_keys())
-      if (is_kept(key)) kept.push_back({&key, key.get(Case())});
-    return kept;
-  }();
-  return keys;
-}
-
 /// Structs whose zeros are left out: most of their fields are, and every field begins as one.
 template <class T>
 inline constexpr bool kIsSparse =
@@ -277,7 +261,8 @@ inline constexpr bool kIsSparse =
 /// JSON has no nan and no infinity: those are written as words.
 class Writer {
  public:
-  explicit Writer(std::string& out, bool sparse = false) : out_(out), sparse_(sparse) {}
+  explicit Writer(std::string& out, const CaseDefaults& defaults = CaseDefaults::of_build(), bool sparse = false)
+      : out_(out), defaults_(defaults), sparse_(sparse) {}
 
   template <class T>
   void operator()(const char* key, const T& value) {
@@ -306,8 +291,7 @@ class Writer {
     } else if constexpr (std::is_same_v<T, Case>) {  // by its keys; the machine is kept apart
       Writer keys(out_);
       out_ += '{';
-      for (const auto& [key, unset] : kept_keys())
-        if (const std::string said = key->get(value); said != unset) keys.name(key->path), keys.text(said);
+      defaults_.for_each_said(value, [&](std::string_view path, std::string_view said) { keys.name(path), keys.text(said); });
       out_ += '}';
     } else if constexpr (kIsOptional<T> || kIsShared<T>) {
       write(*value);
@@ -324,7 +308,7 @@ class Writer {
       for (const auto& [k, v] : value) map.name(k), map.write(v);
       out_ += '}';
     } else {
-      Writer inner(out_, kIsSparse<T>);
+      Writer inner(out_, defaults_, kIsSparse<T>);
       out_ += '{';
       visit_fields(inner, value);
       out_ += '}';
@@ -355,13 +339,15 @@ class Writer {
   }
 
   std::string& out_;
+  const CaseDefaults& defaults_;
   bool sparse_, first_ = true;
 };
 
 /// Reads an object. The first value of a wrong kind is remembered; everything else keeps its default.
 class Reader {
  public:
-  Reader(const Parsed& object, std::string& fault) : object_(object), fault_(fault) {}
+  Reader(const Parsed& object, std::string& fault, const CaseDefaults& defaults)
+      : object_(object), fault_(fault), defaults_(defaults) {}
 
   template <class T>
   void operator()(const char* key, T& value) {
@@ -391,6 +377,7 @@ class Reader {
       return false;
     } else if constexpr (std::is_same_v<T, Case>) {
       if (!json.is_object()) return false;
+      value = defaults_.unsaid();
       for (const auto& [path, text] : json.items()) {
         const CaseKey* key = find_key(path);
         if (key == nullptr || key->get == nullptr || !text.is_string() || !restore(*key, value, text.template get<std::string>())) {
@@ -420,7 +407,7 @@ class Reader {
       return true;
     } else {
       if (!json.is_object()) return false;
-      Reader inner(json, fault_);
+      Reader inner(json, fault_, defaults_);
       visit_fields(inner, value);
       return true;
     }
@@ -444,6 +431,7 @@ class Reader {
 
   const Parsed& object_;
   std::string& fault_;
+  const CaseDefaults& defaults_;
 };
 
 template <class T>
@@ -454,7 +442,7 @@ std::string to_text(const T& value) {
 }
 
 template <class T>
-Result<T> from_text(std::string_view text, std::string_view what) {
+Result<T> from_text(std::string_view text, std::string_view what, const CaseDefaults& defaults = CaseDefaults::of_build()) {
   const bool deep = json_depth(text) > limits::kJsonDepth;  // what is quoted of it is printed with recursion
   const Parsed json = deep ? Parsed() : Parsed::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object())
@@ -462,7 +450,7 @@ Result<T> from_text(std::string_view text, std::string_view what) {
                  "the store is damaged; run the sweep again into a new directory"};
   T value;
   std::string fault;
-  Reader reader(json, fault);
+  Reader reader(json, fault, defaults);
   visit_fields(reader, value);
   if (!fault.empty())
     return Error{ExitCode::kUsage, fmt::format("the stored {} cannot be read: {}", what, fault),
@@ -472,14 +460,46 @@ Result<T> from_text(std::string_view text, std::string_view what) {
 
 }  // namespace
 
+const CaseDefaults& CaseDefaults::of_build() {
+  static const CaseDefaults defaults = [] {
+    CaseDefaults of_build;
+    for (const CaseKey& key : case_keys())
+      if (is_kept(key)) of_build.keys_.push_back({&key, key.get(Case()), true});
+    return of_build;
+  }();
+  return defaults;
+}
+
+Result<CaseDefaults> CaseDefaults::of(std::span<const Text> texts) {
+  CaseDefaults out = of_build();
+  for (Key& key : out.keys_) {
+    const auto found = std::ranges::find(texts, key.key->path, &Text::first);
+    key.has_text = found != texts.end();
+    if (!key.has_text || found->second == key.text) continue;
+    key.text = found->second;
+    if (!restore(*key.key, out.unsaid_, key.text))
+      return Error{ExitCode::kUsage, fmt::format("the stored default of `{}` cannot be read: {}", key.key->path, key.text.substr(0, 60)),
+                   "it was written by another version of shardlab, or damaged; run the sweep again into a new directory"};
+  }
+  return out;
+}
+
+std::vector<CaseDefaults::Text> CaseDefaults::texts() const {
+  std::vector<Text> texts;
+  for (const Key& key : keys_) texts.emplace_back(key.key->path, key.text);
+  return texts;
+}
+
 std::string outcome_to_json(const CaseOutcome& outcome) { return to_text(outcome); }
-void outcome_to_json(const CaseOutcome& outcome, std::string& text) {
+void outcome_to_json(const CaseOutcome& outcome, const CaseDefaults& defaults, std::string& text) {
   text.clear();
-  Writer(text).write(outcome);
+  Writer(text, defaults).write(outcome);
 }
 std::string machine_to_json(const Machine& machine) { return to_text(machine); }
 std::string run_to_json(const RunMetadata& run) { return to_text(run); }
-Result<CaseOutcome> outcome_from_json(std::string_view text) { return from_text<CaseOutcome>(text, "outcome"); }
+Result<CaseOutcome> outcome_from_json(std::string_view text, const CaseDefaults& defaults) {
+  return from_text<CaseOutcome>(text, "outcome", defaults);
+}
 Result<Machine> machine_from_json(std::string_view text) { return from_text<Machine>(text, "machine"); }
 Result<RunMetadata> run_from_json(std::string_view text) { return from_text<RunMetadata>(text, "run metadata"); }
 

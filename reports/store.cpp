@@ -108,7 +108,7 @@ void read_ops(sqlite3* handle, std::string_view case_id, const ById& by_id) {
 }
 
 /// One case, or all when `case_id` is empty, in the order of first appending.
-std::vector<CaseOutcome> read_outcomes(sqlite3* handle, std::string_view case_id) {
+std::vector<CaseOutcome> read_outcomes(sqlite3* handle, const CaseDefaults& defaults, std::string_view case_id) {
   std::map<std::string, Machine> machines;
   std::vector<CaseOutcome> out;
   for (Selection s(
@@ -116,7 +116,7 @@ std::vector<CaseOutcome> read_outcomes(sqlite3* handle, std::string_view case_id
            "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases",
            "position", case_id);
        s->step();) {
-    out.push_back(stored(outcome_from_json(s->text(0))));
+    out.push_back(stored(outcome_from_json(s->text(0), defaults)));
     const auto [machine, fresh] = machines.try_emplace(s->text(1));
     if (fresh) machine->second = stored(machine_from_json(s->text(2)));
     out.back().config.machine = machine->second;
@@ -211,9 +211,28 @@ Result<Store> Store::open_with(const std::string& path, bool create) {
                  fmt::format("{} was written by an older shardlab: store version {}, this program reads version {}", path, version,
                              kStoreVersion),
                  "read it with that shardlab, and run the sweep again into another directory with --out", ""};
+  SHARDLAB_TRY(store.read_defaults());
+  if (create) store.keep_new_defaults();
   if (create && !store.has_columns_of_this_build()) store.project_cases_anew();
   if (!create) sqlite::execute(raw, "PRAGMA query_only = 1");
   return store;
+}
+
+Result<void> Store::read_defaults() {
+  std::vector<CaseDefaults::Text> texts;
+  for (Query s(handle_.get(), "SELECT key, value FROM defaults"); s.step();) texts.emplace_back(s.text(0), s.text(1));
+  Result<CaseDefaults> defaults = CaseDefaults::of(texts);
+  if (!defaults.ok()) return defaults.error();
+  defaults_ = std::move(defaults).value();
+  return {};
+}
+
+/// A key that no case of the store has is left out from here on where it is at this build's default: earlier cases are read with that.
+void Store::keep_new_defaults() {
+  if (defaults_.complete()) return;
+  Query insert(handle_.get(), "INSERT OR IGNORE INTO defaults VALUES (?, ?)");
+  for (const auto& [key, value] : defaults_.texts()) insert.bind(1, key).bind(2, value).run();
+  SHARDLAB_CHECK(read_defaults().ok(), "a default of this build cannot be read");
 }
 
 bool Store::has_columns_of_this_build() const {
@@ -243,8 +262,9 @@ void write_case(Query& row, std::span<const Value> values, std::string_view mach
 /// Writes outcomes with statements that are prepared once: preparing them takes longer than running them.
 class CaseWriter {
  public:
-  explicit CaseWriter(sqlite3* handle)
-      : machine_(handle, "INSERT OR IGNORE INTO machines VALUES (?, ?)"),
+  CaseWriter(sqlite3* handle, const CaseDefaults& defaults)
+      : defaults_(defaults),
+        machine_(handle, "INSERT OR IGNORE INTO machines VALUES (?, ?)"),
         row_(handle, upsert_case_sql()),
         no_losses_(handle, "DELETE FROM losses WHERE case_id = ?"),
         no_ops_(handle, "DELETE FROM ops WHERE case_id = ?"),
@@ -259,7 +279,7 @@ class CaseWriter {
       machine_key_ = fmt::format("{:016x}", hash_text(text));
       machine_.bind(1, machine_key_).bind(2, text).run();
     }
-    outcome_to_json(outcome, json_);
+    outcome_to_json(outcome, defaults_, json_);
     write_case(row_, values, machine_key_, json_);
     no_losses_.bind(1, outcome.case_id).run();
     no_ops_.bind(1, outcome.case_id).run();
@@ -290,6 +310,7 @@ class CaseWriter {
     }
   }
 
+  const CaseDefaults& defaults_;
   Query machine_, row_, no_losses_, no_ops_, loss_, op_;
   Machine last_;
   std::string machine_key_;  ///< of that
@@ -300,7 +321,8 @@ class CaseWriter {
 
 /// What `add` has not saved yet.
 struct Store::Unsaved {
-  explicit Unsaved(sqlite3* handle) : writer(handle) {}
+  Unsaved(sqlite3* handle, CaseDefaults defaults) : defaults(std::move(defaults)), writer(handle, this->defaults) {}
+  const CaseDefaults defaults;
   std::optional<sqlite::Transaction> transaction;
   CaseWriter writer;
   std::chrono::steady_clock::time_point saved = std::chrono::steady_clock::now();
@@ -312,11 +334,11 @@ void Store::add(const CaseOutcome& outcome, std::span<const Value> row) {
   if (!unsaved_) {
     // The index of a million ids: what does not fit is read again for every row.
     sqlite::execute(handle_.get(), "PRAGMA cache_size = -49152");
-    unsaved_.reset(new Unsaved(handle_.get()));
+    unsaved_.reset(new Unsaved(handle_.get(), defaults_));
   }
   if (!unsaved_->transaction) unsaved_->transaction.emplace(handle_.get());
   unsaved_->writer.write(outcome, row);
-  if (std::chrono::steady_clock::now() - unsaved_->saved > std::chrono::seconds(1)) save();
+  if (std::chrono::steady_clock::now() - unsaved_->saved >= interval_) save();
 }
 
 void Store::save() {
@@ -329,7 +351,7 @@ void Store::save() {
 /// Every column of `cases` is a projection of the outcome beside it. The outcomes' own texts are kept as they are: they may hold
 /// what only the other build understands.
 void Store::project_cases_anew() {
-  const std::vector<CaseOutcome> outcomes = read_outcomes(handle_.get(), {});
+  const std::vector<CaseOutcome> outcomes = read_outcomes(handle_.get(), defaults_, {});
   std::vector<std::pair<std::string, std::string>> kept;
   for (Query s(handle_.get(), "SELECT machine_key, outcome FROM cases ORDER BY position"); s.step();)
     kept.emplace_back(s.text(0), s.text(1));
@@ -357,6 +379,9 @@ void Store::create_schema() {
   sqlite::execute(handle_.get(), fmt::format("PRAGMA user_version = {}", kStoreVersion));
   sqlite::execute(handle_.get(), "CREATE TABLE runs (run INTEGER PRIMARY KEY, metadata TEXT NOT NULL)");
   sqlite::execute(handle_.get(), "CREATE TABLE machines (machine_key TEXT PRIMARY KEY, machine TEXT NOT NULL)");
+  sqlite::execute(handle_.get(), "CREATE TABLE defaults (key TEXT PRIMARY KEY, value TEXT NOT NULL)");
+  SHARDLAB_CHECK(read_defaults().ok(), "a store without defaults cannot be read");
+  keep_new_defaults();
   create_cases();
   sqlite::execute(
       handle_.get(),
@@ -378,7 +403,7 @@ void Store::append(const CaseOutcome& outcome) { append({&outcome, 1}); }
 void Store::append(std::span<const CaseOutcome> outcomes) {
   save();
   sqlite::Transaction transaction(handle_.get());
-  CaseWriter writer(handle_.get());
+  CaseWriter writer(handle_.get(), defaults_);
   for (const CaseOutcome& given : outcomes) {
     if (!given.program_version.empty()) {
       writer.write(given);
@@ -393,12 +418,12 @@ void Store::append(std::span<const CaseOutcome> outcomes) {
 
 std::optional<CaseOutcome> Store::recorded(std::string_view case_id, std::string_view program_version) const {
   SHARDLAB_CHECK(!case_id.empty(), "recorded() was asked for a case without an id");
-  std::vector<CaseOutcome> found = read_outcomes(handle_.get(), case_id);
+  std::vector<CaseOutcome> found = read_outcomes(handle_.get(), defaults_, case_id);
   if (found.empty() || found.front().program_version != program_version) return std::nullopt;
   return std::move(found.front());
 }
 
-std::vector<CaseOutcome> Store::outcomes() const { return read_outcomes(handle_.get(), {}); }
+std::vector<CaseOutcome> Store::outcomes() const { return read_outcomes(handle_.get(), defaults_, {}); }
 
 std::vector<std::string> Store::case_ids() const {
   std::vector<std::string> ids;
@@ -422,7 +447,7 @@ void Store::for_each(const std::function<void(CaseOutcome)>& visit) const {
                "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases "
                "ORDER BY position");
        s.step();) {
-    CaseOutcome outcome = stored(outcome_from_json(s.text(0)));
+    CaseOutcome outcome = stored(outcome_from_json(s.text(0), defaults_));
     const auto [machine, fresh] = machines.try_emplace(s.text(1));
     if (fresh) machine->second = stored(machine_from_json(s.text(2)));
     outcome.config.machine = machine->second;

@@ -1,6 +1,7 @@
 // The results store: one SQLite file for each run directory, appended to after every case, so that nothing measured is lost.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "plan/base/result.h"
 #include "plan/outcome.h"
 #include "reports/metadata.h"
+#include "reports/outcome_json.h"
 #include "reports/run_lock.h"
 #include "reports/table.h"
 
@@ -24,10 +26,10 @@ namespace shardlab::reports {
 
 /// Version of the store's schema. A store of another version is refused, with what to do. The columns of `cases` are no part of it:
 /// a store whose columns are those of another build is brought up to date when it is opened for writing.
-inline constexpr int kStoreVersion = 2;
+inline constexpr int kStoreVersion = 3;
 
-/// results.sqlite. Tables: `runs` (metadata as JSON), `machines`, `cases` (every result column, and the whole outcome as
-/// JSON), `losses`, `ops`. All columns of `cases` are projections of the outcome, for SQL; reading back uses the outcome.
+/// results.sqlite. Tables: `runs` (metadata as JSON), `machines`, `defaults` (what a case leaves out), `cases` (every result column, and
+/// the whole outcome as JSON), `losses`, `ops`. All columns of `cases` are projections of the outcome, for SQL; reading back uses the outcome.
 /// Every function throws a WorldError with a remedy when the disk is full, the file is locked or damaged.
 class Store {
  public:
@@ -47,10 +49,11 @@ class Store {
   void append(const CaseOutcome& outcome);
   /// The same of many, in one transaction.
   void append(std::span<const CaseOutcome> outcomes);
-  /// The same of one of many that come fast, and have a program version: saved with others, once a second, and by `save`. `row` is
-  /// the value of every column.
+  /// The same of one of many that come fast, and have a program version: saved with others, once in an interval, and by `save`. `row`
+  /// is the value of every column.
   void add(const CaseOutcome& outcome, std::span<const Value> row);
   void save();
+  void save_every(std::chrono::nanoseconds interval) { interval_ = interval; }
 
   /// The outcome stored for this case by this build of the program.
   std::optional<CaseOutcome> recorded(std::string_view case_id, std::string_view program_version) const;
@@ -80,9 +83,13 @@ class Store {
   void create_cases();
   bool has_columns_of_this_build() const;
   void project_cases_anew();
+  Result<void> read_defaults();
+  void keep_new_defaults();
 
   std::unique_ptr<sqlite3, Close> handle_;
+  CaseDefaults defaults_ = CaseDefaults::of_build();
   std::unique_ptr<Unsaved, Drop> unsaved_;
+  std::chrono::nanoseconds interval_ = std::chrono::seconds(1);
   std::string path_;
   std::string program_version_;
 };
@@ -111,6 +118,8 @@ class RunDirectory {
   /// or with the next; until `finish`, the last may not be saved.
   bool is_large() const { return !in_memory_; }
   void add(const CaseOutcome& outcome);
+  /// Saves what `add` took.
+  void save() { store_.save(); }
   /// Brings the CSV up to date; to be called once at the end.
   void finish();
   const Store& store() const { return store_; }

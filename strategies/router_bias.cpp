@@ -4,7 +4,8 @@
 // Backward of a layer counts the tokens that forward sent to each expert, so that a forward that runs again counts nothing. Counts are
 // added up over the micro-batches of the step, and once a step over the ranks with other tokens. Counts are whole numbers: the order of their
 // sum does not matter. Ranks of tp choose alike and count alike. Biases change after the last backward, so that a forward that runs again
-// chooses as the first time. A step without an update (fp16, guard) leaves biases as they are; Megatron-LM moves them in such steps too.
+// chooses as the first time. A step without an update (fp16, guard) leaves biases as they are; Megatron-LM moves them in such steps too
+// (core/distributed/finalize_model_grads.py, which runs before the optimizer looks for overflows).
 //
 // Shapes   bias and load f32[e] a layer with experts
 // Adds     per step and stage an all-reduce of e f32 a layer over dp and cp

@@ -7,6 +7,7 @@
 
 #include "reports/format.h"
 #include "reports/table.h"
+#include "answers/words.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
@@ -427,6 +428,16 @@ TEST_CASE("a margin is kept free, and prices come from the flag, else from the m
   CHECK(wide["predicted_usd"].get<double>() == Approx(4 * wide["predicted_device_hours"].get<double>()));
   const auto listed = best("");
   CHECK(listed["predicted_usd"].get<double>() == Approx(3.99 * listed["predicted_device_hours"].get<double>()));
+}
+
+TEST_CASE("tokens of a run are a number above 0, in billions too") {
+  CHECK(parse_tokens("300B") == 300e9);
+  CHECK(parse_tokens("1.5B") == 1.5e9);
+  CHECK(parse_tokens("1.4T") == 1.4e12);
+  for (const char* no : {"", "B", "0", "0B", "-1B", "3TB", "3 B", "3b", "nanB"}) {
+    INFO(no);
+    CHECK(!parse_tokens(no).has_value());
+  }
 }
 
 TEST_CASE("what makes no search is refused in words") {

@@ -184,10 +184,10 @@ TEST_CASE("a newer store, a foreign file and a missing one are refused with what
   const Folder folder;
   const std::string path = folder / "results.sqlite";
   opened(path);
-  sql(path, "PRAGMA user_version = 3");
+  sql(path, "PRAGMA user_version = 4");
   const Result<Store> newer = Store::open(path);
   REQUIRE_FALSE(newer.ok());
-  CHECK(newer.error().message == path + " was written by a newer shardlab: store version 3, this program reads up to 2");
+  CHECK(newer.error().message == path + " was written by a newer shardlab: store version 4, this program reads up to 3");
   CHECK(newer.error().hint == "use that shardlab, or choose another directory with --out");
 
   sql(path, "PRAGMA user_version = 0");
@@ -195,7 +195,7 @@ TEST_CASE("a newer store, a foreign file and a missing one are refused with what
     const Result<Store> older = open(path);
     REQUIRE_FALSE(older.ok());
     CHECK(older.error().code == ExitCode::kUsage);
-    CHECK(older.error().message == path + " was written by an older shardlab: store version 0, this program reads version 2");
+    CHECK(older.error().message == path + " was written by an older shardlab: store version 0, this program reads version 3");
     CHECK(older.error().hint == "read it with that shardlab, and run the sweep again into another directory with --out");
   }
 
@@ -422,31 +422,61 @@ TEST_CASE("a stored case leaves out the keys at their defaults: no value of a ke
   }
 }
 
-TEST_CASE("cases that come fast are saved within a second, and at once when asked") {
+TEST_CASE("cases that come fast are saved once in an interval, and at once when asked") {
   const Folder folder;
   const std::string path = folder / "results.sqlite";
   Store store = opened(path);
   CaseOutcome outcome = sweep_outcomes().front();
   outcome.program_version = "0.1.0";
-  const auto row = [&] {
-    std::vector<Value> values;
-    for (const CaseColumn& c : case_columns()) values.push_back(c.get(outcome));
-    return values;
+  const auto add = [&](const char* id) {
+    outcome.case_id = id;
+    std::vector<Value> row;
+    for (const CaseColumn& c : case_columns()) row.push_back(c.get(outcome));
+    store.add(outcome, row);
   };
-  for (int i = 0; i < 3; ++i) {
-    outcome.case_id = "case" + std::to_string(i);
-    store.add(outcome, row());
-  }
+  store.save_every(std::chrono::hours(1));
+  add("first"), add("second"), add("third");
   CHECK(opened(path).size() == 0);
   store.save();
   CHECK(opened(path).size() == 3);
-  outcome.case_id = "late";
-  store.add(outcome, row());
-  ::usleep(1'100'000);
-  outcome.case_id = "later";
-  store.add(outcome, row());
+  add("fourth");
+  CHECK(opened(path).size() == 3);
+  store.save_every(std::chrono::seconds(0));
+  add("fifth");
   CHECK(opened(path).size() == 5);
+  store.save_every(std::chrono::hours(1));
+  add("sixth");
   outcome.case_id = "last";
   store.append(outcome);  // what was not saved yet is saved first, and keeps its place
-  CHECK(opened(path).case_ids() == std::vector<std::string>{"case0", "case1", "case2", "late", "later", "last"});
+  CHECK(opened(path).case_ids() == std::vector<std::string>{"first", "second", "third", "fourth", "fifth", "sixth", "last"});
+}
+
+TEST_CASE("a key that a stored case leaves out is what it was when the store was made") {
+  const Folder folder;
+  const std::string path = folder / "results.sqlite";
+  CaseOutcome outcome = sweep_outcomes().front();
+  outcome.case_id = "old", outcome.config.train.seed = Train().seed;
+  opened(path).append(outcome);
+  SECTION("another build has another default") {
+    sql(path, "UPDATE defaults SET value = '77' WHERE key = 'train.seed'");
+    Store store = opened(path);
+    CHECK(store.outcomes().front().config.train.seed == 77);
+    outcome.case_id = "new";
+    store.append(outcome);
+    CHECK(opened(path).recorded("new", outcome.program_version)->config.train.seed == Train().seed);
+    outcome.case_id = "same", outcome.config.train.seed = 77;
+    store.append(outcome);
+    CHECK(opened(path).recorded("same", outcome.program_version)->config.train.seed == 77);
+  }
+  SECTION("the build that made the store did not have the key") {
+    sql(path, "DELETE FROM defaults WHERE key = 'train.seed'");
+    CHECK(opened(path).outcomes().front().config.train.seed == Train().seed);
+    CHECK(text_of(path, "SELECT value FROM defaults WHERE key = 'train.seed'") == std::to_string(Train().seed));
+  }
+  SECTION("a default is damaged") {
+    sql(path, "UPDATE defaults SET value = 'fp7' WHERE key = 'train.precision'");
+    const auto refused = Store::open_existing(path);
+    REQUIRE(!refused.ok());
+    CHECK(refused.error().message.find("train.precision") != std::string::npos);
+  }
 }

@@ -365,6 +365,21 @@ TEST_CASE("shardlab's parts of sequences and of experts are proposed, with the b
   CHECK(held(small(mixtral_8x7b(), 16), space).estimate.wire[static_cast<size_t>(analytic::WireUse::kExpert)] > 0);
 }
 
+TEST_CASE("layouts of a model have what no shape says of it") {
+  Case config;
+  config.model = {.name = "tiny", .family = Family::kLlama, .layers = 4, .hidden = 64, .heads = 8, .kv_heads = 4, .head_dim = 8};
+  config.model.ffn = 128, config.model.vocab = 64;
+  config.model.experts = {.count = 4, .top_k = 2, .ffn = 64, .sigmoid = true, .balance = 0.01f, .every = 2, .bias_update_rate = 0.001f};
+  config.machine = machine(1);
+  const auto prepared = analytic::prepare(config);
+  REQUIRE(prepared.ok());
+  Estimator estimator(*prepared);
+  const Case* executed =
+      estimator.executed({.dp = 2, .precision = Precision::kFp32, .micro_batch = 1, .grad_accumulation = 2, .seq_len = 32});
+  REQUIRE(executed != nullptr);
+  CHECK(executed->model == config.model);
+}
+
 TEST_CASE("ranked layouts have the bytes that `memory` tells of them, and what then does not fit is taken out") {
   const std::vector<Study> studies = studies_on(llama_8b(), "megatron", {8});
   Space space{.devices = {8}, .seq_len = 4096, .sequences = 16};

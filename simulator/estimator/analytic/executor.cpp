@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <utility>
 
 #include "simulator/estimator/analytic/inside.h"
 #include "simulator/estimator/analytic/known.h"
@@ -10,7 +12,7 @@
 namespace shardlab::simulator::analytic {
 namespace {
 
-/// The model of a shape, where it is one that is executed. What no byte depends on (scores, losses of experts) is as in any model.
+/// The model of a shape, where it is one that is executed. What a shape does not say is as in any model.
 std::optional<Model> model_of(const ModelShape& s) {
   const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
   const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
@@ -37,20 +39,17 @@ OffloadTo place_of(Medium m) {
   return m == Medium::kDevice ? OffloadTo::kNone : m == Medium::kCpu ? OffloadTo::kCpu : OffloadTo::kNvme;
 }
 
-ContextKind kind_of(CpKind kind) {
-  switch (kind) {
-    case CpKind::kRing: return ContextKind::kRing;
-    case CpKind::kZigzag: return ContextKind::kZigzag;
-    case CpKind::kStriped: return ContextKind::kStriped;
-    case CpKind::kAllGather: return ContextKind::kAllGather;
-    case CpKind::kUlysses: return ContextKind::kUlysses;
-  }
-  return ContextKind::kNone;
-}
+/// What a case calls each kind that a point has.
+constexpr std::pair<CpKind, ContextKind> kContextKinds[] = {{CpKind::kRing, ContextKind::kRing},
+                                                     {CpKind::kZigzag, ContextKind::kZigzag},
+                                                     {CpKind::kStriped, ContextKind::kStriped},
+                                                     {CpKind::kAllGather, ContextKind::kAllGather},
+                                                     {CpKind::kUlysses, ContextKind::kUlysses}};
 
 void set_layout(const Point& p, Case& c) {
   c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero, c.layout.hybrid_shard = p.hybrid_shard;
-  c.layout.cp = p.cp, c.layout.cp_kind = p.cp > 1 ? kind_of(p.cp_kind) : ContextKind::kNone, c.layout.ep = p.ep;
+  c.layout.cp = p.cp, c.layout.ep = p.ep;
+  c.layout.cp_kind = p.cp > 1 ? std::ranges::find(kContextKinds, p.cp_kind, &std::pair<CpKind, ContextKind>::first)->second : ContextKind::kNone;
   c.layout.overlap = p.overlap != 0;
   c.layout.sequence_parallel = p.sequence_parallel;
   if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
@@ -69,7 +68,8 @@ ExecutorCases::ExecutorCases(const Prepared::Inside& in) {
   possible_ = true, held_ = in.profile.can != Abilities{};
   if (in.rest) rest_ = *in.rest;
   case_ = rest_;
-  case_.model = *model;
+  // Losses of experts, their biases and the layers that have them take bytes, and no shape says them.
+  if (shape_of(rest_.model) != in.shape) case_.model = *model;
   case_.machine = in.machine;
 }
 
@@ -189,15 +189,10 @@ Error no_form(std::string what, std::string hint) {
 Result<void> read_context(const Case& c, Point& p) {
   if (c.model.is_mixture() && c.model.experts.every > 1 && c.layout.pp > 1)
     return no_form("a pipeline of layers with experts among layers without", "resolution: timeline, moe_every: 1, or pp: 1");
-  switch (c.layout.cp > 1 ? c.layout.cp_kind : ContextKind::kNone) {
-    case ContextKind::kNone: break;  // as the framework has it
-    case ContextKind::kRing: p.cp_kind = CpKind::kRing; break;
-    case ContextKind::kZigzag: p.cp_kind = CpKind::kZigzag; break;
-    case ContextKind::kStriped: p.cp_kind = CpKind::kStriped; break;
-    case ContextKind::kAllGather: p.cp_kind = CpKind::kAllGather; break;
-    case ContextKind::kUlysses: p.cp_kind = CpKind::kUlysses; break;
-    case ContextKind::kUsp: return no_form("cp_kind usp", "resolution: timeline, or cp_kind: zigzag or ulysses");
-  }
+  if (c.layout.cp == 1 || c.layout.cp_kind == ContextKind::kNone) return {};  // as the framework has it
+  const auto kind = std::ranges::find(kContextKinds, c.layout.cp_kind, &std::pair<CpKind, ContextKind>::second);
+  if (kind == std::end(kContextKinds)) return no_form("cp_kind usp", "resolution: timeline, or cp_kind: zigzag or ulysses");
+  p.cp_kind = kind->first;
   return {};
 }
 
