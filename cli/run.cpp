@@ -27,6 +27,7 @@
 #include "cli/interrupt.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
+#include "cli/point_search.h"
 #include "cli/placement.h"
 #include "cli/progress.h"
 #include "cli/seats.h"
@@ -45,6 +46,7 @@
 #include "runtime/crew.h"
 #include "runtime/dataset.h"
 #include "sweeps/resolution.h"
+#include "sweeps/search.h"
 #include "sweeps/traces.h"
 
 namespace shardlab::cli {
@@ -475,6 +477,9 @@ Result<Points> points_of(const Sweep& sweep, Resolution resolution, Needed neede
   if (!counts.ok()) return counts.error();
   points.counts = *counts;
   if (needed == Needed::kOne) points.counts.points = counts->combinations + counts->included;
+  const Search& search = search_of(sweep);
+  if (needed == Needed::kOne && search.kind == SearchKind::kRandom)
+    points.counts.points = std::min(counts->combinations, search.count) + counts->included;
   return points;
 }
 
@@ -534,6 +539,9 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
   fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(),
              counts.combinations, counts.excluded, counts.included, counts.duplicates, counts.points, counts.runnable(),
              counts.refused);
+  if (const Search& search = search_of(sweep); estimates_first(search))
+    fmt::print("search {}: all are estimated, at most {} run\n", name_of(search.kind),
+               survivors(static_cast<size_t>(counts.runnable()), search.kind == SearchKind::kHalving ? search.keep : 1));
   print_reasons(points.refusals);
   const bool timed = std::ranges::all_of(expansion.points,
                                          [](const Point& p) { return p.refusal || check_calibrated(p.config.machine, "").ok(); });
@@ -571,6 +579,8 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
   const bool one = analytic && !flags.dry_run && !has_rules(*sweep);
   auto points = points_of(*sweep, *resolution, keep ? Needed::kAll : one ? Needed::kOne : Needed::kCounts);
   if (!points.ok()) return points.error();
+  const Search& search = search_of(*sweep);
+  SHARDLAB_TRY(check_search(search, *resolution, shard->of > 1));
   keep_shard(*points, *shard);
   if (flags.dry_run) return dry_run(*sweep, *points, mode, *format);
   const Expansion& expansion = points->kept;
@@ -588,6 +598,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
   SHARDLAB_TRY(check_data(expansion, mode));
   SHARDLAB_TRY(check_checkpoint_folders(expansion));
   RunMetadata metadata = describe_environment(invocation.command());
+  const std::string estimates_version = fmt::format("{} {}", metadata.program_version, name_of(Resolution::kAnalytic));
   // Rows of another resolution are asked again.
   if (*resolution != Resolution::kTimeline) metadata.program_version += fmt::format(" {}", name_of(*resolution));
   metadata.sweep = sweep->name();
@@ -613,11 +624,17 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
   // What is made here is not read back.
   Digest digest(sweep->claims());
   const bool afresh = analytic && directory->size() == 0;
+  std::optional<PointSearch> chosen;
+  if (estimates_first(search)) {
+    chosen.emplace(search, expansion.points, *directory, std::vector{metadata.program_version, estimates_version});
+    drive_options.enough = chosen->enough();
+  }
   const auto summary =
       analytic ? drive_analytic(*sweep, points->counts, *directory, afresh ? &digest : nullptr, drive_options)
-               : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options, seats);
+               : drive_cases(chosen ? chosen->points() : expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options, seats);
   directory->finish();
   if (!summary.ok()) return summary.error();
+  if (chosen && !summary->interrupted) fmt::print(stderr, "{}\n", chosen->conclusion());
   const auto ids = ids_beside_others(*sweep, *resolution, afresh, summary->progress.done, *directory);
   const auto of_sweep = [&](const CaseOutcome& outcome) { return ids.empty() || ids.contains(outcome.case_id); };
   if (*format != TableFormat::kTable) {

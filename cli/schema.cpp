@@ -212,6 +212,11 @@ std::string file_schema(SchemaOf what) {
                                              {"says", "source", "check"}));
     const Json loss{
         {"anyOf", {Json{{"type", "number"}, {"exclusiveMinimum", 0}}, Json{{"type", "string"}, {"pattern", kNumberText}}}}};
+    const Json share{{"type", {"number", "string"}}}, whole{{"type", {"integer", "string"}}}, kinds{{"enum", {"grid", "random", "halving", "goal"}}};
+    properties["search"] = Json{
+        {"anyOf",
+         {kinds, object_of({{"kind", kinds}, {"count", whole}, {"seed", whole}, {"keep", share}, {"margin", share}}, {"kind"})}},
+        {"description", "which points are run: all, a sample, or those that can be the fastest"}};
     properties["time_to_loss"] =
         Json{{"anyOf", {loss, object_of({{"loss", loss}, {"mean_of", Json{{"type", {"integer", "string"}}}}}, {"loss"})}},
              {"description", "the training loss whose time is asked for"}};

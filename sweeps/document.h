@@ -9,6 +9,7 @@
 #include "plan/outcome.h"
 #include "sweeps/expression.h"
 #include "sweeps/resolution.h"
+#include "sweeps/search.h"
 #include "sweeps/settings.h"
 #include "sweeps/sweep.h"
 #include "sweeps/traces.h"
@@ -61,6 +62,7 @@ struct Sweep::Content {
   std::vector<SweepInclusion> inclusions;
   std::vector<Claim> claims;
   LossTarget loss_target;
+  Search search;
   Settings overrides;
 };
 

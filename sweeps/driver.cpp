@@ -237,6 +237,7 @@ Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, Re
       const Point& point = points[i];
       if (before[i]) {
         tally.skip(*before[i], point.config, options.mode);
+        if (options.enough && options.enough(*before[i])) break;
         continue;
       }
       if (options.interrupted && options.interrupted->load() && options.jobs == 1) return tally.summary(true);
@@ -257,6 +258,7 @@ Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, Re
       sink.append(*outcome);
       tally.add(*outcome, point.config, options.mode);
       progress.finished(*outcome, tally.progress());
+      if (options.enough && options.enough(*outcome)) break;
     }
     return tally.summary(false);
   } catch (const WorldError& e) {

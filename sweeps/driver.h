@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -57,6 +58,8 @@ struct DriveOptions {
   std::string program_version;
   int jobs = 1;                                    ///< cases at once; simulate only, since measured cases would disturb one another
   const std::atomic<bool>* interrupted = nullptr;  ///< checked between cases
+  /// Told of every outcome, in order; true ends the drive. Absent: every point is run.
+  std::function<bool(const CaseOutcome&)> enough;
 };
 
 struct DriveSummary {

@@ -45,11 +45,10 @@ class Expander {
     // First, since their names are those of equal points of the axes too.
     std::vector<Point> inclusions;
     for (const SweepInclusion& inclusion : content_.inclusions) inclusions.push_back(included(inclusion));
-    std::vector<size_t> row(content_.axes.size(), 0);
-    for (int64_t i = 0; i < expansion_.combinations && problems_.empty() && !ended_; ++i) {
-      add_combination(row);
-      advance(row);
-    }
+    if (content_.search.kind == SearchKind::kRandom)
+      add_sample();
+    else
+      add_all();
     for (Point& point : inclusions)
       if (problems_.empty() && !ended_) hand_over(std::move(point));
     if (!problems_.empty()) return problems_.take();
@@ -72,6 +71,28 @@ class Expander {
       return false;
     }
     return true;
+  }
+
+  void add_all() {
+    std::vector<size_t> row(content_.axes.size(), 0);
+    for (int64_t i = 0; i < expansion_.combinations && problems_.empty() && !ended_; ++i) {
+      add_combination(row);
+      advance(row);
+    }
+  }
+
+  /// As many points as the search asks for, where there are as many.
+  void add_sample() {
+    for (int64_t at : shuffled(expansion_.combinations, content_.search.seed)) {
+      if (!problems_.empty() || ended_ || expansion_.points >= content_.search.count) return;
+      std::vector<size_t> row(content_.axes.size(), 0);
+      for (size_t a = row.size(); a-- > 0;) {
+        const auto size = static_cast<int64_t>(content_.axes[a].rows.size());
+        row[a] = static_cast<size_t>(at % size);
+        at /= size;
+      }
+      add_combination(row);
+    }
   }
 
   /// The next combination: the last axis varies fastest.

@@ -21,12 +21,12 @@ const std::vector<std::string>& top_keys() {
       "version",    "name",   "description", "mode",   "model",        "machine",
       "profile",    "data",   "layout",      "train",  "execution",    "measure",
       "checkpoint", "axes",   "zip",         "when",   "constraints",  "exclude",
-      "include",    "claims", "resolution",  "traces", "time_to_loss", "and the short forms of case keys (tp, seq_len, ...)"};
+      "include",    "claims", "resolution",  "traces", "time_to_loss", "search", "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
 const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",   "zip",        "when",   "constraints",
-                                             "exclude",     "include", "claims", "resolution", "traces", "time_to_loss"};
+                                             "exclude",     "include", "claims", "resolution", "traces", "time_to_loss", "search"};
 
 /// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included: at most `room` values.
 std::optional<std::vector<std::string>> generated(const YamlNode& map, int64_t room, Problems& problems) {
@@ -110,6 +110,7 @@ class Loader {
     each(root.find("include"), "include", "{name: NAME, dp: 2}", [&](const YamlNode& n) { read_inclusion(n); });
     each(root.find("claims"), "claims", "{says: TEXT, source: TEXT, check: EXPRESSION}", [&](const YamlNode& n) { read_claim(n); });
     if (const YamlNode* target = root.find("time_to_loss")) read_loss_target(*target);
+    if (const YamlNode* search = root.find("search")) read_search(*search);
     finish(root.mark);
   }
 
@@ -339,6 +340,52 @@ class Loader {
     claim.check = check->text();
     if (const YamlNode* why = rule.find("why")) claim.why = why->text;
     content_.claims.push_back(std::move(claim));
+  }
+
+  /// `search: halving`, or `{kind: random, count: 100, seed: 7}`.
+  void read_search(const YamlNode& node) {
+    static constexpr std::pair<std::string_view, SearchKind> kParts[] = {{"count", SearchKind::kRandom},
+                                                                         {"seed", SearchKind::kRandom},
+                                                                         {"keep", SearchKind::kHalving},
+                                                                         {"margin", SearchKind::kGoal}};
+    if (node.is_map()) unknown_in(node, "search", {"kind", "count", "seed", "keep", "margin"});
+    const YamlNode* kind = node.is_map() ? node.find("kind") : &node;
+    const auto named = kind && kind->is_scalar() ? search_kind_named(kind->text) : std::nullopt;
+    if (!named)
+      return problems_.add(kind ? kind->mark : node.mark, fmt::format("`search` is `{}`", to_flow(kind ? *kind : node)),
+                           "write `search: {kind: K}`, with one of: grid random halving goal");
+    Search& search = content_.search;
+    search.kind = *named;
+    for (const auto& [part, of] : kParts) {
+      const YamlNode* value = node.is_map() ? node.find(part) : nullptr;
+      if (value == nullptr) continue;
+      if (of != *named) {
+        problems_.add(value->mark, fmt::format("`{}` says nothing of a search by {}", part, name_of(*named)),
+                      fmt::format("remove it, or use kind: {}", name_of(of)));
+        continue;
+      }
+      const bool whole = of == SearchKind::kRandom;
+      const auto count = whole && value->is_scalar() ? parse_count(value->text) : std::nullopt;
+      const auto share = !whole && value->is_scalar() ? parse_number(value->text) : std::nullopt;
+      const bool good = part == "count"  ? count && *count >= 1 && *count <= static_cast<int64_t>(limits::kSweepPoints)
+                        : part == "seed" ? count && *count >= 0
+                        : part == "keep" ? share && *share > 0 && *share <= 1
+                                         : share && *share >= 0 && *share < 1;
+      if (!good) {
+        problems_.add(value->mark, fmt::format("`{}` of the search is `{}`", part, to_flow(*value)),
+                      part == "count"  ? "expected a whole number of points, from 1"
+                      : part == "seed" ? "expected a whole number from 0"
+                      : part == "keep" ? "expected a share of the points, above 0 and up to 1 (0.25)"
+                                       : "expected a share of a step, from 0 to below 1 (0.05)");
+        continue;
+      }
+      if (part == "count") search.count = *count;
+      if (part == "seed") search.seed = *count;
+      if (part == "keep") search.keep = *share;
+      if (part == "margin") search.margin = *share;
+    }
+    if (*named == SearchKind::kRandom && !(node.is_map() && node.find("count")))
+      problems_.add(node.mark, "a random search without `count`", "write how many points: `search: {kind: random, count: 100}`");
   }
 
   /// `time_to_loss: 2.6`, or `{loss: 2.6, mean_of: 20}`.

@@ -1,10 +1,12 @@
 // Sweeps at the analytic resolution: many points, other frameworks, the same bytes as the plans.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -196,6 +198,38 @@ TEST_CASE("an analytic sweep goes on where it ended") {
   const std::string first = slurp(scratch / "run/results.csv");
   REQUIRE(shardlab_program(scratch, "run " + sweep + " --resume --out " + (scratch / "run")).code == 0);
   CHECK(slurp(scratch / "run/results.csv") == first);
+}
+
+TEST_CASE("halving and the goal find the fastest point of the whole grid, with fewer simulations") {
+  const Scratch scratch;
+  const std::string grid =
+      "name: s\nmodel: gpt2\nmachine: {preset: hgx-h100-ndr, nodes: 1}\ntrain: {seq_len: 512, global_batch_tokens: 64Ki}\n"
+      "axes: {tp: [1, 2, 4], pp: [1, 2], micro_batch: [1, 2, 4]}\n";
+  const auto run = [&](const std::string& name, const std::string& search) {
+    const std::string sweep = scratch.write(name + ".yaml", grid + search);
+    const Output o = shardlab_program(scratch, "run " + sweep + " --mode simulate --out " + (scratch / name));
+    REQUIRE(o.code == 0);
+    int64_t simulated = 0;
+    std::string best;
+    double least = 0;
+    for (const auto& [point, row] : rows_of(scratch / name)) {
+      if (row.at("status") != "ok") continue;
+      const double step = std::stod(row.at("predicted_step_s"));
+      simulated += row.at("program_version").find("analytic") == std::string::npos ? 1 : 0;
+      if (best.empty() || step < least) best = point, least = step;
+    }
+    return std::tuple(best, simulated, o.err);
+  };
+  const auto [whole, all, quiet] = run("whole", "");
+  const auto [halved, half, said] = run("halved", "search: {kind: halving, keep: 0.25}\n");
+  CHECK(halved == whole);
+  CHECK(half == static_cast<int64_t>(std::ceil(0.25 * static_cast<double>(all))));
+  CHECK(said.find(fmt::format("search halving: {} of {} points went on", half, all)) != std::string::npos);
+  const auto [reached, few, why] = run("goal", "search: {kind: goal, margin: 0.02}\n");
+  CHECK(reached == whole);
+  CHECK(few < all);
+  CHECK(why.find("search goal: the best of") != std::string::npos);
+  CHECK(why.find("its estimate less 2 %") != std::string::npos);
 }
 
 }  // namespace

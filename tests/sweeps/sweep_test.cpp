@@ -7,6 +7,7 @@
 #include <set>
 
 #include "sweeps/resolution.h"
+#include "sweeps/search.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -533,4 +534,43 @@ TEST_CASE("paths in a file are relative to the file") {
   CHECK(c.machine.devices() == 8);
   CHECK(std::filesystem::equivalent(c.data.text, testing::source_dir()));
   CHECK(std::filesystem::path(c.data.text).is_absolute());
+}
+
+TEST_CASE("a random search takes as many points as it says, the same ones for the same seed") {
+  const std::string grid = small("axes: {seed: {range: [1, 40]}, micro_batch: [1, 2]}\n");
+  const auto names = [&](const std::string& search) {
+    std::vector<std::string> of;
+    for (const Point& point : points_of(grid + search).points) of.push_back(point.name);
+    return of;
+  };
+  const auto first = names("search: {kind: random, count: 10, seed: 3}\n");
+  CHECK(first.size() == 10);
+  CHECK(std::set(first.begin(), first.end()).size() == 10);
+  CHECK(names("search: {kind: random, count: 10, seed: 3}\n") == first);
+  CHECK(names("search: {kind: random, count: 10, seed: 4}\n") != first);
+  const auto longer = names("search: {kind: random, count: 20, seed: 3}\n");
+  CHECK(std::vector(longer.begin(), longer.begin() + 10) == first);  // a larger sample goes on from a smaller one
+  const auto all = names("search: {kind: random, count: 1000}\n"), whole = names("");
+  CHECK(std::set(all.begin(), all.end()) == std::set(whole.begin(), whole.end()));
+}
+
+TEST_CASE("a goal is reached when no estimate that is left can be below the best, by its margin") {
+  std::vector<Ranked> points{{3, 1.2}, {0, 1.0}, {2, 1.2}, {1, 1.3}};
+  rank(points);
+  std::vector<size_t> places;
+  for (const Ranked& r : points) places.push_back(r.place);
+  CHECK(places == std::vector<size_t>{0, 2, 3, 1});
+  Goal goal(points, 0.1);
+  CHECK(!goal.ran(1.3));           // 1.2 less 10 % is below it
+  CHECK(!goal.ran(std::nullopt));  // a point that failed says nothing
+  CHECK(!goal.ran(1.25));
+  CHECK(goal.ran(1.9) == true);  // none is left
+  CHECK(goal.reason() == "every one of the 4 points was run: their intervals do not part before");
+  Goal parts(points, 0.1);
+  CHECK(parts.ran(1.05) == true);
+  CHECK(parts.reason() == "the best of 1 points takes 1050 ms, each of the 3 others at least 1080 ms: its estimate less 10 %");
+  CHECK(survivors(16, 0.25) == 4);
+  CHECK(survivors(17, 0.25) == 5);
+  CHECK(survivors(1, 0.01) == 1);
+  CHECK(survivors(0, 0.5) == 0);
 }
