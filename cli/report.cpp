@@ -18,6 +18,7 @@
 #include "cli/recorded_case.h"
 #include "cli/run_directory.h"
 #include "cli/search_page.h"
+#include "cli/serve.h"
 #include "cli/shipped.h"
 #include "cli/verbs.h"
 #include "plan/base/error_entries.h"
@@ -38,6 +39,8 @@ namespace {
 
 struct ReportFlags {
   std::string directory, html, csv, columns, markdown, title, format;
+  bool serve = false;
+  int port = 8917;
 };
 
 /// Cases of a page; of more, the fastest.
@@ -187,9 +190,35 @@ Result<void> write_csv(const ReportFlags& flags, const Report& report) {
   return {};
 }
 
+/// Bytes and time of the files that a page is made from.
+std::string revision_of(const std::string& directory) {
+  std::string revision;
+  for (const char* name : {"/results.sqlite", "/search.json"}) {
+    std::error_code missing;
+    const auto bytes = std::filesystem::file_size(directory + name, missing);
+    const auto time = std::filesystem::last_write_time(directory + name, missing);
+    if (!missing) revision += fmt::format("{}{}.{}", revision.empty() ? "" : "-", bytes, time.time_since_epoch().count());
+  }
+  return revision;
+}
+
+Result<ExitCode> serve_report(const ReportFlags& flags) {
+  if (!flags.html.empty() || !flags.csv.empty() || !flags.markdown.empty())
+    return refusal("--serve beside a file to write", "write files with another call of `report`");
+  const Served served{.page = [&](const std::string& revision) -> Result<std::string> {
+                        const auto built = build_report(flags, true);
+                        if (!built.ok()) return built.error();
+                        return render_html(*built, revision);
+                      },
+                      .revision = [&] { return revision_of(flags.directory); },
+                      .live = [&] { return RunLock::is_taken(flags.directory); }};
+  return serve(served, flags.port);
+}
+
 Result<ExitCode> report(const ReportFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
+  if (flags.serve) return serve_report(flags);
   if (!flags.columns.empty() && (flags.columns != "nanotron" || flags.csv.empty()))
     return Error{ExitCode::kUsage,
                  flags.csv.empty() ? std::string("--columns names the columns of a CSV file, and none is asked for")
@@ -308,6 +337,8 @@ void add_report(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("--columns", flags->columns, "of the CSV file: nanotron, the columns of its benchmark table under their names");
   verb->add_option("--markdown", flags->markdown, "write a summary to this file");
   verb->add_option("--title", flags->title, "title of the page; the directory's name by default");
+  verb->add_flag("--serve", flags->serve, "show the page to browsers of this machine, and follow the run while it goes on");
+  verb->add_option("--port", flags->port, "of --serve; 0: any that is free")->check(number_in(0, 65535))->default_val(8917);
   add_format(*verb, flags->format);
   verb->callback([&action, flags] { action = [flags] { return report(*flags); }; });
 }

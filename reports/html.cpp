@@ -150,7 +150,7 @@ std::string report_json(const Report& report) {
   return page_data(report, summary, said_of(report, summary));
 }
 
-std::string render_html(const Report& report) {
+std::string render_html(const Report& report, std::string_view revision) {
   const Summary summary = summarise(report.cases, report.left_out);
   const std::vector<Statement> sentences = said_of(report, summary);
   const std::string data = page_data(report, summary, sentences);
@@ -158,6 +158,8 @@ std::string render_html(const Report& report) {
   return filled(assets::template_html(), {{"@title@", html_escaped(report.title)},
                                           {"@subtitle@", html_escaped(subtitle_of(report))},
                                           {"@statements@", statements_html(sentences)},
+                                          {"@connect@", revision.empty() ? "" : "; connect-src 'self'"},
+                                          {"@revision@", revision.empty() ? "" : fmt::format(" data-revision=\"{}\"", html_escaped(revision))},
                                           {"@plain_table@", plain_table_html(report.cases, summary)},
                                           {"@css@", std::string(assets::report_css())},
                                           {"@packed@", pack ? "deflate" : "no"},

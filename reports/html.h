@@ -68,8 +68,9 @@ struct Report {
 /// The data of the page as JSON (no HTML escapes): `page_data`.
 std::string report_json(const Report& report);
 
-/// The whole page. Equal input gives equal bytes. Text from outside (names, reasons, commands) cannot leave its place.
-std::string render_html(const Report& report);
+/// The whole page. Equal input gives equal bytes. Text from outside (names, reasons, commands) cannot leave its place. A page with a
+/// `revision` asks the server that it came from for `/state`, and loads itself again once the revision there is another.
+std::string render_html(const Report& report, std::string_view revision = {});
 
 /// The report as markdown: the answer, accuracy by world size, the table of cases.
 std::string render_markdown(const Report& report);

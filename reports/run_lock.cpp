@@ -31,7 +31,26 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "this machine";
 }
 
+/// Takes the lock, or finds that another process has it. Who looks whether the lock is taken has it for a moment (`is_taken`).
+bool lock_soon(int file) {
+  constexpr int kTries = 20;
+  constexpr useconds_t kPause_us = 5000;
+  for (int i = 0; ::flock(file, LOCK_EX | LOCK_NB) != 0; ++i) {
+    if (errno != EWOULDBLOCK || i == kTries) return false;
+    ::usleep(kPause_us);
+  }
+  return true;
+}
+
 }  // namespace
+
+bool RunLock::is_taken(const std::string& directory) {
+  const int file = ::open((directory + "/run.lock").c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool taken = ::flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(file);
+  return taken;
+}
 
 Result<RunLock> RunLock::take(const std::string& directory, std::string_view command) {
   std::error_code error;
@@ -51,7 +70,7 @@ Result<RunLock> RunLock::take(const std::string& directory, std::string_view com
   if (::fstat(file, &found) != 0 || !S_ISREG(found.st_mode) || found.st_nlink != 1)
     throw WorldError(fmt::format("{} is no file of its own, which could be written", path),
                      "remove it, or choose another directory with --out");
-  if (::flock(file, LOCK_EX | LOCK_NB) != 0) {
+  if (!lock_soon(file)) {
     if (errno != EWOULDBLOCK) throw fail("locking the run directory");
     const std::string holder = holder_of(file);
     return Error{ExitCode::kUsage,

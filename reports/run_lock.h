@@ -16,6 +16,8 @@ class RunLock {
   /// Makes the directory where there is none. Refuses (usage) while another process has the lock, and names that process by its
   /// number and command. `command` is what others are told of this one. Throws WorldError when the directory cannot be written.
   static Result<RunLock> take(const std::string& directory, std::string_view command);
+  /// Whether a process writes into the directory.
+  static bool is_taken(const std::string& directory);
   RunLock(RunLock&& other) noexcept : directory_(std::move(other.directory_)), file_(std::exchange(other.file_, -1)) {}
   RunLock& operator=(RunLock&&) = delete;
   ~RunLock();

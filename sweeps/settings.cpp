@@ -64,6 +64,12 @@ std::vector<std::string> keys_ending_in(std::string_view word) {
   return found;
 }
 
+/// Keys that are meant by a word that stands where it is none.
+std::vector<std::string> keys_named(std::string_view word) {
+  if (const CaseKey* key = find_key(word)) return {fmt::format("`{}`", key->path)};
+  return keys_ending_in(word);
+}
+
 std::vector<std::string> keys_of_section(const std::string& section) {
   std::vector<std::string> words = keys_under(section);
   if (section == "model") words.insert(words.begin(), {"preset", "hf", "assume", "inline"});
@@ -128,9 +134,11 @@ void SettingsReader::read_entry(const YamlEntry& entry, const std::string& secti
   else if (is_section(path))
     problems_.add(entry.value.mark, fmt::format("`{}` is {}", entry.key, name_of(entry.value.kind)),
                   fmt::format("expected a map of {}", fmt::join(keys_of_section(path), " ")));
-  else if (const auto meant = keys_ending_in(entry.key); section.empty() && !meant.empty() && !problems_.is_full())
-    problems_.add(entry.mark, fmt::format("unknown key `{}`, did you mean {}?", entry.key, fmt::join(meant, " or ")),
-                  "write it in full, or in its section");
+  else if (const auto meant = keys_named(entry.key); !meant.empty() && !problems_.is_full())
+    problems_.add(entry.mark,
+                  fmt::format("unknown key `{}`{}, did you mean {}?", entry.key, section.empty() ? "" : fmt::format(" under `{}`", section),
+                              fmt::join(meant, " or ")),
+                  section.empty() ? "write it in full, or in its section" : "write it in its section");
   else
     add_unknown_key(problems_, entry.mark, entry.key, section, listed.empty() ? keys_of_section(section) : listed,
                     section.empty() ? keys_under("") : std::vector<std::string>{});

@@ -2,6 +2,7 @@
 // prints, and axe-core finds nothing in it. Skipped where playwright-core, axe-core or the browser are not installed.
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
+import { createServer } from 'node:http';
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
@@ -176,3 +177,32 @@ test('a printed page is light, has tables in full and no controls', () => open('
   assert.equal(await page.evaluate(() => getComputedStyle(document.querySelector('nav')).display), 'none');
   assert.ok((await page.pdf({ format: 'A4' })).length > 50000);
 }, { scheme: 'dark' }));
+
+test('a page that is served follows its run, where the reader is, and waits for a reader who filters', async t => {
+  let revision = 'first';
+  const text = readFileSync(join(folder, 'followed.html'), 'utf8');
+  const server = createServer((request, response) => request.url === '/state' ? response.end(JSON.stringify({ revision, live: revision === 'first' }))
+    : response.setHeader('Content-Type', 'text/html').end(text.replace('data-revision="first"', `data-revision="${revision}"`)));
+  await new Promise(done => server.listen(0, '127.0.0.1', done));
+  t.after(() => { server.close(); server.closeAllConnections(); });
+  const page = await browser.newPage({ viewport: { width: 1280, height: 900 } }), faults = [], here = () => page.evaluate(() => [document.documentElement.dataset.revision, document.querySelector('#why .bar select').selectedIndex, scrollY]);
+  page.on('pageerror', e => faults.push(e.message));
+  page.on('console', m => { if (m.type() === 'error') faults.push(m.text()); });
+  await page.goto(`http://127.0.0.1:${server.address().port}/`);
+  const note = page.locator('.follow');
+  await note.filter({ hasText: /^The run goes on: [0-9]+ cases so far\.$/ }).waitFor();
+  await page.locator('#why .bar select').first().selectOption({ index: 2 });
+  await page.evaluate(() => { scrollTo({ top: 900, behavior: 'instant' }); document.activeElement.blur(); });
+  revision = 'second';
+  await page.waitForSelector('[data-revision=second][data-drawn=true]', { state: 'attached', timeout: 10000 });
+  assert.deepEqual(await here(), ['second', 2, 900]);
+  await note.filter({ hasText: 'No run goes on.' }).waitFor();
+  await page.locator('#cases input[type=search]').fill('tp=2');
+  revision = 'third';
+  await note.getByRole('button', { name: 'Load what is new' }).waitFor({ timeout: 10000 });
+  assert.equal((await here())[0], 'second');
+  await note.getByRole('button').click();
+  await page.waitForSelector('[data-revision=third][data-drawn=true]', { state: 'attached', timeout: 10000 });
+  assert.deepEqual(faults, []);
+  await page.close();
+});

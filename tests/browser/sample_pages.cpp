@@ -15,8 +15,8 @@ using namespace shardlab::testing;
 
 namespace {
 
-void write(const std::filesystem::path& path, const Report& report) {
-  std::ofstream(path, std::ios::binary) << render_html(report);
+void write(const std::filesystem::path& path, const Report& report, const char* revision = "") {
+  std::ofstream(path, std::ios::binary) << render_html(report, revision);
 }
 
 /// A simulated grid: every combination once more for each of its repetitions, with figures of many digits.
@@ -53,6 +53,7 @@ int main(int argc, char** argv) {
   hostile.title = hostile.cases[0].config.name = hostile.cases[15].reason = hostile.timelines[0].ops[0].label =
       "</script><img src=x onerror=alert(1)>\" onload=\"alert(2)";
   write(folder / "sample.html", sweep_report());
+  write(folder / "followed.html", sweep_report(), "first");
   write(folder / "empty.html", empty);
   write(folder / "hostile.html", hostile);
   write(folder / "grid.html", grid_report(3000));

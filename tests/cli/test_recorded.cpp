@@ -156,4 +156,47 @@ TEST_CASE("simulated sweeps keep no traces until they are asked to, and the repo
   CHECK(has(refused.err, "use none, measured or all"));
 }
 
+TEST_CASE("a served report is there before its run, follows it, answers this machine alone, and ends with Ctrl-C") {
+  const Scratch scratch;
+  scratch.write("one.yaml",
+                "model: tiny-llama\nmachine: {preset: hgx-h100-ndr, nodes: 1}\ntrain: {seq_len: 128, global_batch_tokens: 8Ki}\n");
+  scratch.write("watch.sh", R"(cd "$1"
+"$2" report run --serve --port 0 > address 2> said & server=$!
+until [ -s address ]; do sleep 0.02; done
+port=$(sed 's/[^:]*:[^:]*:\([0-9]*\).*/\1/' address)
+get() {
+  exec 3<> "/dev/tcp/127.0.0.1/$port"
+  printf 'GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n' "$1" "$2" >&3
+  cat <&3
+  exec 3>&-
+}
+get / "localhost:$port" > before
+"$2" run one.yaml --out run > /dev/null 2>&1
+get / "127.0.0.1:$port" > after
+get /state "localhost:$port" > state
+( exec 9< run/run.lock; flock 9; get /state "localhost:$port" ) > busy
+get / "rebound.example:$port" > foreign
+"$2" report run --serve --port "$port" 2> taken; echo "exit $?" >> taken
+kill -INT $server; wait $server; echo "exit $?" > end
+)");
+  REQUIRE(std::system(fmt::format("bash {0}/watch.sh {0} {1}", scratch / ".", testing::program_path()).c_str()) == 0);
+  const auto said = [&](const char* file) { return slurp(scratch / file); };
+  CHECK(has(said("before"), " 503 "));
+  CHECK(has(said("before"), "there is no directory run"));
+  const std::string page = said("after");
+  CHECK(has(page, " 200 OK"));
+  CHECK(has(page, "connect-src 'self'"));
+  const size_t begin = page.find("data-revision=\"");
+  REQUIRE(begin != std::string::npos);
+  const std::string revision = page.substr(begin + 15, page.find('"', begin + 15) - begin - 15);
+  CHECK(has(said("state"), fmt::format("{{\"live\":false,\"revision\":\"{}\"}}", revision)));
+  CHECK(has(said("busy"), "{\"live\":true,"));
+  CHECK(has(said("foreign"), " 403 "));
+  CHECK(said("foreign").find("<html") == std::string::npos);
+  CHECK(has(said("taken"), "the port cannot be had"));
+  CHECK(has(said("taken"), "exit 2"));
+  CHECK(said("end") == "exit 0\n");
+  CHECK(said("said").empty());
+}
+
 }  // namespace shardlab::testing

@@ -6,6 +6,7 @@ import { casesSection } from './cases';
 import { read, Report } from './data';
 import { byId, el, hideTip } from './dom';
 import { drawAll, drawRest, section, themed } from './figure';
+import { follow, restoreTheme } from './follow';
 import { heatFigure } from './heat';
 import { lossSection } from './losses';
 import { memorySection } from './memory';
@@ -50,6 +51,7 @@ function filterBar(state: State): void {
 }
 
 async function main(): Promise<void> {
+  restoreTheme();
   const report = new Report(await read()), state = new State(report);
   answerSection(report, state);
   gridSection(report, state);
@@ -64,7 +66,10 @@ async function main(): Promise<void> {
   filterBar(state);
   document.addEventListener('keydown', e => { if (e.key === 'Escape') hideTip(); });
   document.documentElement.dataset.ready = 'true';
-  setTimeout(() => drawRest(() => { document.documentElement.dataset.drawn = 'true'; }), 60);
+  setTimeout(() => drawRest(() => {
+    follow(state);
+    document.documentElement.dataset.drawn = 'true';
+  }), 60);
 }
 
 main().catch((error: unknown) => {
