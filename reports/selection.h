@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,8 +21,8 @@ struct Selection {
   bool complete() const { return static_cast<int64_t>(cases.size()) == total; }
 };
 
-/// Keeps all cases up to `most`. Of more cases it keeps the fastest, the one with the smallest peak, and the cases with the given
-/// names. It holds at most twice as many in memory.
+/// Keeps all cases up to `most`. Of more cases it keeps the fastest, of each model the fastest and the one with the smallest peak, and the
+/// cases with the given names. It holds at most twice as many in memory.
 class Selector {
  public:
   explicit Selector(size_t most, std::set<std::string> names = {}) : most_(most), names_(std::move(names)) {}
@@ -42,9 +44,14 @@ class Selector {
   std::vector<Kept> kept_;
   std::array<int64_t, 5> seen_{};
   int64_t total_ = 0;
-  // The rate that a further case must beat to be kept at all, once some were given up.
-  double least_rate_ = -1;
-  int64_t least_peak_ = INT64_MAX;
+  /// Of the cases of a model.
+  struct Best {
+    double rate = 0;
+    int64_t peak = INT64_MAX;
+    friend bool operator==(const Best&, const Best&) = default;
+  };
+  std::map<std::string, Best, std::less<>> best_;
+  double least_rate_ = -1;  ///< that a further case must beat, or be its model's best, once some were given up
 };
 
 }  // namespace shardlab::reports

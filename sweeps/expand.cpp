@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <cctype>
 #include <cstdlib>
 #include <functional>
@@ -103,6 +104,14 @@ class Expander {
     }
   }
 
+  /// A file of a model or machine by its stem, unless another value of the axis has the same; every other value as it is.
+  static std::string value_in_name(const SweepAxis& axis, size_t k, const std::string& text) {
+    if (source_group(axis.paths[k]).empty() || text.find('/') == std::string::npos) return text;
+    const auto stem = [](const std::string& of) { return std::filesystem::path(of).stem().string(); };
+    const auto alike = [&](const auto& row) { return row[k].text != text && stem(row[k].text) == stem(text); };
+    return std::ranges::any_of(axis.rows, alike) ? text : stem(text);
+  }
+
   void add_combination(const std::vector<size_t>& row) {
     Candidate candidate{"", content_.base};
     for (size_t a = 0; a < row.size(); ++a)
@@ -111,7 +120,7 @@ class Expander {
         const Setting& setting = content_.axes[a].rows[row[a]][k];
         merge(candidate.settings, {{path, setting}});
         if (!candidate.name.empty()) candidate.name += ' ';
-        candidate.name += fmt::format("{}={}", short_name(path), setting.text);
+        candidate.name += fmt::format("{}={}", short_name(path), value_in_name(content_.axes[a], k, setting.text));
       }
     if (candidate.name.empty()) candidate.name = content_.name;
     for (const SweepWhen& when : content_.whens)

@@ -99,7 +99,13 @@ TEST_CASE("the page needs nothing from outside") {
   CHECK(count_of(page, "@import") == 0);
   CHECK(count_of(page, "url(#plot)") == count_of(page, "url("));
   CHECK(count_of(page, "XMLHttpRequest") + count_of(page, "WebSocket") + count_of(page, "sendBeacon") == 0);
-  CHECK(count_of(page, "fetch(") == 0);
+  // A page asks for what is new where a server says so in the page, and may not elsewhere.
+  CHECK(count_of(page, "fetch(") == 1);
+  CHECK(count_of(page, "connect-src") == 0);
+  CHECK(count_of(page, "data-revision") == 0);
+  const std::string served = render_html(sweep_report(), "12-\"7");
+  CHECK(count_of(served, "connect-src 'self'") == 1);
+  CHECK(count_of(served, " data-revision=\"12-&quot;7\"") == 1);
   CHECK(count_of(page, "https://") == 0);
   CHECK(count_of(page, "http://") == count_of(page, "http://www.w3.org/2000/svg"));
 }

@@ -2,6 +2,8 @@
 #include "reports/selection.h"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <random>
 
 #include "tests/namespaces.h"
@@ -53,6 +55,30 @@ TEST_CASE("a selection of many cases is that of sorting them all") {
     CHECK(left_out + static_cast<int64_t>(found.cases.size()) == found.total);
     CHECK(std::ranges::is_sorted(found.cases, {}, [](const CaseOutcome& o) { return std::stoi(o.case_id); }));
   }
+}
+
+TEST_CASE("a selection of many cases has the fastest and the smallest of each model") {
+  std::mt19937 random(5);
+  constexpr size_t kMost = 20;
+  Selector selector(kMost);
+  std::map<std::string, std::pair<std::pair<double, int>, std::pair<int64_t, int>>> best;  // the least step and peak of each model
+  for (int i = 0; i < 3000; ++i) {
+    const int model = i % 7;
+    CaseOutcome o = outcome_of(i, (1 + static_cast<double>(random() % 100'000)) * (1 + 1000 * model),
+                               (1 + static_cast<int64_t>(random() % 100'000)) * (1 + 1000 * model), Status::kOk);
+    o.config.model.name = "model " + std::to_string(model);
+    auto [found, fresh] = best.try_emplace(o.config.model.name, std::pair{HUGE_VAL, 0}, std::pair{INT64_MAX, 0});
+    found->second.first = std::min(found->second.first, {o.predicted->step_s, i});
+    found->second.second = std::min(found->second.second, {o.predicted->peak_bytes, i});
+    selector.add(o);
+  }
+  const Selection found = selector.take();
+  CHECK(found.cases.size() <= kMost + best.size());
+  for (const auto& [model, of] : best)
+    for (const int wanted : {of.first.second, of.second.second}) {
+      INFO(model << ", case " << wanted);
+      CHECK(std::ranges::count(found.cases, std::to_string(wanted), &CaseOutcome::case_id) == 1);
+    }
 }
 
 }  // namespace

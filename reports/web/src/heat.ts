@@ -8,10 +8,12 @@ import type { State } from './state';
 
 interface Cell { best: number; count: number; nofit: number; refused: number; masked: number }
 
-/// The two settings whose values move the best rate most: what a reader asks for first.
+/// The two settings whose values move the best rate most: what a reader asks for first. Of models on devices of different numbers, those two.
 function telling(report: Report): [Column, Column] | null {
   const axes = report.axes().filter(c => c.distinct().length <= 16);
   if (axes.length < 2) return null;
+  const models = axes.find(c => c.name === 'model'), ranks = axes.find(c => c.name === 'world_size');
+  if (models !== undefined && ranks !== undefined) return [models, ranks];
   const preferred = ['tp', 'pp', 'dp', 'world_size', 'model', 'micro_batch', 'zero', 'seq_len', 'cp', 'ep', 'schedule', 'recompute'];
   const weight = (c: Column): number => {
     const best = new Map<Value, number>();
@@ -25,10 +27,23 @@ function telling(report: Report): [Column, Column] | null {
   return first.distinct().length > second.distinct().length ? [second, first] : [first, second];
 }
 
+/// The words that the layout of every case that ran has.
+function wordsOfAll(report: Report): Set<string> {
+  let all: string[] = [];
+  for (let i = 0, first = true; i < report.count; ++i) {
+    if (!report.ok(i)) continue;
+    const words = report.layout(i).split(' ');
+    all = first ? words : all.filter(w => words.includes(w));
+    first = false;
+  }
+  return new Set(all);
+}
+
 export function heatFigure(report: Report, state: State): HTMLElement | null {
   const axes = telling(report);
   if (axes === null) return null;
-  let [down, across] = axes, measure = report.measure('rate');
+  // Rates of different models, and of different numbers of devices, are no better or worse than one another.
+  let [down, across] = axes, measure = report.measure([down.name, across.name].some(n => n === 'model' || n === 'world_size') ? 'mfu' : 'rate');
   const all = report.axes(), box = el('div', { class: 'heat' });
   const options = (): [string, string][] => all.map(c => [c.name, c.heading]);
   let cells: Map<string, Cell> = new Map();
@@ -68,19 +83,25 @@ export function heatFigure(report: Report, state: State): HTMLElement | null {
       title: report.title(i) + '\n' + cell.count + ' cases' }, el('b', {}, human(measure.of(i), measure.unit)), el('span', {}, rest(i)),
       budget > 0 && peak > 0 && el('span', { class: 'share', style: `--share:${Math.min(1, peak / budget)}` }, 'memory ' + percent(peak / budget))));
   }
-  /// The layout without what rows and columns say already.
+  const common = wordsOfAll(report);
+  /// The layout without what rows and columns say already, and without what every case has.
   function rest(i: number): string {
     const said = new Set([down, across].map(c => c.name + String(c.at(i))));
-    const words = report.layout(i).split(' ').filter(w => !said.has(w) && !(w === 'seq' && said.has('sequence_parallel')));
-    return words.join(' ') || report.layout(i);
+    const words = report.layout(i).split(' ').filter(w => !said.has(w) && !common.has(w) && !(w === 'seq' && said.has('sequence_parallel')));
+    return words.join(' ').replace('sequence-parallel', 'sp') || report.layout(i);
   }
-  const cellsOf = (c: Column): Value[] => [...c.distinct()].sort(compare);
+  /// Numbers of devices at which every case was refused are those of layouts that the devices do not divide into.
+  const cellsOf = (c: Column): Value[] => {
+    const tried = new Set<Value>();
+    for (let i = 0; i < report.count; ++i) if (c.name !== 'world_size' || report.status(i) !== 'refused') tried.add(c.at(i));
+    return [...c.distinct()].filter(v => tried.has(v)).sort(compare);
+  };
   function draw(): void {
     collect();
     const good = goodness(), rows = cellsOf(down), columns = cellsOf(across);
     let top = -1;
     for (const cell of cells.values()) if (cell.best >= 0 && (top < 0 || (measure.lower ? measure.of(cell.best) < measure.of(top) : measure.of(cell.best) > measure.of(top)))) top = cell.best;
-    box.replaceChildren(el('div', { class: 'scroll bare', tabindex: 0, role: 'region', 'aria-label': 'Heat map' }, el('table', { class: columns.length > 8 ? 'tight' : null },
+    box.replaceChildren(el('div', { class: 'scroll bare', tabindex: 0, role: 'region', 'aria-label': 'Heat map' }, el('table', { class: columns.length > 6 ? 'tight' : null },
       el('thead', {}, el('tr', {}, el('td', { class: 'corner' }, `${down.heading} ↓   ${across.heading} →`), columns.map(v => el('th', { scope: 'col' }, axisText(across, v))))),
       el('tbody', {}, rows.map(r => el('tr', {}, el('th', { scope: 'row' }, axisText(down, r)), columns.map(c => cellNode(cells.get(String(r) + '|' + String(c)), good, top))))))));
     refreshTwin(box);
