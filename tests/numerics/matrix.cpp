@@ -349,6 +349,47 @@ std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds) {
   return list;
 }
 
+std::vector<Case> composed_layouts() {
+  Case base;
+  base.canonical = true;
+  std::vector<Case> list{base};
+  // dp, tp, cp, pp, ep
+  times<std::array<int, 5>>(list,
+                            {{2, 2, 2, 2, 1},
+                             {1, 2, 4, 2, 1},
+                             {1, 4, 2, 2, 1},
+                             {4, 1, 2, 2, 1},
+                             {2, 2, 4, 1, 1},
+                             {4, 2, 2, 1, 1},
+                             {1, 2, 2, 2, 1},
+                             {2, 2, 2, 2, 2},
+                             {2, 2, 2, 2, 4},
+                             {1, 2, 4, 2, 4},
+                             {4, 1, 2, 2, 4},
+                             {4, 2, 2, 1, 8}},
+                            [](Case& c, std::array<int, 5> v) {
+                              c.layout.dp = v[0];
+                              c.layout.tp = v[1];
+                              c.layout.cp = v[2];
+                              c.layout.pp = v[3];
+                              c.layout.ep = v[4];
+                              c.train.grad_accumulation = 8 / v[0];
+                            });
+  times<ContextKind>(list, {ContextKind::kRing, ContextKind::kUlysses}, [](Case& c, ContextKind v) { c.layout.cp_kind = v; });
+  times<int>(list, {0, 1, 2, 3}, [](Case& c, int v) { c.layout.zero = v; });
+  times<Schedule>(list, {Schedule::kNone, Schedule::kAfab, Schedule::k1F1B, Schedule::kZbH1},
+                  [](Case& c, Schedule v) { c.layout.schedule = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.sequence_parallel = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.tensor_overlap = v; });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kSelective, Recompute::kFull},
+                   [](Case& c, Recompute v) { c.layout.recompute = v; });
+  times<Offload>(list, {{}, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu}},
+                 [](Case& c, Offload v) { c.layout.offload = v; });
+  times<int>(list, {1, 2}, [](Case& c, int v) { c.layout.loss_chunks = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
+  return list;
+}
+
 Subject subject_named(std::string_view name) {
   for (Subject& s : subjects())
     if (s.name == name) return s;
@@ -464,6 +505,8 @@ std::string layout_name(const Case& config) {
   if (l.zero == 3) name += fmt::format(" unit{} prefetch{}{}", l.fsdp.unit, l.fsdp.prefetch, l.fsdp.reshard ? "" : " kept");
   if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
   if (l.overlap) name += " overlap";
+  if (l.tensor_overlap) name += " tensor-overlap";
+  if (l.loss_chunks > 1) name += fmt::format(" chunks{}", l.loss_chunks);
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));
   if (l.offload.any()) name += fmt::format(" offload {}", offload_text(l.offload));
   if (l.recompute_options.every > 1) name += fmt::format(" every {}", l.recompute_options.every);

@@ -51,6 +51,10 @@ std::vector<Case> served_layouts();
 /// rows have one sequence a micro-batch.
 std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds);
 
+/// Four and five axes at once, on 8 and 16 ranks: dp and ZeRO, tp and sequence parallelism, cp, pp and its schedules, and, of mixtures, ep; with
+/// recompute, offload, overlap and chunks of the loss. Canonical rows have one sequence a micro-batch.
+std::vector<Case> composed_layouts();
+
 /// Mixtures of experts, with either optimizer.
 std::vector<Subject> mixture_subjects();
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <string>
@@ -49,11 +50,11 @@ class Coverage {
   int failed() const { return rows_.contains("any") ? rows_.at("any").failed : 0; }
   /// The table; `figure` heads the last column.
   void print(std::string_view title, std::string_view figure) {
-    fmt::print("{}\n  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {}\n", title, "strategy", "rows", "1 rank", "2", "4", "8",
+    fmt::print("{}\n  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {}\n", title, "strategy", "rows", "1 rank", "2", "4", "8", "16",
                "3, 6", "2 threads", "failed", figure);
     for (auto& [name, row] : rows_)
-      fmt::print("  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {:.3g}\n", name, row.count, row.by_ranks[1], row.by_ranks[2],
-                 row.by_ranks[4], row.by_ranks[8], row.by_ranks[0], row.threads, row.failed, row.largest);
+      fmt::print("  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {:.3g}\n", name, row.count, row.by_ranks[1], row.by_ranks[2],
+                 row.by_ranks[4], row.by_ranks[8], row.by_ranks[16], row.by_ranks[0], row.threads, row.failed, row.largest);
   }
 
  private:
@@ -67,7 +68,7 @@ class Coverage {
     ++row.count;
     row.failed += failed;
     const int ranks = config.layout.world_size();
-    ++row.by_ranks[ranks == 1 || ranks == 2 || ranks == 4 || ranks == 8 ? ranks : 0];
+    ++row.by_ranks[std::has_single_bit(static_cast<unsigned>(ranks)) ? ranks : 0];
     row.threads += config.threads_per_rank > 1;
     row.largest = std::max(row.largest, figure);
   }
@@ -108,7 +109,8 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   // others add the batches that 8 sequences cannot be cut into.
   const uint64_t shares = dealt(30, 240), others = dealt(1, 10);
   constexpr int kShown = 10;
-  const auto layouts = testing::layouts();
+  const auto layouts = testing::layouts(), composed = testing::composed_layouts();
+  const uint64_t composed_shares = dealt(60, 1800);
   Coverage coverage;
   const auto train_rows = [&](const Subject& subject, const auto& expected, const std::vector<Case>& rows) {
     for (const Case& config : rows) {
@@ -141,11 +143,16 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
     for (Case& config :
          deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kRing, ContextKind::kUlysses})), number, 8 * others))
       rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, composed), number, composed_shares)) rows.push_back(std::move(config));
     train_rows(subject, expected, rows);
     ++number;
   }
-  for (const Subject& subject : testing::mixture_subjects())
-    train_rows(subject, expect<float>(subject), testing::rows_of(subject, testing::expert_layouts()));
+  for (const Subject& subject : testing::mixture_subjects()) {
+    auto rows = testing::rows_of(subject, testing::expert_layouts());
+    for (Case& config : deal(testing::rows_of(subject, composed), number++, composed_shares / 12))
+      if (config.layout.ep > 1) rows.push_back(std::move(config));
+    train_rows(subject, expect<float>(subject), rows);
+  }
   coverage.print("Bitwise equal to the single-rank reference after 5 steps (canonical mode)", "");
   REQUIRE(coverage.failed() == 0);
   for (const Strategy& s : catalogue()) {
