@@ -38,10 +38,12 @@ Result<std::unique_ptr<ProcessTransport>> ProcessTransport::create(const kernels
     for (const Space space : {Space::kDevice, Space::kHost})
       bytes += shared_bytes(placed.arenas[static_cast<size_t>(placed.plan->mesh.role_of(placed.plan->mesh.coordinates(r)))], space);
   made->memory_ = std::make_unique<SharedMemory>(bytes);
+  // A process that is alone may take turns on its cores, and is then told of counters.
+  const bool shared = control.processes() > 1;
   for (size_t c = 0; c < placed.plan->comms.size(); ++c)
     for (int from = first; from < first + made->ranks_here_; ++from)
       for (int to = 0; to < made->world_size_; ++to)
-        new (made->memory_->own().data() + made->channel_place(CommId(static_cast<int32_t>(c)), from, to)) Channel(true);
+        new (made->memory_->own().data() + made->channel_place(CommId(static_cast<int32_t>(c)), from, to)) Channel(shared);
   made->memory_->exchange(control);
   for (int p = 0; p < control.processes(); ++p)
     if (made->memory_->of(p).empty())

@@ -328,6 +328,38 @@ Error Problems::take() const {
   return {found_.front().error.code, std::move(text), {}, {}};
 }
 
+namespace {
+
+/// Reads to the end, for what is wrong on the way.
+class EventSink final : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+/// Throws where a quote is never closed. The library takes the line end at the end of a file for its end, and refuses it without one.
+void check_last_quote(const std::string& text) {
+  const size_t last = text.find_last_not_of("\r\n");
+  if (last == std::string::npos || last + 1 == text.size() || text.find_first_of("\"'") == std::string::npos) return;
+  std::istringstream stream{text.substr(0, last + 1)};
+  YAML::Parser parser(stream);
+  EventSink sink;
+  try {
+    parser.HandleNextDocument(sink);
+  } catch (const YAML::Exception& e) {  // whatever else is wrong is told with what comes before it
+    if (e.msg == YAML::ErrorMsg::EOF_IN_SCALAR) throw;
+  }
+}
+
+}  // namespace
+
 YamlNode parse_yaml(std::string_view text, Problems& problems) {
   if (static_cast<int64_t>(text.size()) > limits::kYamlBytes) {
     problems.add({}, fmt::format("has {} bytes, more than the {} that are read", text.size(), limits::kYamlBytes),
@@ -346,7 +378,9 @@ YamlNode parse_yaml(std::string_view text, Problems& problems) {
   // The library reports with exceptions: they end here.
   try {
     // Names go into files, databases and JSON, which hold UTF-8.
-    std::istringstream stream{wide ? std::string(text) : to_utf8(text)};
+    const std::string utf8 = wide ? std::string(text) : to_utf8(text);
+    check_last_quote(utf8);
+    std::istringstream stream{utf8};
     YAML::Parser parser(stream);
     Builder first(problems), second(problems), third(problems);
     if (!parser.HandleNextDocument(first)) return {};
@@ -362,6 +396,8 @@ YamlNode parse_yaml(std::string_view text, Problems& problems) {
   } catch (const YAML::Exception& e) {
     if (indented_by_tab(text, e.mark.line))
       problems.add(mark_of(e.mark), "not YAML: a tab in the indentation of this line", "indent with blanks: write two in place of each tab");
+    else if (e.msg == YAML::ErrorMsg::EOF_IN_SCALAR)
+      problems.add(mark_of(e.mark), "not YAML: the file ends within quotes", "close the quote: from its sign on, every line was taken for its text");
     else if (e.msg == YAML::ErrorMsg::UNKNOWN_ANCHOR)
       problems.add(mark_of(e.mark), fmt::format("not YAML: {}", e.msg),
                    "mark a value above this place with &NAME, or write the value here");

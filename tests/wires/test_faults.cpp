@@ -12,6 +12,7 @@
 #include "plan/base/hash.h"
 #include "runtime/backend.h"
 #include "strategies/lower.h"
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/test.h"
@@ -54,7 +55,7 @@ std::string train_on(const Case& c, const std::string& wire, Control& control) {
 
 TEST_CASE("a process that is killed or stopped is named with its op, and the group ends") {
   const Case c = small_case();
-  const int faults = 16;
+  const int faults = static_cast<int>(dealt(200, 16));
   for (int seed = 0; seed < faults; ++seed) {
     const std::string wire = seed % 2 == 0 ? "processes" : "tcp";
     const bool stops = seed % 4 >= 2;
