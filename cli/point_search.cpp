@@ -3,32 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "cli/analytic_case.h"
 
 namespace shardlab::cli {
 namespace {
-
-/// Points with an estimate that fits, the fastest first.
-std::vector<Ranked> estimate_all(std::span<const Point> points, RunDirectory& directory, const std::vector<std::string>& versions) {
-  AnalyticCaseRunner runner;
-  BatchSink sink(directory, versions.back());
-  std::vector<Ranked> ranked;
-  for (size_t i = 0; i < points.size(); ++i) {
-    if (points[i].refusal) continue;
-    CaseOutcome outcome = runner.run(points[i], Mode::kSimulate);
-    outcome.case_id = points[i].id;
-    outcome.program_version = versions.back();
-    if (outcome.status == Status::kOk) ranked.push_back({i, outcome.predicted->step_s});
-    const auto known = [&](const std::string& v) { return directory.store().recorded(outcome.case_id, v).has_value(); };
-    if (std::ranges::none_of(versions, known)) sink.append(outcome);
-  }
-  sink.flush();
-  rank(ranked);
-  return ranked;
-}
 
 std::optional<double> step_of(const CaseOutcome& outcome) {
   if (outcome.status != Status::kOk) return std::nullopt;
@@ -43,23 +23,45 @@ bool estimates_first(const Search& search) { return search.kind == SearchKind::k
 Result<void> check_search(const Search& search, Resolution resolution, bool sharded) {
   if (!estimates_first(search)) return {};
   if (resolution == Resolution::kAnalytic)
-    return refusal(fmt::format("search {} at the analytic resolution, which is the estimate that it begins with", name_of(search.kind)),
-                   "use search: grid or random, or --resolution segments or timeline");
+    return refusal(
+        fmt::format("search {} at the analytic resolution, which is the estimate that it begins with", name_of(search.kind)),
+        "use search: grid or random, or --resolution segments or timeline");
   if (sharded)
     return refusal(fmt::format("--shard of a search by {}, which compares all points", name_of(search.kind)),
                    "leave --shard out, or use search: grid or random");
   return {};
 }
 
-PointSearch::PointSearch(const Search& search, std::span<const Point> points, RunDirectory& directory,
-                         const std::vector<std::string>& versions) {
-  std::vector<Ranked> ranked = estimate_all(points, directory, versions);
-  estimated_ = ranked.size();
+Result<PointSearch> PointSearch::begin(const Search& search, std::span<const Point> points, RunDirectory& directory,
+                                       const std::vector<std::string>& versions) {
+  PointSearch made;
+  AnalyticCaseRunner runner;
+  BatchSink sink(directory, versions.back());
+  std::vector<Ranked> ranked;
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (points[i].refusal) {
+      made.points_.push_back(points[i]);
+      continue;
+    }
+    CaseOutcome outcome = runner.run(points[i], Mode::kSimulate);
+    outcome.case_id = points[i].id;
+    outcome.program_version = versions.back();
+    if (outcome.status == Status::kOk) ranked.push_back({i, outcome.predicted->step_s});
+    if (outcome.status == Status::kRefused) ++made.unknown_, made.reasons_.add(outcome.reason, outcome.config.name);
+    const auto known = [&](const std::string& v) { return directory.store().recorded(outcome.case_id, v).has_value(); };
+    if (std::ranges::none_of(versions, known)) sink.append(outcome);
+  }
+  sink.flush();
+  if (ranked.empty() && made.unknown_ > 0)
+    return refusal(fmt::format("search {}: no point has an estimate: {}", name_of(search.kind), made.reasons_.list().front().text),
+                   "use search: grid or random, which need none");
+  rank(ranked);
+  made.estimated_ = ranked.size();
   if (search.kind == SearchKind::kHalving) ranked.resize(survivors(ranked.size(), search.keep));
-  std::ranges::copy_if(points, std::back_inserter(points_), [](const Point& point) { return point.refusal.has_value(); });
-  refused_ = points_.size();
-  for (const Ranked& r : ranked) points_.push_back(points[r.place]);
-  if (search.kind == SearchKind::kGoal) goal_.emplace(std::move(ranked), search.margin);
+  made.refused_ = made.points_.size();
+  for (const Ranked& r : ranked) made.points_.push_back(points[r.place]);
+  if (search.kind == SearchKind::kGoal) made.goal_.emplace(std::move(ranked), search.margin);
+  return made;
 }
 
 std::function<bool(const CaseOutcome&)> PointSearch::enough() {
@@ -71,8 +73,12 @@ std::function<bool(const CaseOutcome&)> PointSearch::enough() {
 }
 
 std::string PointSearch::conclusion() const {
-  if (goal_) return "search goal: " + goal_->reason();
-  return fmt::format("search halving: {} of {} points went on, the fastest by estimate", points_.size() - refused_, estimated_);
+  std::string said = goal_ ? "search goal: " + goal_->reason()
+                           : fmt::format("search halving: {} of {} points went on, the fastest by estimate",
+                                         points_.size() - refused_, estimated_);
+  if (unknown_ > 0)
+    said += fmt::format("; {} points were not run, as they have no estimate: {}", unknown_, reasons_.list().front().text);
+  return said;
 }
 
 }  // namespace shardlab::cli

@@ -27,8 +27,8 @@
 #include "cli/interrupt.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
-#include "cli/point_search.h"
 #include "cli/placement.h"
+#include "cli/point_search.h"
 #include "cli/progress.h"
 #include "cli/seats.h"
 #include "cli/shipped.h"
@@ -209,11 +209,13 @@ Result<void> check_job(const Expansion& expansion, Mode mode) {
 }
 
 /// Refuses before anything runs what cannot be predicted: a local machine whose speed nobody measured.
-Result<void> check_speed_known(const Expansion& expansion, Mode mode) {
-  if (mode == Mode::kMeasure) return {};
+Result<void> check_speed_known(const Expansion& expansion, Mode mode, const Search& search) {
+  const bool first = estimates_first(search);
+  if (mode == Mode::kMeasure && !first) return {};
+  const std::string who = first ? fmt::format("search {}, which estimates first,", name_of(search.kind))
+                                : fmt::format("mode {}, which predicts,", name_of(mode));
   for (const Point& point : expansion.points)
-    if (!point.refusal)
-      SHARDLAB_TRY(check_calibrated(point.config.machine, fmt::format("mode {}, which predicts,", name_of(mode))));
+    if (!point.refusal) SHARDLAB_TRY(check_calibrated(point.config.machine, who));
   return {};
 }
 
@@ -594,7 +596,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() + part : flags.out;
   SHARDLAB_TRY(check_backends(expansion, mode));
   if (seats == nullptr) SHARDLAB_TRY(check_job(expansion, mode));
-  SHARDLAB_TRY(check_speed_known(expansion, mode));
+  SHARDLAB_TRY(check_speed_known(expansion, mode, search));
   SHARDLAB_TRY(check_data(expansion, mode));
   SHARDLAB_TRY(check_checkpoint_folders(expansion));
   RunMetadata metadata = describe_environment(invocation.command());
@@ -626,12 +628,17 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
   const bool afresh = analytic && directory->size() == 0;
   std::optional<PointSearch> chosen;
   if (estimates_first(search)) {
-    chosen.emplace(search, expansion.points, *directory, std::vector{metadata.program_version, estimates_version});
+    auto begun = PointSearch::begin(search, expansion.points, *directory, {metadata.program_version, estimates_version});
+    if (!begun.ok()) {
+      directory->finish();
+      return begun.error();
+    }
+    chosen.emplace(std::move(begun).value());
     drive_options.enough = chosen->enough();
   }
-  const auto summary =
-      analytic ? drive_analytic(*sweep, points->counts, *directory, afresh ? &digest : nullptr, drive_options)
-               : drive_cases(chosen ? chosen->points() : expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options, seats);
+  const auto summary = analytic ? drive_analytic(*sweep, points->counts, *directory, afresh ? &digest : nullptr, drive_options)
+                                : drive_cases(chosen ? chosen->points() : expansion.points, *directory, out, invocation, flags,
+                                              *resolution, *traces, drive_options, seats);
   directory->finish();
   if (!summary.ok()) return summary.error();
   if (chosen && !summary->interrupted) fmt::print(stderr, "{}\n", chosen->conclusion());

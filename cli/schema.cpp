@@ -212,7 +212,8 @@ std::string file_schema(SchemaOf what) {
                                              {"says", "source", "check"}));
     const Json loss{
         {"anyOf", {Json{{"type", "number"}, {"exclusiveMinimum", 0}}, Json{{"type", "string"}, {"pattern", kNumberText}}}}};
-    const Json share{{"type", {"number", "string"}}}, whole{{"type", {"integer", "string"}}}, kinds{{"enum", {"grid", "random", "halving", "goal"}}};
+    const Json share{{"type", {"number", "string"}}}, whole{{"type", {"integer", "string"}}},
+        kinds{{"enum", {"grid", "random", "halving", "goal"}}};
     properties["search"] = Json{
         {"anyOf",
          {kinds, object_of({{"kind", kinds}, {"count", whole}, {"seed", whole}, {"keep", share}, {"margin", share}}, {"kind"})}},

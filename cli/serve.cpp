@@ -31,7 +31,8 @@ class Page {
       if (!made_) {
         response.status = 503;
         response.set_header("Refresh", "2");
-        return response.set_content(page.error().message + "\nThis page is asked for again every 2 seconds.\n", "text/plain; charset=utf-8");
+        return response.set_content(page.error().message + "\nThis page is asked for again every 2 seconds.\n",
+                                    "text/plain; charset=utf-8");
       }
       revision_ = now, text_ = std::move(page).value();
     }
@@ -63,7 +64,9 @@ Result<ExitCode> serve(const Served& served, int port) {
     port = server.bind_to_any_port(kLoopback);
   else if (!server.bind_to_port(kLoopback, port))
     port = -1;
-  if (port <= 0) return refusal("the port cannot be had: another program listens there, or it is reserved", "use --port 0, which takes a free one");
+  if (port <= 0)
+    return refusal("the port cannot be had: another program listens there, or it is reserved",
+                   "use --port 0, which takes a free one");
   const std::string named = fmt::format("localhost:{}", port), numbered = fmt::format("{}:{}", kLoopback, port);
   server.set_pre_routing_handler([&](const httplib::Request& request, httplib::Response& response) {
     const std::string host = request.get_header_value("Host");
@@ -74,7 +77,8 @@ Result<ExitCode> serve(const Served& served, int port) {
   server.set_keep_alive_timeout(1);
   server.set_default_headers({{"Cache-Control", "no-store"}, {"X-Content-Type-Options", "nosniff"}});
   server.Get("/", [&](const httplib::Request&, httplib::Response& response) { page.answer(response); });
-  server.Get("/state", [&](const httplib::Request&, httplib::Response& response) { response.set_content(page.state(), "application/json"); });
+  server.Get("/state",
+             [&](const httplib::Request&, httplib::Response& response) { response.set_content(page.state(), "application/json"); });
   fmt::print("http://{}/  (Ctrl-C ends it)\n", numbered);
   std::fflush(stdout);
   interrupt::ask_on_signal("");

@@ -155,17 +155,18 @@ std::string render_html(const Report& report, std::string_view revision) {
   const std::vector<Statement> sentences = said_of(report, summary);
   const std::string data = page_data(report, summary, sentences);
   const bool pack = data.size() > kPlainBytes;
-  return filled(assets::template_html(), {{"@title@", html_escaped(report.title)},
-                                          {"@subtitle@", html_escaped(subtitle_of(report))},
-                                          {"@statements@", statements_html(sentences)},
-                                          {"@connect@", revision.empty() ? "" : "; connect-src 'self'"},
-                                          {"@revision@", revision.empty() ? "" : fmt::format(" data-revision=\"{}\"", html_escaped(revision))},
-                                          {"@plain_table@", plain_table_html(report.cases, summary)},
-                                          {"@css@", std::string(assets::report_css())},
-                                          {"@packed@", pack ? "deflate" : "no"},
-                                          {"@timelines@", fmt::to_string(report.timelines.size())},
-                                          {"@data@", pack ? packed(data) : script_safe(data)},
-                                          {"@js@", std::string(assets::report_js())}});
+  return filled(assets::template_html(),
+                {{"@title@", html_escaped(report.title)},
+                 {"@subtitle@", html_escaped(subtitle_of(report))},
+                 {"@statements@", statements_html(sentences)},
+                 {"@connect@", revision.empty() ? "" : "; connect-src 'self'"},
+                 {"@revision@", revision.empty() ? "" : fmt::format(" data-revision=\"{}\"", html_escaped(revision))},
+                 {"@plain_table@", plain_table_html(report.cases, summary)},
+                 {"@css@", std::string(assets::report_css())},
+                 {"@packed@", pack ? "deflate" : "no"},
+                 {"@timelines@", fmt::to_string(report.timelines.size())},
+                 {"@data@", pack ? packed(data) : script_safe(data)},
+                 {"@js@", std::string(assets::report_js())}});
 }
 
 std::string render_markdown(const Report& report) {

@@ -478,7 +478,8 @@ Result<CaseDefaults> CaseDefaults::of(std::span<const Text> texts) {
     if (!key.has_text || found->second == key.text) continue;
     key.text = found->second;
     if (!restore(*key.key, out.unsaid_, key.text))
-      return Error{ExitCode::kUsage, fmt::format("the stored default of `{}` cannot be read: {}", key.key->path, key.text.substr(0, 60)),
+      return Error{ExitCode::kUsage,
+                   fmt::format("the stored default of `{}` cannot be read: {}", key.key->path, key.text.substr(0, 60)),
                    "it was written by another version of shardlab, or damaged; run the sweep again into a new directory"};
   }
   return out;

@@ -36,7 +36,7 @@ void Selector::add(const CaseOutcome& outcome) {
 
 /// The fastest first, those that stay before them.
 void Selector::shrink() {
-  enum class Stay : uint8_t { kNo, kAmong, kBeside };  // among the most, or beside them
+  enum class Stay : uint8_t { kNo, kAmong, kBeside };                    // among the most, or beside them
   std::map<std::string_view, Best> missing(best_.begin(), best_.end());  // the first of equals is taken
   const auto stays = [&](const Kept& k) {
     if (k.rate <= 0) return k.named ? Stay::kBeside : Stay::kNo;

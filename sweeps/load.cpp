@@ -18,15 +18,17 @@ namespace {
 /// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
 const std::vector<std::string>& top_keys() {
   static const std::vector<std::string> keys = {
-      "version",    "name",   "description", "mode",   "model",        "machine",
-      "profile",    "data",   "layout",      "train",  "execution",    "measure",
-      "checkpoint", "axes",   "zip",         "when",   "constraints",  "exclude",
-      "include",    "claims", "resolution",  "traces", "time_to_loss", "search", "and the short forms of case keys (tp, seq_len, ...)"};
+      "version",    "name",        "description",  "mode",    "model",
+      "machine",    "profile",     "data",         "layout",  "train",
+      "execution",  "measure",     "checkpoint",   "axes",    "zip",
+      "when",       "constraints", "exclude",      "include", "claims",
+      "resolution", "traces",      "time_to_loss", "search",  "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
-const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",   "zip",        "when",   "constraints",
-                                             "exclude",     "include", "claims", "resolution", "traces", "time_to_loss", "search"};
+const std::vector<std::string> kSweepOnly = {"description", "mode",         "axes",    "zip",    "when",
+                                             "constraints", "exclude",      "include", "claims", "resolution",
+                                             "traces",      "time_to_loss", "search"};
 
 /// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included: at most `room` values.
 std::optional<std::vector<std::string>> generated(const YamlNode& map, int64_t room, Problems& problems) {

@@ -58,8 +58,8 @@ bool Goal::reached() const { return run_ >= ranked_.size() || (best_ && *best_ <
 std::string Goal::reason() const {
   const auto ms = [](double s) { return fmt::format("{:.4g} ms", 1e3 * s); };
   if (run_ >= ranked_.size()) return fmt::format("every one of the {} points was run: their intervals do not part before", run_);
-  return fmt::format("the best of {} points takes {}, each of the {} others at least {}: its estimate less {:g} %", run_, ms(*best_),
-                     ranked_.size() - run_, ms(least_of_rest()), 100 * margin_);
+  return fmt::format("the best of {} points takes {}, each of the {} others at least {}: its estimate less {:g} %", run_,
+                     ms(*best_), ranked_.size() - run_, ms(least_of_rest()), 100 * margin_);
 }
 
 }  // namespace shardlab::sweeps

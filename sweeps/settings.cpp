@@ -136,8 +136,8 @@ void SettingsReader::read_entry(const YamlEntry& entry, const std::string& secti
                   fmt::format("expected a map of {}", fmt::join(keys_of_section(path), " ")));
   else if (const auto meant = keys_named(entry.key); !meant.empty() && !problems_.is_full())
     problems_.add(entry.mark,
-                  fmt::format("unknown key `{}`{}, did you mean {}?", entry.key, section.empty() ? "" : fmt::format(" under `{}`", section),
-                              fmt::join(meant, " or ")),
+                  fmt::format("unknown key `{}`{}, did you mean {}?", entry.key,
+                              section.empty() ? "" : fmt::format(" under `{}`", section), fmt::join(meant, " or ")),
                   section.empty() ? "write it in full, or in its section" : "write it in its section");
   else
     add_unknown_key(problems_, entry.mark, entry.key, section, listed.empty() ? keys_of_section(section) : listed,

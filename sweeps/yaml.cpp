@@ -395,9 +395,11 @@ YamlNode parse_yaml(std::string_view text, Problems& problems) {
     return first.take();
   } catch (const YAML::Exception& e) {
     if (indented_by_tab(text, e.mark.line))
-      problems.add(mark_of(e.mark), "not YAML: a tab in the indentation of this line", "indent with blanks: write two in place of each tab");
+      problems.add(mark_of(e.mark), "not YAML: a tab in the indentation of this line",
+                   "indent with blanks: write two in place of each tab");
     else if (e.msg == YAML::ErrorMsg::EOF_IN_SCALAR)
-      problems.add(mark_of(e.mark), "not YAML: the file ends within quotes", "close the quote: from its sign on, every line was taken for its text");
+      problems.add(mark_of(e.mark), "not YAML: the file ends within quotes",
+                   "close the quote: from its sign on, every line was taken for its text");
     else if (e.msg == YAML::ErrorMsg::UNKNOWN_ANCHOR)
       problems.add(mark_of(e.mark), fmt::format("not YAML: {}", e.msg),
                    "mark a value above this place with &NAME, or write the value here");

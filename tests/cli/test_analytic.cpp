@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "cli/analytic_case.h"
+#include "plan/keys.h"
 #include "reports/table.h"
 #include "simulator/estimator/analytic/analytic.h"
-#include "plan/keys.h"
 #include "sweeps/resolution.h"
 #include "sweeps/sweep.h"
 #include "tests/cli/program.h"
@@ -139,9 +139,11 @@ TEST_CASE("a sweep of another framework is predicted by closed forms, with no pl
 TEST_CASE("cases that differ in numbers without a price share one study, and no more studies are remembered than are said") {
   const Scratch scratch;
   const auto asked = [&](const std::string& axis) {
-    const auto sweep = sweeps::load_sweep(scratch.write(
-        "sweep.yaml", "model: tiny-gpt\nmachine: hgx-h100-ndr\nprofile: megatron\ntrain: {seq_len: 64, global_batch_tokens: 4096}\n"
-                      "axes: {" + axis + "}\n"));
+    const auto sweep = sweeps::load_sweep(
+        scratch.write("sweep.yaml",
+                      "model: tiny-gpt\nmachine: hgx-h100-ndr\nprofile: megatron\ntrain: {seq_len: 64, global_batch_tokens: 4096}\n"
+                      "axes: {" +
+                          axis + "}\n"));
     REQUIRE(sweep.ok());
     const auto expansion = sweeps::expand(*sweep, Resolution::kAnalytic);
     REQUIRE(expansion.ok());
@@ -230,6 +232,18 @@ TEST_CASE("halving and the goal find the fastest point of the whole grid, with f
   CHECK(few < all);
   CHECK(why.find("search goal: the best of") != std::string::npos);
   CHECK(why.find("its estimate less 2 %") != std::string::npos);
+}
+
+TEST_CASE("a search that estimates first needs a calibrated machine") {
+  const Scratch scratch;
+  const std::string sweep =
+      scratch.write("s.yaml",
+                    "name: s\nmode: measure\nmodel: tiny-gpt\nmachine: {local: true}\ndata: {text: s.yaml}\n"
+                    "train: {seq_len: 16, global_batch_tokens: 64, micro_batch: 1}\naxes: {dp: [1, 2]}\nsearch: goal\n");
+  const Output o =
+      shardlab_program(scratch, "run " + sweep + " --out " + (scratch / "none"), fmt::format("cd {0} && HOME={0}", scratch / "."));
+  CHECK(o.code == 2);
+  CHECK(o.err.find("not calibrated, and search goal, which estimates first, needs its speed") != std::string::npos);
 }
 
 }  // namespace

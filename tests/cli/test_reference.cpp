@@ -213,8 +213,8 @@ TEST_CASE("the schema takes what the loader takes of each key, and refuses what 
        R"({"zip": [{"schedule": ["1f1b"], "vpp": [1]}]})",
        R"({"model": {"preset": "gpt2", "layers": 4}, "machine": "local", "offload": {"optimizer": "cpu"}, "fsdp": {"unit": 2}, "learning_rate": 0.001})",
        R"({"include": [{"layout.tp": 2, "layout.recompute_options": {"every": 2}, "measure.steps": 2, "train.seq_len": "2Ki"}]})",
-       R"({"exclude": [{"tp": 8, "pp": [4, 8]}], "time_to_loss": {"loss": 2.5, "mean_of": 20}})",
-       R"({"search": "goal"})", R"({"search": {"kind": "random", "count": 100, "seed": 7}})"}) {
+       R"({"exclude": [{"tp": 8, "pp": [4, 8]}], "time_to_loss": {"loss": 2.5, "mean_of": 20}})", R"({"search": "goal"})",
+       R"({"search": {"kind": "random", "count": 100, "seed": 7}})"}) {
     INFO(good << schema.check(Json::parse(good)));
     CHECK(schema.check(Json::parse(good)).empty());
   }

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "answers/words.h"
 #include "reports/format.h"
 #include "reports/table.h"
-#include "answers/words.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"

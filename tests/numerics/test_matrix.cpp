@@ -50,11 +50,12 @@ class Coverage {
   int failed() const { return rows_.contains("any") ? rows_.at("any").failed : 0; }
   /// The table; `figure` heads the last column.
   void print(std::string_view title, std::string_view figure) {
-    fmt::print("{}\n  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {}\n", title, "strategy", "rows", "1 rank", "2", "4", "8", "16",
-               "3, 6", "2 threads", "failed", figure);
+    fmt::print("{}\n  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {}\n", title, "strategy", "rows", "1 rank", "2", "4",
+               "8", "16", "3, 6", "2 threads", "failed", figure);
     for (auto& [name, row] : rows_)
-      fmt::print("  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {:.3g}\n", name, row.count, row.by_ranks[1], row.by_ranks[2],
-                 row.by_ranks[4], row.by_ranks[8], row.by_ranks[16], row.by_ranks[0], row.threads, row.failed, row.largest);
+      fmt::print("  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {:.3g}\n", name, row.count, row.by_ranks[1],
+                 row.by_ranks[2], row.by_ranks[4], row.by_ranks[8], row.by_ranks[16], row.by_ranks[0], row.threads, row.failed,
+                 row.largest);
   }
 
  private:

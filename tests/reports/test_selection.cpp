@@ -31,7 +31,8 @@ TEST_CASE("a selection of many cases is that of sorting them all") {
     std::vector<CaseOutcome> all;
     for (int i = 0; i < 1500; ++i) {
       const Status status = random() % 3 == 0 ? Status::kRefused : Status::kOk;
-      all.push_back(outcome_of(i, 1 + static_cast<double>(random() % 500), 1000 + static_cast<int64_t>(random() % 100'000), status));
+      all.push_back(
+          outcome_of(i, 1 + static_cast<double>(random() % 500), 1000 + static_cast<int64_t>(random() % 100'000), status));
     }
     Selector selector(kMost, {"case 700"});
     for (const CaseOutcome& o : all) selector.add(o);

@@ -24,7 +24,8 @@ std::optional<Model> model_of(const ModelShape& s) {
   m.kv_heads = s.kv_heads, m.head_dim = s.head_dim, m.ffn = s.ffn, m.vocab = s.vocab, m.max_positions = s.max_positions;
   m.tied_embeddings = s.tied_embeddings, m.qk_norm = s.qk_norm;
   if (s.moe())
-    m.experts = {.count = s.experts, .top_k = s.top_k, .ffn = s.moe_ffn, .shared = s.shared_experts, .dense_layers = s.dense_layers};
+    m.experts = {
+        .count = s.experts, .top_k = s.top_k, .ffn = s.moe_ffn, .shared = s.shared_experts, .dense_layers = s.dense_layers};
   return m;
 }
 
@@ -41,15 +42,16 @@ OffloadTo place_of(Medium m) {
 
 /// What a case calls each kind that a point has.
 constexpr std::pair<CpKind, ContextKind> kContextKinds[] = {{CpKind::kRing, ContextKind::kRing},
-                                                     {CpKind::kZigzag, ContextKind::kZigzag},
-                                                     {CpKind::kStriped, ContextKind::kStriped},
-                                                     {CpKind::kAllGather, ContextKind::kAllGather},
-                                                     {CpKind::kUlysses, ContextKind::kUlysses}};
+                                                            {CpKind::kZigzag, ContextKind::kZigzag},
+                                                            {CpKind::kStriped, ContextKind::kStriped},
+                                                            {CpKind::kAllGather, ContextKind::kAllGather},
+                                                            {CpKind::kUlysses, ContextKind::kUlysses}};
 
 void set_layout(const Point& p, Case& c) {
   c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero, c.layout.hybrid_shard = p.hybrid_shard;
   c.layout.cp = p.cp, c.layout.ep = p.ep;
-  c.layout.cp_kind = p.cp > 1 ? std::ranges::find(kContextKinds, p.cp_kind, &std::pair<CpKind, ContextKind>::first)->second : ContextKind::kNone;
+  c.layout.cp_kind =
+      p.cp > 1 ? std::ranges::find(kContextKinds, p.cp_kind, &std::pair<CpKind, ContextKind>::first)->second : ContextKind::kNone;
   c.layout.overlap = p.overlap != 0;
   c.layout.sequence_parallel = p.sequence_parallel;
   if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
