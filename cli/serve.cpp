@@ -12,6 +12,7 @@
 
 #include "cli/interrupt.h"
 #include "cli/namespaces.h"
+#include "plan/base/world_error.h"
 
 namespace shardlab::cli {
 namespace {
@@ -26,7 +27,7 @@ class Page {
   void answer(httplib::Response& response) {
     const std::lock_guard lock(mutex_);
     if (const std::string now = served_.revision(); !made_ || revision_ != now) {
-      Result<std::string> page = served_.page(now);
+      Result<std::string> page = made(now);
       made_ = page.ok();
       if (!made_) {
         response.status = 503;
@@ -45,6 +46,13 @@ class Page {
   }
 
  private:
+  /// A store that the run holds for long is no end: the page is asked for again.
+  Result<std::string> made(const std::string& revision) const {
+    try {
+      return served_.page(revision);
+    } catch (const WorldError& e) { return Error{ExitCode::kEnvironment, e.what(), e.hint(), {}}; }
+  }
+
   const Served& served_;
   std::mutex mutex_;
   bool made_ = false;
