@@ -14,16 +14,18 @@ constexpr int8_t kComputes = 0, kGathers = 1, kReduces = 2;
 /// Writes events; a handle gives back what it stands for.
 class Writer {
  public:
+  Writer() { events_.reserve(kUsual), tensors_.reserve(kUsual / 2); }
   int32_t take(double bytes, MemoryPart part, int8_t stream = kComputes) {
-    sizes_.push_back({whole(bytes), part, stream});
-    const auto tensor = static_cast<int32_t>(sizes_.size() - 1);
-    if (whole(bytes) > 0) events_.push_back({whole(bytes), tensor, part, stream});
+    const auto tensor = static_cast<int32_t>(tensors_.size());
+    tensors_.push_back({whole(bytes), tensor, part, stream});
+    if (tensors_.back().bytes > 0) events_.push_back(tensors_.back());
     return tensor;
   }
   void give(int32_t tensor) {
-    Size& s = sizes_[static_cast<size_t>(tensor)];
-    if (s.bytes > 0) events_.push_back({-s.bytes, tensor, s.part, s.stream});
-    s.bytes = 0;
+    AllocationEvent& taken = tensors_[static_cast<size_t>(tensor)];
+    if (taken.bytes <= 0) return;
+    taken.bytes = -taken.bytes;
+    events_.push_back(taken);
   }
   void give(std::vector<int32_t>& tensors) {
     for (const int32_t t : tensors) give(t);
@@ -32,12 +34,9 @@ class Writer {
   std::vector<AllocationEvent> done() { return std::move(events_); }
 
  private:
-  struct Size {
-    int64_t bytes;
-    MemoryPart part;
-    int8_t stream;
-  };
-  std::vector<Size> sizes_;
+  static constexpr size_t kUsual = 1 << 14;  ///< events
+
+  std::vector<AllocationEvent> tensors_;  ///< what was taken, negative once it was given back
   std::vector<AllocationEvent> events_;
 };
 
@@ -158,6 +157,7 @@ class Replay {
     for (size_t i = 0; i < layers_; ++i) {
       gather(true);
       const LayerTensors& t = layer(i);
+      held.layers[i].reserve(t.made.size());
       for (const LayerTensor& tensor : t.made) {
         if (tensor.kind == LayerTensor::kKept)
           held.layers[i].push_back(writer_.take(tensor.bytes, MemoryPart::kActivations));
@@ -198,18 +198,16 @@ class Replay {
     for (size_t i = layers_; i-- > 0;) {
       gather(false);
       const LayerTensors& t = layer(i);
-      std::vector<int32_t> again;
       for (const LayerTensor& tensor : t.made)
-        if (tensor.kind == LayerTensor::kRemade) again.push_back(writer_.take(tensor.bytes, MemoryPart::kTransient));
-      for (const double bytes : t.transient) again.push_back(writer_.take(bytes, MemoryPart::kTransient));
-      std::vector<int32_t> made;
+        if (tensor.kind == LayerTensor::kRemade) again_.push_back(writer_.take(tensor.bytes, MemoryPart::kTransient));
+      for (const double bytes : t.transient) again_.push_back(writer_.take(bytes, MemoryPart::kTransient));
       const double fresh = gathered_.layers_gradient > 0 ? gathered_.layers_gradient / layers_ : fresh_unit();
-      for (int piece = 0; piece < kPieces; ++piece) made.push_back(writer_.take(fresh / kPieces, part_of_made()));
-      writer_.give(again), writer_.give(held.layers[i]);
+      for (int piece = 0; piece < kPieces; ++piece) made_.push_back(writer_.take(fresh / kPieces, part_of_made()));
+      writer_.give(again_), writer_.give(held.layers[i]);
       if (gathered_.layers_gradient > 0)
-        fresh_.insert(fresh_.end(), made.begin(), made.end());
+        fresh_.insert(fresh_.end(), made_.begin(), made_.end()), made_.clear();
       else
-        reduce(made, cast_unit(), reduced_ / static_cast<double>(layers_ + 1), first);
+        reduce(made_, cast_unit(), reduced_ / static_cast<double>(layers_ + 1), first);
     }
     drop_units();
     fresh_.push_back(
@@ -351,6 +349,7 @@ class Replay {
   bool copies_;  ///< of rows that are gathered
   LayerTensors dense_, moe_;
   std::deque<int32_t> buffers_;
+  std::vector<int32_t> again_, made_;  ///< of the layer whose backward runs
   std::vector<int32_t> unit_, standing_, sharded_, casts_, fresh_, passing_, stale_;
 };
 

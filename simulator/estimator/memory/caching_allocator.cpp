@@ -15,9 +15,18 @@ constexpr int64_t kMost = int64_t{1} << 56;
 }  // namespace
 
 int32_t CachingAllocator::pool_of(int stream, bool small) {
-  const auto [at, fresh] = pool_by_stream_.try_emplace({stream, small}, static_cast<int32_t>(pools_.size()));
-  if (fresh) pools_.push_back({.small = small, .free = {}});
-  return at->second;
+  const auto at = 2 * static_cast<size_t>(stream) + (small ? 1 : 0);
+  if (pool_by_stream_.size() <= at) pool_by_stream_.resize(at + 1, -1);
+  if (pool_by_stream_[at] < 0) {
+    pool_by_stream_[at] = static_cast<int32_t>(pools_.size());
+    pools_.push_back({.small = small, .free = {}});
+  }
+  return pool_by_stream_[at];
+}
+
+/// The first of the pool's sizes that is not below `bytes`.
+std::vector<CachingAllocator::Size>::iterator CachingAllocator::from(Pool& pool, int64_t bytes) {
+  return std::ranges::lower_bound(pool.free, bytes, {}, &Size::bytes);
 }
 
 int32_t CachingAllocator::new_block(int64_t size, int64_t address, int32_t pool) {
@@ -32,15 +41,23 @@ int32_t CachingAllocator::new_block(int64_t size, int64_t address, int32_t pool)
 
 void CachingAllocator::insert(int32_t block) {
   const Block& b = blocks_[static_cast<size_t>(block)];
-  std::vector<Key>& free = pools_[static_cast<size_t>(b.pool)].free;
-  const Key key{b.size, b.address, block};
-  free.insert(std::ranges::lower_bound(free, key), key);
+  Pool& pool = pools_[static_cast<size_t>(b.pool)];
+  auto size = from(pool, b.size);
+  if (size == pool.free.end() || size->bytes != b.size) {
+    if (pool.free.size() > kEmptySizes) {
+      std::erase_if(pool.free, [](const Size& s) { return s.places.empty(); });
+      size = from(pool, b.size);
+    }
+    size = pool.free.insert(size, {.bytes = b.size, .places = {}});
+  }
+  const Place place{b.address, block};
+  size->places.insert(std::ranges::lower_bound(size->places, place), place);
 }
 
 void CachingAllocator::erase(int32_t block) {
   const Block& b = blocks_[static_cast<size_t>(block)];
-  std::vector<Key>& free = pools_[static_cast<size_t>(b.pool)].free;
-  free.erase(std::ranges::lower_bound(free, Key{b.size, b.address, block}));
+  std::vector<Place>& places = from(pools_[static_cast<size_t>(b.pool)], b.size)->places;
+  places.erase(std::ranges::lower_bound(places, Place{b.address, block}));
 }
 
 void CachingAllocator::forget(int32_t block) { spare_.push_back(block); }
@@ -48,17 +65,15 @@ void CachingAllocator::forget(int32_t block) { spare_.push_back(block); }
 void CachingAllocator::give_back_free_segments() {
   ++retries_;
   for (Pool& pool : pools_)
-    for (auto at = pool.free.begin(); at != pool.free.end();) {
-      const Block& b = blocks_[static_cast<size_t>(at->block)];
-      if (b.before >= 0 || b.after >= 0) {
-        ++at;
-        continue;
-      }
-      reserved_ -= b.size;
-      if (pool.last == at->block) pool.last = -1;
-      forget(at->block);
-      at = pool.free.erase(at);
-    }
+    for (Size& size : pool.free)
+      std::erase_if(size.places, [&](const Place& place) {
+        const Block& b = blocks_[static_cast<size_t>(place.block)];
+        if (b.before >= 0 || b.after >= 0) return false;
+        reserved_ -= b.size;
+        if (pool.last == place.block) pool.last = -1;
+        forget(place.block);
+        return true;
+      });
 }
 
 bool CachingAllocator::room_for(int64_t bytes) {
@@ -120,13 +135,16 @@ void CachingAllocator::split(int32_t block, int64_t bytes) {
 
 int32_t CachingAllocator::allocate(int64_t bytes, int stream) {
   SHARDLAB_CHECK(bytes > 0 && bytes < kMost, "a request of {} bytes", bytes);
+  SHARDLAB_CHECK(stream >= 0, "stream {}", stream);
   const int64_t size = rounded(bytes, kRound);
   const int32_t pool = pool_of(stream, size <= kSmall);
-  std::vector<Key>& free = pools_[static_cast<size_t>(pool)].free;
+  std::vector<Size>& free = pools_[static_cast<size_t>(pool)].free;
+  auto found = from(pools_[static_cast<size_t>(pool)], size);
+  while (found != free.end() && found->places.empty()) ++found;
   int32_t block = -1;
-  if (const auto found = std::ranges::lower_bound(free, Key{size, -1, -1}); found != free.end()) {
-    block = found->block;
-    free.erase(found);
+  if (found != free.end()) {
+    block = found->places.front().block;
+    found->places.erase(found->places.begin());
   } else {
     block = options_.expandable_segments ? grown(size, pool) : new_segment(size, pool);
   }

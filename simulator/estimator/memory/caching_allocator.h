@@ -12,9 +12,7 @@
 // split size and garbage collection, which are off by default.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <map>
 #include <vector>
 
 namespace shardlab::simulator::whatif {
@@ -35,7 +33,7 @@ class CachingAllocator {
 
   explicit CachingAllocator(AllocatorOptions options = {}) : options_(options) {}
 
-  /// Allocates a block of `bytes` (above 0) on a stream and returns its handle. If neither the driver nor the cache has room, the
+  /// Allocates a block of `bytes` (above 0) on a stream (0 and up) and returns its handle. If neither the driver nor the cache has room, the
   /// block is given all the same and `out_of_memory` stays true.
   int32_t allocate(int64_t bytes, int stream = 0);
   void release(int32_t block);
@@ -54,18 +52,25 @@ class CachingAllocator {
     int32_t pool = 0;
     bool free = true;
   };
-  struct Key {
-    int64_t size, address;
+  struct Place {
+    int64_t address;
     int32_t block;
-    auto operator<=>(const Key&) const = default;
+    auto operator<=>(const Place&) const = default;
+  };
+  struct Size {
+    int64_t bytes;
+    std::vector<Place> places;  ///< of the free blocks of this size, by address
   };
   struct Pool {
     bool small = false;
-    std::vector<Key> free;  ///< sorted; few, so that moving them costs less than the nodes of a set
-    int32_t last = -1;  ///< of the expandable segment
+    std::vector<Size> free;  ///< by size, some without a place: a step has many blocks of few sizes
+    int32_t last = -1;       ///< of the expandable segment
   };
 
+  static constexpr size_t kEmptySizes = 16;  ///< sizes without a place are dropped where a pool has more sizes than these
+
   int32_t pool_of(int stream, bool small);
+  static std::vector<Size>::iterator from(Pool& pool, int64_t bytes);
   int32_t new_block(int64_t size, int64_t address, int32_t pool);
   int32_t new_segment(int64_t bytes, int32_t pool);
   int32_t grown(int64_t bytes, int32_t pool);
@@ -80,7 +85,7 @@ class CachingAllocator {
   std::vector<Block> blocks_;
   std::vector<int32_t> spare_;  ///< handles of blocks that are no more
   std::vector<Pool> pools_;
-  std::map<std::pair<int, bool>, int32_t> pool_by_stream_;
+  std::vector<int32_t> pool_by_stream_;  ///< at 2 * stream, and of small requests behind it; -1: none yet
   int64_t next_address_ = 0;
   int64_t reserved_ = 0, peak_reserved_ = 0, allocated_ = 0, peak_allocated_ = 0, retries_ = 0;
   bool out_of_memory_ = false;
