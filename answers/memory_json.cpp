@@ -87,6 +87,7 @@ nlohmann::ordered_json memory_json(const ToldMemory& told) {
   const auto range = [](whatif::Interval i) { return Json{{"low", i.low}, {"high", i.high}}; };
   Json json;
   json["parameters"] = parameter_count(q.shape);
+  json["trained_parameters"] = trained_count(q.shape);
   json["devices"] = q.point.world_size();
   json["layout"] = layout_json(q);
   json["stages"] = Json::array();

@@ -101,6 +101,7 @@ Result<MemoryQuestion> framework_question(const CaseFlags& flags, const sweeps::
   MemoryQuestion q;
   q.config = said.config;
   q.shape = model_shape(said);
+  if (const std::string trained = trained_text(q.shape); !trained.empty()) q.notes.push_back(trained);
   if (!said.derived) return *said.refusal;
   const auto profile = profile_for(q.config);
   if (!profile.ok()) return profile.error();

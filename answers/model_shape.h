@@ -13,6 +13,9 @@ analytic::ModelShape model_shape(const ModelConfig& config);
 /// The shape of a point's model, whether a case can hold it or not.
 analytic::ModelShape model_shape(const sweeps::Point& point);
 
+/// Which weights of the shape are trained, in one sentence; empty where all are.
+std::string trained_text(const analytic::ModelShape& shape);
+
 /// The layout of a point that is only estimated, with values that no case can hold. Refuses what estimates have no form for.
 Result<analytic::Point> estimated_layout(const sweeps::Point& point);
 

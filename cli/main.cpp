@@ -23,8 +23,9 @@ using namespace shardlab;
 using namespace shardlab::cli;
 
 constexpr const char* kFooter =
-    R"(Exit codes: 0 done, 1 a bug of ours, 2 usage or configuration error (nothing ran), 3 the answer is no, 4 some cases
-failed, 5 a --fail-if threshold was crossed, 6 environment not usable, 130 interrupted.)";
+    R"(Exit codes: 0 done, 1 a bug of ours, 2 usage or configuration error (nothing ran),
+3 the answer is no, 4 some cases failed, 5 a --fail-if threshold was crossed,
+6 environment not usable, 130 interrupted.)";
 
 int report(const Error& error) {
   fmt::print(stderr, "shardlab: {}\n", with_shipped_paths(to_string(error)));

@@ -55,9 +55,12 @@ std::vector<int64_t> sizes_of(const std::string& key, int64_t devices) {
   return sizes;
 }
 
-/// The values of a flag: "0,1,2,3", or the sizes in a range. A list of sub-layers and a map of offloads have commas of their own.
+/// The values of a flag: "0,1,2,3", or the sizes in a range. Lists of sub-layers, projections or modules and a map of offloads have
+/// commas of their own.
 Result<std::vector<std::string>> values_of(const std::string& key, const std::string& text, int64_t devices) {
-  if (key == "offload" || text.starts_with('[') || text.starts_with('{')) return std::vector<std::string>{text};
+  const CaseKey* const known = find_key(key);
+  const bool list = known != nullptr && known->form == Form::kText;
+  if (key == "offload" || list || text.starts_with('[') || text.starts_with('{')) return std::vector<std::string>{text};
   std::vector<std::string> values;
   for (const std::string& part : split(text, ',')) {
     if (!is_range(part)) {

@@ -232,8 +232,9 @@ std::string memory_page(const ToldMemory& told, int width) {
   if (told.answer.step_s > 0) page += line(step_text(told));
   if (const std::string run = run_text(told); !run.empty()) page += line(run);
   if (!page.empty()) page += "\n";
-  page += line(fmt::format("{}, {} parameters, on {} of {}: {}", q.config.model.name,
-                           count_words(static_cast<double>(parameter_count(q.shape))), devices_text(q.point.world_size()),
+  std::string parameters = count_words(static_cast<double>(parameter_count(q.shape))) + " parameters";
+  if (q.shape.trained.frozen != 0) parameters += fmt::format(", {} trained", count_words(static_cast<double>(trained_count(q.shape))));
+  page += line(fmt::format("{}, {}, on {} of {}: {}", q.config.model.name, parameters, devices_text(q.point.world_size()),
                            q.config.machine.id, layout_line(q.point)));
   page += "\nbytes of one rank at its peak, by stage\n" + print_table(stage_summary(told.answer), TableFormat::kTable, width);
   page += fmt::format("\nstage {}, which needs most, item by item\n", worst.stage) +

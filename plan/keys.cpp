@@ -23,7 +23,7 @@ namespace {
 int to_int(const std::string& text) { return static_cast<int>(parse_count(text).value()); }
 int64_t to_count(const std::string& text) { return parse_count(text).value(); }
 float to_float(const std::string& text) { return static_cast<float>(parse_number(text).value()); }
-std::string from(int64_t value) { return fmt::format("{}", value); }
+std::string from(int64_t value) { return to_text(value); }
 std::string from(bool value) { return value ? "true" : "false"; }
 std::string from(std::string_view value) { return std::string(value); }
 
@@ -57,6 +57,10 @@ bool set_peak(Case& c, const std::string& precision, const std::string& text) {
 }
 
 constexpr auto kNeutralNone = +[](Case&, const std::string& t) { return is_neutral(t, {"none", "false"}); };
+
+constexpr auto kNeutralAll = +[](Case&, const std::string& t) { return t == "all"; };
+constexpr auto kNeutralZero = +[](Case&, const std::string& t) { return to_count(t) == 0; };
+constexpr auto kNeutralSixteen = +[](Case&, const std::string& t) { return to_count(t) == 16; };
 
 constexpr std::string_view kRates = "on a machine that is described, not local";
 
@@ -534,6 +538,18 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"train.precision", "precision", Form::kWord, "fp32 bf16 fp16 fp8 fp4", "", FIELD_NAMED(train.precision, Precision::kFp32, Precision::kBf16, Precision::kFp16, Precision::kFp8, Precision::kFp4),
             "element type of the matrix products"}
         .axis().estimated(),
+    CaseKey{"train.lora_rank", "lora_rank", Form::kCount, "", "0", kNeutralZero, nullptr,
+            "rank of adapters that are trained beside frozen projections (LoRA); 0: none"}
+        .from(0).up_to(1 << 16).flag().estimated(),
+    CaseKey{"train.lora_targets", "lora_targets", Form::kText, "", "all", kNeutralAll, nullptr,
+            "projections with an adapter, of q k v o gate up down; attention, mlp and all name several"}
+        .flag().estimated(),
+    CaseKey{"train.frozen", "frozen", Form::kText, "", "none", kNeutralNone, nullptr,
+            "modules whose weights are not trained, of embedding head attention mlp experts router norms; all under LoRA"}
+        .flag().estimated(),
+    CaseKey{"train.frozen_bits", "frozen_bits", Form::kInteger, "", "16", kNeutralSixteen, nullptr,
+            "bits of a frozen weight: 16, 8, or 4 (NormalFloat, as QLoRA has it)"}
+        .from(4).up_to(16).flag().estimated(),
     CaseKey{"train.reduce_dtype", "reduce_dtype", Form::kWord, "fp32 bf16 fp16", "", FIELD_DTYPE(train.reduce_dtype),
             "element type of gradients on the wire"}
         .estimated(),

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "plan/base/by_name.h"
 
 namespace shardlab {
 
@@ -46,13 +47,13 @@ struct Device {
   std::string architecture;  ///< "hopper", "cdna3"; empty when not known
   int64_t memory_bytes = 0;  ///< that a program can use
   double memory_bytes_per_s = 0;
-  std::map<std::string, double> peak_flops;  ///< dense, by precision: "fp32", "bf16", "fp8"
-  double link_bytes_per_s = 0;               ///< one way, to devices of the same node
+  ByName<double> peak_flops;    ///< dense, by precision: "fp32", "bf16", "fp8"
+  double link_bytes_per_s = 0;  ///< one way, to devices of the same node
   double power_w = 0;
   /// Further constants by the names of simulator/interpreter/device_constants.h ("matmul.bf16.rate", "memory.norm"); what is
   /// missing has the default that is stated there, tagged transferred.
-  std::map<std::string, double> constants;
-  std::map<std::string, Provenance> provenance;  ///< by the name of the constant; those of Machine::fabric as "fabric.NAME"
+  ByName<double> constants;
+  ByName<Provenance> provenance;  ///< by the name of the constant; those of Machine::fabric as "fabric.NAME"
 };
 
 struct Machine {
@@ -63,8 +64,8 @@ struct Machine {
   double inter_bytes_per_s = 0;  ///< one way, per device, between nodes
   /// What joins devices and nodes beyond the two bandwidths, by the names of
   /// simulator/interpreter/fabric.h ("rails_per_node", "oversubscription").
-  std::map<std::string, double> fabric;
-  bool local = false;            ///< this machine: ranks share `cores`
+  ByName<double> fabric;
+  bool local = false;  ///< this machine: ranks share `cores`
   int cores = 0;
   /// Null where nobody measured; thousands of rates, shared by every case of a sweep.
   std::shared_ptr<const Calibration> calibration;

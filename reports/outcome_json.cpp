@@ -52,7 +52,7 @@ inline constexpr bool kIsVector<std::vector<T>> = true;
 template <class T>
 inline constexpr bool kIsMap = false;
 template <class T>
-inline constexpr bool kIsMap<std::map<std::string, T>> = true;
+inline constexpr bool kIsMap<ByName<T>> = true;
 
 // The fields of each struct, once, for writing and for reading. V is Writer or Reader; T is const when writing.
 

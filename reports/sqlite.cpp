@@ -64,6 +64,13 @@ Query& Query::bind(int index, std::string_view value) {
   return *this;
 }
 
+Query& Query::bind_in_place(int index, std::string_view value) {
+  const char* data = value.empty() ? "" : value.data();
+  if (sqlite3_bind_text(handle_, index, data, static_cast<int>(value.size()), SQLITE_STATIC) != SQLITE_OK)
+    fail(database_, "binding a text");
+  return *this;
+}
+
 Query& Query::bind_null(int index) {
   if (sqlite3_bind_null(handle_, index) != SQLITE_OK) fail(database_, "binding NULL");
   return *this;

@@ -30,6 +30,7 @@ class Query {
   Query& bind(int index, int64_t value);
   Query& bind(int index, double value);  ///< nan becomes NULL
   Query& bind(int index, std::string_view value);
+  Query& bind_in_place(int index, std::string_view value);  ///< is not copied: it stays where it is until the query has run
   Query& bind_null(int index);
 
   /// True while there is a row.

@@ -43,10 +43,11 @@ std::string_view sql_type(Unit unit) {
   }
 }
 
+/// The value stays where it is until the query has run.
 void bind_value(Query& s, int index, const Value& value) {
   std::visit(Overload{[&](std::monostate) { s.bind_null(index); }, [&](bool v) { s.bind(index, int64_t{v}); },
                       [&](int64_t v) { s.bind(index, v); }, [&](double v) { s.bind(index, v); },
-                      [&](const std::string& v) { s.bind(index, v); }},
+                      [&](const std::string& v) { s.bind_in_place(index, v); }},
              value);
 }
 
@@ -173,8 +174,10 @@ Result<Store> Store::open_with(const std::string& path, bool create) {
   if (const auto status = std::filesystem::status(path, missing);
       std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     throw WorldError(fmt::format("{} is no file", path), "choose another directory with --out");
+  // One thread at a time uses a store: SQLite need not lock it for every value of a row.
+  const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | (create ? SQLITE_OPEN_CREATE : 0);
   sqlite3* raw = nullptr;
-  const int code = sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | (create ? SQLITE_OPEN_CREATE : 0), nullptr);
+  const int code = sqlite3_open_v2(path.c_str(), &raw, flags, nullptr);
   Store store(std::unique_ptr<sqlite3, Close>(raw), path);
   if (raw == nullptr) throw WorldError(fmt::format("{}: no memory to open the results store", path), "close other programs");
   sqlite3_extended_result_codes(raw, 1);
@@ -256,7 +259,7 @@ std::vector<Value> row_of(const CaseOutcome& outcome) {
 void write_case(Query& row, std::span<const Value> values, std::string_view machine_key, std::string_view json) {
   int index = 0;
   for (const Value& value : values) bind_value(row, ++index, value);
-  row.bind(index + 1, machine_key).bind(index + 2, json).run();
+  row.bind_in_place(index + 1, machine_key).bind_in_place(index + 2, json).run();
 }
 
 /// Writes outcomes with statements that are prepared once: preparing them takes longer than running them.
@@ -269,7 +272,9 @@ class CaseWriter {
         no_losses_(handle, "DELETE FROM losses WHERE case_id = ?"),
         no_ops_(handle, "DELETE FROM ops WHERE case_id = ?"),
         loss_(handle, "INSERT INTO losses VALUES (?, ?, ?, ?)"),
-        op_(handle, "INSERT INTO ops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") {}
+        op_(handle, "INSERT INTO ops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"),
+        has_losses_(Query(handle, "SELECT 1 FROM losses LIMIT 1").step()),
+        has_ops_(Query(handle, "SELECT 1 FROM ops LIMIT 1").step()) {}
 
   void write(const CaseOutcome& outcome) { write(outcome, row_of(outcome)); }
   void write(const CaseOutcome& outcome, std::span<const Value> values) {
@@ -281,8 +286,8 @@ class CaseWriter {
     }
     outcome_to_json(outcome, defaults_, json_);
     write_case(row_, values, machine_key_, json_);
-    no_losses_.bind(1, outcome.case_id).run();
-    no_ops_.bind(1, outcome.case_id).run();
+    if (has_losses_) no_losses_.bind(1, outcome.case_id).run();
+    if (has_ops_) no_ops_.bind(1, outcome.case_id).run();
     write_losses(outcome);
     write_ops(outcome);
   }
@@ -290,6 +295,7 @@ class CaseWriter {
  private:
   void write_losses(const CaseOutcome& outcome) {
     if (!outcome.measured) return;
+    has_losses_ |= !outcome.measured->losses.empty();
     for (size_t i = 0; i < outcome.measured->losses.size(); ++i) {
       const double v = outcome.measured->losses[i];
       loss_.bind(1, outcome.case_id).bind(2, static_cast<int64_t>(i)).bind(3, v).bind_null(4);
@@ -298,6 +304,7 @@ class CaseWriter {
     }
   }
   void write_ops(const CaseOutcome& outcome) {
+    has_ops_ |= !outcome.ops.empty();
     for (size_t i = 0; i < outcome.ops.size(); ++i) {
       const OpComparison& o = outcome.ops[i];
       op_.bind(1, outcome.case_id)
@@ -312,6 +319,7 @@ class CaseWriter {
 
   const CaseDefaults& defaults_;
   Query machine_, row_, no_losses_, no_ops_, loss_, op_;
+  bool has_losses_, has_ops_;  ///< of any case: those of a case written before are replaced
   Machine last_;
   std::string machine_key_;  ///< of that
   std::string json_;         ///< of the last outcome
@@ -374,6 +382,8 @@ void Store::create_cases() {
 }
 
 void Store::create_schema() {
+  // A case takes 2 KiB: of SQLite's usual pages of 4 KiB nearly half would stay empty.
+  sqlite::execute(handle_.get(), "PRAGMA page_size = 16384");
   sqlite::Transaction transaction(handle_.get());
   sqlite::execute(handle_.get(), fmt::format("PRAGMA application_id = {}", kApplicationId));
   sqlite::execute(handle_.get(), fmt::format("PRAGMA user_version = {}", kStoreVersion));

@@ -259,6 +259,8 @@ void add_csv_row(std::string& out, std::span<const Value> row) {
       add(*whole);
     else if (const auto* text = std::get_if<std::string>(&row[c]); text != nullptr && plain(*text))
       out += *text;
+    else if (const auto* real = std::get_if<double>(&row[c]); real != nullptr && *real == 0 && !std::signbit(*real))
+      out += '0';
     else if (!std::holds_alternative<std::monostate>(row[c]))
       out += csv_field(exact_text(row[c]));
   }

@@ -24,7 +24,7 @@ std::string constant(const Device& device, const std::string& name, const std::s
 
 /// A map of named constants, one a line; nothing for an empty one.
 std::string constants(const Device& device, std::string_view indent, std::string_view key, std::string_view prefix,
-                      const std::map<std::string, double>& values) {
+                      const ByName<double>& values) {
   std::string text = values.empty() ? "" : fmt::format("{}{}:\n", indent, key);
   for (const auto& [name, value] : values)
     text +=
@@ -37,25 +37,38 @@ class KeyWriter {
  public:
   explicit KeyWriter(std::string& text) : text_(text) { text_ = "version: 1\n"; }
   void write(const CaseKey& key, const std::string& value) {
-    std::string_view path = key.path;
-    size_t depth = 0;
-    for (size_t dot; (dot = path.find('.')) != std::string_view::npos; ++depth, path.remove_prefix(dot + 1)) {
-      const std::string_view section = path.substr(0, dot);
-      if (depth < open_.size() && open_[depth] == section) continue;
-      open_.resize(depth);
-      open_.push_back(section);
-      text_.append(2 * depth, ' ').append(section).append(":\n");
-    }
-    open_.resize(depth);
-    text_.append(2 * depth, ' ').append(path).append(": ").append(value).append("\n");
+    const std::string_view path = key.path;
+    const size_t last = path.rfind('.');
+    const std::string_view section = last == std::string_view::npos ? std::string_view() : path.substr(0, last);
+    if (section != section_) enter(section);
+    text_.append(2 * open_.size(), ' ').append(path.substr(last + 1)).append(": ").append(value).append("\n");
   }
   void append(std::string_view text) {
     text_ += text;
-    open_.clear();
+    open_.clear(), section_ = {};
   }
 
  private:
-  std::vector<std::string_view> open_;
+  /// Closes what `section` is not in, and opens what it is in.
+  void enter(std::string_view section) {
+    section_ = section;
+    size_t depth = 0;
+    while (!section.empty()) {
+      const size_t dot = std::min(section.find('.'), section.size());
+      const std::string_view name = section.substr(0, dot);
+      section.remove_prefix(std::min(dot + 1, section.size()));
+      if (depth == open_.size() || open_[depth] != name) {
+        open_.resize(depth);
+        open_.push_back(name);
+        text_.append(2 * depth, ' ').append(name).append(":\n");
+      }
+      ++depth;
+    }
+    open_.resize(depth);
+  }
+
+  std::string_view section_;            ///< that is open, as "layout.fsdp"
+  std::vector<std::string_view> open_;  ///< its parts
   std::string& text_;
 };
 
@@ -70,14 +83,24 @@ struct WrittenKey {
 
 const std::vector<WrittenKey>& written_keys() {
   static const std::vector<WrittenKey> keys = [] {
-    static const std::set<std::string_view> of_experts = {
-        "model.experts",      "model.top_k",          "model.moe_ffn",      "model.router",       "model.normalise_weights",
-        "model.router_factor", "model.balance_loss",   "model.z_loss",       "model.shared_experts", "model.dense_layers",
-        "model.moe_every",    "model.router_groups",  "model.router_groups_chosen", "model.bias_update_rate"};
+    static const std::set<std::string_view> of_experts = {"model.experts",
+                                                          "model.top_k",
+                                                          "model.moe_ffn",
+                                                          "model.router",
+                                                          "model.normalise_weights",
+                                                          "model.router_factor",
+                                                          "model.balance_loss",
+                                                          "model.z_loss",
+                                                          "model.shared_experts",
+                                                          "model.dense_layers",
+                                                          "model.moe_every",
+                                                          "model.router_groups",
+                                                          "model.router_groups_chosen",
+                                                          "model.bias_update_rate"};
     static const std::map<std::string_view, std::string_view> unset = {
-        {"checkpoint.save_every", "0"}, {"model.qk_norm", "false"},    {"model.vocab_multiple", "1"},
-        {"data.packed", "false"},       {"data.document_end", "-1"},   {"data.document_tokens", "0"},
-        {"layout.loss_chunks", "1"},    {"layout.cp_ulysses", "0"},    {"layout.cp_kind", name_of(ContextKind::kNone)}};
+        {"checkpoint.save_every", "0"}, {"model.qk_norm", "false"},  {"model.vocab_multiple", "1"},
+        {"data.packed", "false"},       {"data.document_end", "-1"}, {"data.document_tokens", "0"},
+        {"layout.loss_chunks", "1"},    {"layout.cp_ulysses", "0"},  {"layout.cp_kind", name_of(ContextKind::kNone)}};
     std::vector<WrittenKey> written;
     for (const CaseKey& key : case_keys()) {
       const bool of_machine = key.path.starts_with("machine.");
@@ -91,21 +114,26 @@ const std::vector<WrittenKey>& written_keys() {
   return keys;
 }
 
-void write_yaml(const Case& config, std::string_view machine, bool with_name, std::string& text) {
+/// Returns the bytes of `text` up to the end of the machine: what most cases of a sweep have alike.
+size_t write_yaml(const Case& config, std::string_view machine, bool with_name, std::string& text) {
   KeyWriter out(text);
-  bool machine_written = false;
+  size_t machine_end = 0;
   const bool experts = !(config.model.experts == Experts{});
   for (const WrittenKey& written : written_keys()) {
     const CaseKey& key = *written.key;
     if (written.of_machine) {
-      if (!machine_written) out.append(machine);
-      machine_written = true;
+      if (machine_end == 0) out.append(machine), machine_end = text.size();
       continue;
     }
     if ((!with_name && key.path == "name") || (written.of_experts && !experts)) continue;
     const std::string value = key.get(config);
-    if (!value.empty() && value != written.unset) out.write(key, written.flow ? value : yaml_scalar(value));
+    if (value.empty() || value == written.unset) continue;
+    if (written.flow || is_plain_scalar(value))
+      out.write(key, value);
+    else
+      out.write(key, yaml_scalar(value));
   }
+  return machine_end;
 }
 
 }  // namespace
@@ -139,14 +167,13 @@ std::string to_yaml(const Case& config) {
   return text;
 }
 
-std::string case_id(const Case& config) {
-  std::string text;
-  return case_id(config, machine_yaml(config.machine), text);
-}
+std::string case_id(const Case& config) { return CaseIds().id(config, machine_yaml(config.machine)); }
 
-std::string case_id(const Case& config, std::string_view machine, std::string& text) {
-  write_yaml(config, machine, false, text);
-  return fmt::format("{:016x}", hash_text(text));
+std::string CaseIds::id(const Case& config, std::string_view machine) {
+  const size_t head = write_yaml(config, machine, false, text_);
+  const std::string_view text = text_;
+  if (text.substr(0, head) != head_) head_ = text.substr(0, head), head_hash_ = hash_text(head_);
+  return fmt::format("{:016x}", hash_text(text.substr(head), head_hash_));
 }
 
 }  // namespace shardlab::sweeps

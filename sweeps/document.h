@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/base/hash.h"
 #include "plan/outcome.h"
 #include "sweeps/expression.h"
 #include "sweeps/resolution.h"
@@ -73,8 +74,16 @@ std::string short_name(std::string_view path);
 /// calibration changes from day to day and is no part of the question.
 std::string machine_yaml(const Machine& machine);
 
-/// `case_id` of a case whose machine has the text `machine`. That text is a large part of the case's text, and the same for most
-/// points of a sweep. `text` is overwritten: its storage serves the next case.
-std::string case_id(const Case& config, std::string_view machine, std::string& text);
+/// Ids of cases, one after the other. Most points of a sweep have the same model and machine: their text is hashed once.
+class CaseIds {
+ public:
+  /// `case_id` of a case whose machine has the text `machine`.
+  std::string id(const Case& config, std::string_view machine);
+
+ private:
+  std::string text_;  ///< of the last case
+  std::string head_;  ///< of its text, up to the end of the machine
+  uint64_t head_hash_ = hash_text({});
+};
 
 }  // namespace shardlab::sweeps

@@ -254,7 +254,7 @@ class Expander {
     for (auto it = settings.lower_bound("machine."); it != settings.end() && it->first.starts_with("machine."); ++it)
       said.append(it->first).append("=").append(it->second.text).append("\n");
     if (machine_.empty() || said != machine_said_) machine_ = machine_yaml(draft.config.machine), machine_said_ = std::move(said);
-    const std::string id = case_id(draft.config, machine_, case_text_);
+    const std::string id = case_ids_.id(draft.config, machine_);
     if (draft.unheld.empty() && !draft.model) return id;
     std::string text = id;
     if (draft.model) text += "\n" + describe(*draft.model);
@@ -267,7 +267,7 @@ class Expander {
   Problems problems_;
   const std::function<bool(Point)>& visit_;
   ExpansionCounts expansion_;
-  std::string case_text_;
+  CaseIds case_ids_;
   std::string machine_, machine_said_;                  ///< text of the last point's machine, and the settings that made it
   bool ended_ = false;                                  ///< the visitor wants no more
   std::unordered_set<uint64_t> seen_;                   ///< ids, which are 16 hex digits

@@ -108,7 +108,7 @@ void read_constant(MapReader& in, const YamlNode& node, const std::string& name,
 }
 
 /// A map of named constants, as `device.constants` and `fabric` are: the names are the simulator's, which refuses unknown ones.
-void read_constants(MapReader& in, const char* key, const std::string& prefix, Device& device, std::map<std::string, double>& out) {
+void read_constants(MapReader& in, const char* key, const std::string& prefix, Device& device, ByName<double>& out) {
   const YamlNode* constants = in.at(key);
   if (!constants || !in.expect(*constants, constants->is_map(), key, "a map from name to number")) return;
   for (const YamlEntry& e : constants->entries) {

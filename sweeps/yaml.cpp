@@ -254,10 +254,13 @@ std::string_view name_of(YamlNode::Kind kind) {
   return "?";
 }
 
+bool is_plain_scalar(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), is_plain) && text != "null" && text != "Null" && text != "NULL" &&
+         text != "-" && text != "---" && text != "...";
+}
+
 std::string yaml_scalar(std::string_view text) {
-  const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), is_plain) && text != "null" && text != "Null" &&
-                     text != "NULL" && text != "-" && text != "---" && text != "...";
-  if (plain) return std::string(text);
+  if (is_plain_scalar(text)) return std::string(text);
   std::string out = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);

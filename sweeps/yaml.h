@@ -49,6 +49,9 @@ std::string_view name_of(YamlNode::Kind kind);
 /// One line of YAML that reads back as the node: `{a: 1, b: [x, y]}`.
 std::string to_flow(const YamlNode& node);
 
+/// Whether `text` is a YAML scalar as it stands.
+bool is_plain_scalar(std::string_view text);
+
 /// `text` as a YAML scalar, in double quotes where it needs them.
 std::string yaml_scalar(std::string_view text);
 

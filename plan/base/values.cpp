@@ -83,14 +83,19 @@ std::optional<bool> parse_bool(std::string_view text) {
   return std::nullopt;
 }
 
+std::string to_text(int64_t value) {
+  std::array<char, 24> digits;
+  return {digits.begin(), std::to_chars(digits.begin(), digits.end(), value).ptr};
+}
+
 std::string to_text(double value) {
   // Whole numbers in full: 12582912, not 1.258e+07.
-  if (std::trunc(value) == value && std::abs(value) < 1e15) return fmt::format("{}", static_cast<int64_t>(value));
+  if (std::trunc(value) == value && std::abs(value) < 1e15) return to_text(static_cast<int64_t>(value));
   return fmt::format("{}", value);
 }
 
 std::string to_text(float value) {
-  if (std::trunc(value) == value && std::abs(value) < 1e9f) return fmt::format("{}", static_cast<int64_t>(value));
+  if (std::trunc(value) == value && std::abs(value) < 1e9f) return to_text(static_cast<int64_t>(value));
   return fmt::format("{}", value);
 }
 

@@ -21,6 +21,7 @@ std::optional<double> parse_duration(std::string_view text);
 std::optional<bool> parse_bool(std::string_view text);
 
 /// The shortest text that reads back as the same value.
+std::string to_text(int64_t value);
 std::string to_text(double value);
 std::string to_text(float value);
 

@@ -183,7 +183,7 @@ class DeviceModel {
   double peak_[kPrecisions] = {};
   double rate_[kPrecisions] = {};  ///< of a large matmul, flop/s
   double memory_bytes_per_s_ = 0;
-  std::map<std::string, Provenance> provenance_;
+  ByName<Provenance> provenance_;
 };
 
 }  // namespace shardlab::simulator

@@ -203,7 +203,7 @@ class Fabric {
   };
   const Correction& correction(CollectiveUse kind, bool across) const;
   std::array<Correction, 3> within_, across_;  ///< of all-reduce, all-gather, reduce-scatter
-  std::map<std::string, Provenance> provenance_;
+  ByName<Provenance> provenance_;
 };
 
 }  // namespace shardlab::simulator

@@ -152,6 +152,55 @@ TEST_CASE("packing adds less to the live peak than memory assumes where it does 
   }
 }
 
+TEST_CASE("memory of adapters and of frozen weights") {
+  const Scratch scratch;
+  const std::string words = "--model llama-3.1-8b --machine H100 --devices 1 --micro-batch 1 --seq-len 4Ki ";
+  const auto whole = json_of(scratch, words, 3), lora = json_of(scratch, words + "--lora-rank 16", 0);
+  check_answer(lora);
+  CHECK(whole["trained_parameters"] == whole["parameters"]);
+  CHECK(lora["trained_parameters"] == 41'943'040);
+  CHECK(lora["parameters"] == whole["parameters"]);
+  const auto of = [](const nlohmann::json& json, const char* part) { return json["stages"][0][part].get<int64_t>(); };
+  CHECK(of(lora, "gradients") == 4 * 41'943'040);
+  CHECK(of(lora, "optimizer") == 12 * 41'943'040);
+  CHECK(of(lora, "parameters") == of(whole, "parameters") + 2 * 41'943'040);
+  const auto few = json_of(scratch, words + "--lora-rank 16 --lora-targets q,v --frozen-bits 4", 0);
+  CHECK(few["trained_parameters"] == 32 * 16 * (4096 + 4096 + 4096 + 1024));
+  CHECK(of(few, "parameters") < of(lora, "parameters") / 2);
+  const auto ends = json_of(scratch, words + "--frozen embedding,head", 3);
+  CHECK(ends["trained_parameters"] == whole["parameters"].get<int64_t>() - 2 * int64_t{128256} * 4096 - 4096);
+
+  const auto refused = [&](const std::string& more, std::string_view reason, const std::string& model = "llama-3.1-8b") {
+    const Output output =
+        shardlab_program(scratch, "memory --machine H100 --devices 8 --micro-batch 1 --model " + model + " " + more);
+    INFO(more << "\n" << output.err);
+    CHECK(output.code == 2);
+    CHECK(output.err.find(reason) != std::string::npos);
+  };
+  refused("--frozen all", "frozen=all: nothing is trained");
+  refused("--frozen all,none --lora-targets q", "lora_targets=q without lora_rank");
+  refused("--frozen embedding,attention,mlp,norms", "only the head is trained");
+  refused("--frozen-bits 4", "frozen_bits=4 without frozen projections");
+  refused("--lora-rank 8 --lora-targets qkv", "there is no qkv");
+  refused("--lora-rank 8 --frozen-bits 5", "weights of 5 bits");
+  refused("--lora-rank 8 --profile shardlab", "lora_rank=8 is not implemented");
+  refused("--lora-rank 8", "adapters of latent attention are not told", "deepseek-v3");
+}
+
+TEST_CASE("a sweep of ranks of adapters is estimated") {
+  const Scratch scratch;
+  const std::string file =
+      scratch.write("lora.yaml",
+                    "version: 1\nname: lora\nmode: simulate\nresolution: analytic\nmodel: llama-3.1-8b\n"
+                    "machine: {preset: hgx-h100-ndr, nodes: 1}\nprofile: megatron\nlayout: {dp: 1}\n"
+                    "train: {seq_len: 4096, precision: bf16, micro_batch: 1}\n"
+                    "axes:\n  lora_rank: [8, 16, 64]\n  lora_targets: [all, attention, \"q,v\"]\n  frozen_bits: [4, 16]\n");
+  const Output output = shardlab_program(scratch, "run " + file + " --out " + scratch / "lora");
+  INFO(output.out << output.err);
+  REQUIRE(output.code == 0);
+  CHECK(output.out.find("18 cases: 18 ok.") != std::string::npos);
+}
+
 TEST_CASE("memory of models that are only predicted") {
   const Scratch scratch;
   const auto v3 = json_of(scratch,

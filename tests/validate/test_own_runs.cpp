@@ -24,7 +24,7 @@ analytic::LearntFigure learnt() {
   return figure;
 }
 
-double stated(const std::map<std::string, double>& constants, const char* name) {
+double stated(const ByName<double>& constants, const char* name) {
   const auto found = constants.find(name);
   return found == constants.end() ? 0.8 : found->second;
 }
@@ -59,7 +59,7 @@ TEST_CASE("a correction multiplies the rates of a machine, states those that it 
   CHECK(slower.device.constants.contains("memory.norm"));
   CHECK(slower.fabric.at("ring_efficiency") == Approx(0.6));
   CHECK(slower.device.provenance.at("fabric.ring_efficiency") == Provenance::kFitted);
-  CHECK(slower.device.constants.count("matmul.input.rate") == 0);  // relative to another rate
+  CHECK(!slower.device.constants.contains("matmul.input.rate"));  // relative to another rate
   CHECK(corrected(machine, {{2, 1, 1}}).device.constants.at("matmul.bf16.rate") == 1);
 }
 

@@ -67,11 +67,14 @@ double slowest_stage_s(const Frame& f, const StageGroups& groups) {
 double first_stage_bytes(const Frame& f, const StageGroup& g) {
   const Point& p = f.point;
   const FrameworkProfile& profile = f.in.profile;
-  const double dense = of(f.dense_parameters(g)), expert = of(f.expert_parameters(g));
+  const double dense = of(f.trained_dense(g)), expert = of(f.trained_experts(g));
   const auto held = [&](bool cut, double bytes) {
     return bytes * (cut ? dense / of(f.replicas.shard) + expert / of(f.replicas.expert_shard) : dense + expert);
   };
-  const double parameters = p.offload_parameters == Medium::kDevice ? held(p.zero >= 3, f.bytes.parameter) : 0;
+  const FrozenBytes still = frozen_of(f, g);
+  const double frozen =
+      p.zero >= 3 ? still.dense() / of(f.replicas.shard) + still.expert / of(f.replicas.expert_shard) : still.total();
+  const double parameters = p.offload_parameters == Medium::kDevice ? held(p.zero >= 3, f.bytes.parameter) + frozen : 0;
   const double optimizer = p.offload_optimizer == Medium::kDevice ? held(p.zero >= 1, f.bytes.master + f.bytes.moments) : 0;
   const double gradients = held(p.zero >= 2, f.bytes.gradient);
   const double kept = of(g.dense) * f.block.dense.kept + of(g.moe) * f.block.moe.kept;

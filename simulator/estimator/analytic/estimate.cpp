@@ -68,7 +68,7 @@ Frame frame_of(const Prepared::Inside& in, const Point& point, const Block& bloc
           .collectives = collectives,
           .steps = steps,
           .groups = StageGroups(in.shape, point, p.model.balanced_stages),
-          .bytes = StateBytes(p, point),
+          .bytes = StateBytes(p, point, in.shape.trained),
           .replicas = Replicas(point),
           .style = {p.model.own_collectives, point.algorithm},
           .bucket_bytes = point.bucket_bytes < 0 ? p.overlap.bucket_bytes : static_cast<double>(point.bucket_bytes),
@@ -111,7 +111,7 @@ const Contention& CollectiveMemo::contention(const Group& group, const Collectiv
   return prepared(CollectiveUse::kAllGather, group, style).contention;
 }
 
-StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
+StateBytes::StateBytes(const FrameworkProfile& p, const Point& point, const Trained& trained)
     // Where the master is cut and no rank holds all weights, stages below 3 keep what was gathered.
     : parameter(p.state.parameter > 0 || point.zero == 3 ? p.state.parameter : p.state.weight_wire),
       gradient(p.state.gradient),
@@ -122,8 +122,12 @@ StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
       gradient_wire(p.state.gradient_wire),
       weight_wire(p.state.weight_wire),
       expert_weight_wire(p.state.weight_wire),
-      ends_wire(p.state.weight_wire) {
+      ends_wire(p.state.weight_wire),
+      frozen(trained.frozen_bytes()),
+      frozen_ends(2) {
   if (point.precision == Precision::kFp32) {
+    if (trained.frozen_bits == 16) frozen = 4;
+    frozen_ends = 4;
     parameter = p.state.parameter > 0 ? 4 : 0, master = p.state.parameter > 0 ? 0 : 4;
     gradient = gradient_wire = weight_wire = expert_weight_wire = ends_wire = 4;
     if (fresh > 0) fresh = 4;
@@ -152,11 +156,28 @@ int64_t Frame::end_parameters(const StageGroup& g) const {
 }
 
 int64_t Frame::dense_parameters(const StageGroup& g) const {
-  const auto own = [](const LayerCost& c) { return c.matrix + c.replicated; };
-  return parameter_copies(point.schedule) * (g.dense * own(block.dense) + g.moe * own(block.moe)) + end_parameters(g);
+  return parameter_copies(point.schedule) * (g.dense * block.dense.dense_held() + g.moe * block.moe.dense_held()) +
+         end_parameters(g);
 }
 
-int64_t Frame::expert_parameters(const StageGroup& g) const { return parameter_copies(point.schedule) * g.moe * block.moe.expert; }
+int64_t Frame::expert_parameters(const StageGroup& g) const {
+  return parameter_copies(point.schedule) * g.moe * block.moe.expert_held();
+}
+
+int64_t Frame::trained_ends(const StageGroup& g) const {
+  const bool shared = g.holds_embedding && g.holds_head && in.shape.tied_embeddings;
+  return (g.holds_embedding ? block.embedding.trained() : 0) + (g.holds_head ? block.head.trained() : 0) -
+         (shared && !block.embedding.frozen ? block.embedding.matrix : 0);
+}
+
+int64_t Frame::trained_dense(const StageGroup& g) const {
+  const auto own = [](const LayerCost& c) { return c.dense_held() - c.frozen; };
+  return parameter_copies(point.schedule) * (g.dense * own(block.dense) + g.moe * own(block.moe)) + trained_ends(g);
+}
+
+int64_t Frame::trained_experts(const StageGroup& g) const {
+  return parameter_copies(point.schedule) * g.moe * (block.moe.expert_held() - block.moe.frozen_expert);
+}
 
 StageLayers::StageLayers(const ModelShape& shape, const Point& point) : stages(point.pp) {
   first_less = point.embedding_as_layer ? 1 : 0, last_less = point.head_as_layer ? 1 : 0;
@@ -297,7 +318,7 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   transferred = transferred || (unaligned && device->provenance("unaligned") == Provenance::kTransferred);
   return Prepared(std::make_shared<const Prepared::Inside>(
       Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred, std::move(rest),
-                       machine.device.peak_flops.count("fp8") > 0, machine.device.peak_flops.count("fp4") > 0,
+                       machine.device.peak_flops.contains("fp8"), machine.device.peak_flops.contains("fp4"),
                        machine.device.architecture == "hopper" || machine.device.architecture == "blackwell"}));
 }
 

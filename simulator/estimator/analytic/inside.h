@@ -104,9 +104,11 @@ class StageGroups {
 
 /// Bytes a parameter of this point's precision.
 struct StateBytes {
-  StateBytes(const FrameworkProfile& p, const Point& point);
+  StateBytes(const FrameworkProfile& p, const Point& point, const Trained& trained);
   double parameter, gradient, fresh, ends, master, moments, gradient_wire, weight_wire, expert_weight_wire;
-  double ends_wire;  ///< weights of embedding and head as gathered: never narrower than 16 bit
+  double ends_wire;    ///< weights of embedding and head as gathered: never narrower than 16 bit
+  double frozen;       ///< weights that are not trained, held and gathered as they were read
+  double frozen_ends;  ///< embedding and head, if they are not trained
 };
 
 /// Ranks among which state is cut and over which gradients are summed.
@@ -183,9 +185,13 @@ struct Frame {
   double collective_s(CollectiveUse kind, double bytes, const Group& group) const {
     return collectives.seconds(kind, bytes, group, style);
   }
+  // Elements that one rank holds, and the part of them that is trained: what has gradients and state.
   int64_t end_parameters(const StageGroup& g) const;    ///< of embedding and head; a table that is tied on one stage is one
-  int64_t dense_parameters(const StageGroup& g) const;  ///< of one rank, without experts
+  int64_t dense_parameters(const StageGroup& g) const;  ///< without experts
   int64_t expert_parameters(const StageGroup& g) const;
+  int64_t trained_ends(const StageGroup& g) const;
+  int64_t trained_dense(const StageGroup& g) const;
+  int64_t trained_experts(const StageGroup& g) const;
 };
 
 /// All devices of a step together are late by some time; the part of it that a smaller number n of devices is spared.
@@ -223,6 +229,13 @@ struct GatheredBytes {
   double made() const { return gradient + gradient_stays + (head_stays ? head_gradient : 0); }
 };
 GatheredBytes gathered_of(const Frame& frame, const StageGroup& group);
+/// Weights of a stage that are not trained, as they are held.
+struct FrozenBytes {
+  double layers = 0, expert = 0, ends = 0;
+  double dense() const { return layers + ends; }
+  double total() const { return dense() + expert; }
+};
+FrozenBytes frozen_of(const Frame& frame, const StageGroup& group);
 /// Gradients of a stage as they are added up or reduced, where all are there.
 double gradient_bytes(const Frame& frame, const StageGroup& group);
 

@@ -35,6 +35,22 @@ void Pricer::add_state(bool moe, LayerCost& cost) const {
   cost.replicated = all.replicated;
   const int64_t cut = int64_t{key_.ep} * key_.expert_tp;
   cost.expert = (all.expert + cut - 1) / cut;
+  const LayerParameters frozen = frozen_layer_parameters(shape_, moe);
+  cost.frozen = (frozen.matrix + key_.tp - 1) / key_.tp + frozen.replicated;
+  cost.frozen_expert = (frozen.expert + cut - 1) / cut;
+  const auto adapter = [&](int projection, double in, double out) {
+    return shape_.trained.adapts(projection) ? shape_.trained.rank * std::llround(in + out) : 0;
+  };
+  const auto feed_forward = [&](double width) {
+    return (shape_.swiglu ? adapter(Trained::kGate, n_.h, width) : 0) + adapter(Trained::kUp, n_.h, width) +
+           adapter(Trained::kDown, width, n_.h);
+  };
+  cost.adapters = adapter(Trained::kQ, n_.h, n_.q) + adapter(Trained::kK, n_.h, n_.k_width) +
+                  adapter(Trained::kV, n_.h, n_.v_width) + adapter(Trained::kO, n_.o, n_.h);
+  if (!moe) cost.adapters += feed_forward(of(shape_.ffn) / n_.t);
+  if (moe && shape_.shared_experts > 0) cost.adapters += feed_forward(of(shape_.shared_experts * shape_.moe_ffn) / n_.t);
+  if (moe)
+    cost.expert_adapters = std::max<int64_t>(1, shape_.experts / key_.ep) * feed_forward(of(shape_.moe_ffn) / key_.expert_tp);
 }
 
 void Pricer::add_attention(LayerCost& cost) const {
@@ -52,28 +68,33 @@ void Pricer::add_attention(LayerCost& cost) const {
 }
 
 void Pricer::add_projections(LayerCost& cost) const {
-  const bool again = remade(Recompute::kQkv);
+  const bool again = remade(Recompute::kQkv), frozen = shape_.trained.freezes(Trained::kAttention);
   if (shape_.latent()) {
     // Down-projections are whole on each tensor-parallel rank.
     const double down = of(shape_.kv_rank + shape_.rope_dim);
     const double query_in = shape_.q_rank > 0 ? of(shape_.q_rank) : n_.h;
-    if (shape_.q_rank > 0) add_linear({.rows = n_.tokens, .in = n_.h, .out = query_in, .remade = again}, cost);
-    add_linear({.rows = n_.tokens, .in = query_in, .out = n_.q, .remade = again}, cost);
-    add_linear({.rows = n_.tokens, .in = n_.h, .out = down, .remade = again}, cost);
-    const double up = of(shape_.heads) * of(shape_.head_dim + shape_.v_dim) / n_.t;
-    add_linear({.rows = n_.tokens, .in = of(shape_.kv_rank), .out = up, .remade = again}, cost);
+    const auto add = [&](double in, double out) {
+      add_linear({.rows = n_.tokens, .in = in, .out = out, .remade = again, .frozen = frozen}, cost);
+    };
+    if (shape_.q_rank > 0) add(n_.h, query_in);
+    add(query_in, n_.q), add(n_.h, down);
+    add(of(shape_.kv_rank), of(shape_.heads) * of(shape_.head_dim + shape_.v_dim) / n_.t);
   } else {
-    add_linears({.rows = n_.tokens, .in = n_.h, .out = 0, .remade = again, .gathered = Gathered::kInput},
-                {n_.q, n_.k_width, n_.v_width}, cost);
+    Linear l{.rows = n_.tokens, .in = n_.h, .out = 0, .remade = again, .frozen = frozen, .gathered = Gathered::kInput};
+    add_linears(l, {n_.q, n_.k_width, n_.v_width}, cost);
+    for (const auto& [projection, width] :
+         {std::pair{Trained::kQ, n_.q}, std::pair{Trained::kK, n_.k_width}, std::pair{Trained::kV, n_.v_width}})
+      l.out = width, add_adapter(projection, l, cost);
     if (alternate()) cost.recompute.compute_s += matmul(n_.tokens, n_.k_width, n_.h, Product::kForward);
   }
   const bool unread = key_.sequence_parallel && key_.tp > 1 && !p_.model.remakes_unread;  // its scattered sum was kept
-  add_linear({.rows = n_.tokens,
-              .in = n_.o,
-              .out = n_.h,
-              .remade = remade(Recompute::kAttentionOut) || (alternate() && !unread),
-              .gathered = Gathered::kGradient},
-             cost);
+  const Linear out{.rows = n_.tokens,
+                   .in = n_.o,
+                   .out = n_.h,
+                   .remade = remade(Recompute::kAttentionOut) || (alternate() && !unread),
+                   .frozen = frozen,
+                   .gathered = Gathered::kGradient};
+  add_linear(out, cost), add_adapter(Trained::kO, out, cost);
 }
 
 void Pricer::add_core(LayerCost& cost) const {
@@ -111,7 +132,9 @@ void Pricer::add_core(LayerCost& cost) const {
   if (key_.cp > 1) add_context_exchange(forward, back, cost);
 }
 
-void Pricer::add_mlp(double rows, double width, double experts, bool remade_up, bool remade_all, LayerCost& cost) const {
+void Pricer::add_mlp(Trained::Module module, double rows, double width, double experts, bool remade_up, bool remade_all,
+                     LayerCost& cost) const {
+  const bool frozen = shape_.trained.freezes(module);
   const double up = shape_.swiglu ? 2 * width : width;
   const bool dense = experts == 0;  // experts have tokens sent to them, not gathered
   const double batch = dense ? 1 : experts;
@@ -120,38 +143,44 @@ void Pricer::add_mlp(double rows, double width, double experts, bool remade_up, 
                      .out = width,
                      .batch = batch,
                      .remade = remade_up,
+                     .frozen = frozen,
                      .gathered = dense ? Gathered::kInput : Gathered::kNothing};
   shape_.swiglu ? add_linears(first, {width, width}, cost) : add_linear(first, cost);
+  if (shape_.swiglu) add_adapter(Trained::kGate, first, cost);
+  add_adapter(Trained::kUp, first, cost);
   if (alternate() && dense) cost.recompute.compute_s += matmul(rows, width, n_.h, Product::kForward);
   const double act = moved(rows * batch * up, p_.passes.activation, p_.launch.activation);
   cost.forward.compute_s += act;
   cost.input.compute_s += moved(rows * batch * up, p_.passes.activation_backward, p_.launch.activation_backward);
   if (remade(Recompute::kActivation) || remade_up || alternate()) cost.recompute.compute_s += act;
   // Under full recompute the last projection's result is not needed again by its own backward, but frameworks run it all.
-  add_linear({.rows = rows,
-              .in = width,
-              .out = n_.h,
-              .batch = batch,
-              .remade = remade_all,
-              .gathered = dense ? Gathered::kGradient : Gathered::kNothing},
-             cost);
+  const Linear last{.rows = rows,
+                    .in = width,
+                    .out = n_.h,
+                    .batch = batch,
+                    .remade = remade_all,
+                    .frozen = frozen,
+                    .gathered = dense ? Gathered::kGradient : Gathered::kNothing};
+  add_linear(last, cost), add_adapter(Trained::kDown, last, cost);
 }
 
 void Pricer::add_feed_forward(LayerCost& cost) const {
-  add_mlp(n_.tokens, of(shape_.ffn) / n_.t, 0, remade(Recompute::kUp), key_.recompute.full(), cost);
+  add_mlp(Trained::kFeedForward, n_.tokens, of(shape_.ffn) / n_.t, 0, remade(Recompute::kUp), key_.recompute.full(), cost);
 }
 
 void Pricer::add_experts(LayerCost& cost) const {
   const bool again = remade(Recompute::kExperts);
   const double routed = n_.tokens * of(shape_.top_k);  // copies that leave this rank, and on average those that come
   const double own_tokens = key_.sequence_parallel ? n_.tokens / n_.t : n_.tokens;
-  add_linear({.rows = own_tokens, .in = n_.h, .out = of(shape_.experts), .remade = again}, cost);
+  const bool frozen_router = shape_.trained.freezes(Trained::kRouter);
+  add_linear({.rows = own_tokens, .in = n_.h, .out = of(shape_.experts), .remade = again, .frozen = frozen_router}, cost);
   // With sequence parallelism a rank routes its own part of the sequence; experts cut by tp gather what each other received.
   const double sent = key_.sequence_parallel ? routed / n_.t : routed;
   const double received = sent * key_.expert_skew * key_.expert_tp;
   const double local = std::max(of(shape_.experts) / key_.ep, 1.0);
-  add_mlp(std::max(received / local, 1.0), of(shape_.moe_ffn) / key_.expert_tp, local, again, again, cost);
-  if (shape_.shared_experts > 0) add_mlp(n_.tokens, of(shape_.shared_experts * shape_.moe_ffn) / n_.t, 0, again, again, cost);
+  add_mlp(Trained::kExperts, std::max(received / local, 1.0), of(shape_.moe_ffn) / key_.expert_tp, local, again, again, cost);
+  if (shape_.shared_experts > 0)
+    add_mlp(Trained::kExperts, n_.tokens, of(shape_.shared_experts * shape_.moe_ffn) / n_.t, 0, again, again, cost);
 
   const double permute = moved(sent * n_.h, p_.passes.permute, 2, MemoryKernel::kPermute);
   const double permute_back = moved(sent * n_.h, p_.passes.permute_backward, 2, MemoryKernel::kPermute);

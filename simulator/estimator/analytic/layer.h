@@ -80,9 +80,14 @@ struct LayerCost {
   double matmul_s = 0;   ///< seconds of one matmul, each counted by its time
   double late_s = 0;     ///< seconds by which the slowest of LayerKey::devices is behind the typical one
   double shapes = 0;     ///< elements of one matrix of each shape of its feed-forward
-  /// Elements on one rank.
+  /// Elements on one rank, adapters aside.
   int64_t matrix = 0, replicated = 0, expert = 0;
-  int64_t parameters() const { return matrix + replicated + expert; }
+  int64_t frozen = 0, frozen_expert = 0;      ///< of them
+  int64_t adapters = 0, expert_adapters = 0;  ///< beside them
+  int64_t dense_held() const { return matrix + replicated + adapters; }
+  int64_t expert_held() const { return expert + expert_adapters; }
+  int64_t parameters() const { return dense_held() + expert_held(); }
+  int64_t trained() const { return parameters() - frozen - frozen_expert; }
   double compute_s() const { return forward.compute_s + recompute.compute_s + input.compute_s + weight.compute_s; }
 };
 
@@ -105,7 +110,7 @@ class KeptTensors {
  private:
   Recompute recompute_;
   int count_ = 0;
-  std::array<KeptTensor, 32> tensors_;
+  std::array<KeptTensor, 48> tensors_;
 };
 /// Whether two copies exist of rows that sequence parallelism gathers or scatters: one in the order of the ranks' pieces, one in
 /// the order of the rows. If communication is part of the matmul, pieces of a single sequence need no second copy.
@@ -127,7 +132,9 @@ struct EndCost {
   double logits_output = 0;    ///< of logits that outlive the backward
   double input_gradient = 0;   ///< bytes of the gradient that the head's backward makes for its input
   int64_t matrix = 0, replicated = 0;
+  bool frozen = false;
   int64_t parameters() const { return matrix + replicated; }
+  int64_t trained() const { return frozen ? 0 : parameters(); }
 };
 
 struct Block {

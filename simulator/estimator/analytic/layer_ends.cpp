@@ -9,8 +9,10 @@ EndCost Pricer::embedding() const {
   EndCost cost;
   cost.matrix = vocab_rows() * shape_.hidden;
   cost.replicated = shape_.max_positions * shape_.hidden;
+  cost.frozen = shape_.trained.freezes(Trained::kEmbedding);
   cost.forward.compute_s = moved(n_.tokens * n_.h, 4, 1, MemoryKernel::kEmbedding) + moved(n_.residual, p_.passes.residual, 1);
-  cost.backward.compute_s = moved(n_.tokens * n_.h, 6, 2, MemoryKernel::kEmbedding) + moved(of(cost.matrix), p_.passes.table, 2);
+  if (!cost.frozen)
+    cost.backward.compute_s = moved(n_.tokens * n_.h, 6, 2, MemoryKernel::kEmbedding) + moved(of(cost.matrix), p_.passes.table, 2);
   cost.forward.host_s = 4 * p_.host.forward_s, cost.backward.host_s = 4 * p_.host.backward_s;
   cost.kept = 8 * n_.tokens + p_.saved.mask * n_.residual;
   if (key_.tp > 1 && p_.model.vocab_parallel) {
@@ -28,6 +30,7 @@ EndCost Pricer::head() const {
   const double rows = of(vocab_rows()), logits = n_.tokens * rows / std::max(1.0, p_.saved.head_chunks);
   cost.matrix = vocab_rows() * shape_.hidden;
   cost.replicated = (shape_.rms_norm ? 1 : 2) * shape_.hidden;
+  cost.frozen = shape_.trained.freezes(Trained::kHead);
   const Precision precision = fp32_ || p_.model.fp32_head ? Precision::kFp32 : Precision::kBf16;
   const auto product = [&](double m, double n, double k, Product kind) {
     const DeviceModel::Waited x = device_.matmul_waited(
@@ -37,13 +40,14 @@ EndCost Pricer::head() const {
   };
   const double norm = moved(n_.residual, p_.passes.norm, p_.launch.norm, MemoryKernel::kNorm);
   cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward);
-  cost.backward.compute_s =
-      norm_backward() + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
-  cost.backward.compute_s += accumulated(of(cost.matrix));
+  cost.backward.compute_s = norm_backward() + product(n_.tokens, n_.h, rows, Product::kInput);
+  if (!cost.frozen) cost.backward.compute_s += product(rows, n_.h, n_.tokens, Product::kWeight);
+  if (!cost.frozen) cost.backward.compute_s += accumulated(of(cost.matrix));
   cost.forward.host_s = 4 * p_.host.forward_s, cost.backward.host_s = 5 * p_.host.backward_s;
-  cost.kept = ((p_.saved.input + p_.saved.head_input) * wide_ + p_.saved.norm_fp32) * n_.residual + p_.saved.logits_kept * logits;
+  const double read = cost.frozen ? 0 : p_.saved.head_input;  // by the weight gradient
+  cost.kept = ((p_.saved.input + read) * wide_ + p_.saved.norm_fp32) * n_.residual + p_.saved.logits_kept * logits;
   const bool cut = key_.tp > 1 && p_.model.vocab_parallel;
-  if (cut && key_.sequence_parallel) cost.kept += p_.saved.gathered * wide_ * n_.tokens * n_.h;
+  if (cut && key_.sequence_parallel && !cost.frozen) cost.kept += p_.saved.gathered * wide_ * n_.tokens * n_.h;
   const double at_peak = cut && p_.saved.logits_parallel > 0 ? p_.saved.logits_parallel : p_.saved.logits;
   const double at_forward = p_.saved.logits_forward > 0 ? p_.saved.logits_forward : at_peak;
   cost.at_loss = std::max(0.0, std::max(at_peak, at_forward) - p_.saved.logits_kept) * logits;

@@ -80,7 +80,9 @@ Pricer::Shelter Pricer::shelter(int pair, bool moe) const {
   if (!p_.overlap.tensor) return {};
   const double ffn = moe ? of(shape_.shared_experts * shape_.moe_ffn) : of(shape_.ffn);
   const double out = pair == 0 ? n_.qkv() : (shape_.swiglu ? 2 : 1) * ffn / n_.t;
-  return {.input_s = matmul(n_.tokens, n_.h, out, Product::kInput), .weight_s = matmul(out, n_.h, n_.tokens, Product::kWeight)};
+  const Trained::Module module = pair == 0 ? Trained::kAttention : moe ? Trained::kExperts : Trained::kFeedForward;
+  const double weight = shape_.trained.freezes(module) ? 0 : matmul(out, n_.h, n_.tokens, Product::kWeight);
+  return {.input_s = matmul(n_.tokens, n_.h, out, Product::kInput), .weight_s = weight};
 }
 
 void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
@@ -151,6 +153,17 @@ void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) cons
   cost.wire.tensor += ((pairs * (2 + regathers) + gathers_again) * narrow + 2 * pairs + scatters_again) * ring_bytes(bytes, n_.t);
 }
 
+/// Adapters of a layer; those of experts run together.
+double Pricer::adapters(bool moe) const {
+  const Trained& t = shape_.trained;
+  double count = 0;
+  for (const auto p : {Trained::kQ, Trained::kK, Trained::kV, Trained::kO}) count += t.adapts(p) ? 1 : 0;
+  const double feed_forwards = moe && shape_.shared_experts > 0 ? 2 : 1;
+  if (shape_.swiglu && t.adapts(Trained::kGate)) count += feed_forwards;
+  for (const auto p : {Trained::kUp, Trained::kDown}) count += t.adapts(p) ? feed_forwards : 0;
+  return count;
+}
+
 void Pricer::add_host(bool moe, LayerCost& cost) const {
   const double gate = p_.model.split_projections && shape_.swiglu ? 1 : 0;
   const double matmuls = shape_.latent() ? 5 : p_.model.split_projections ? 4 : 2;
@@ -158,12 +171,16 @@ void Pricer::add_host(bool moe, LayerCost& cost) const {
   const double rotation = shape_.max_positions > 0 ? 0 : 1;
   const double apart = softmax_apart() ? kSoftmaxSteps : 0;
   const double norms = shape_.post_norms ? 4 : 2;
+  const double adapted = adapters(moe);
+  const double unread = (shape_.trained.freezes(Trained::kAttention) ? matmuls : 0) +
+                        (shape_.trained.freezes(moe ? Trained::kExperts : Trained::kFeedForward) ? inner : 0);
   const double forward = apart + norms * p_.launch.norm + 2 * p_.launch.residual + rotation * p_.launch.rotation +
                          p_.launch.layout + p_.launch.activation + p_.launch.core +
-                         (matmuls + inner) * (1 + p_.launch.matmul_extra) + (moe ? p_.launch.experts : 0);
+                         (matmuls + inner) * (1 + p_.launch.matmul_extra) + (moe ? p_.launch.experts : 0) + 3 * adapted;
   const double back = apart + norms * p_.launch.norm_backward + 2 * p_.launch.residual_backward +
                       rotation * p_.launch.rotation_backward + p_.launch.layout_backward + p_.launch.activation_backward +
-                      p_.launch.core_backward + (matmuls + inner) * (2 + p_.launch.matmul_extra) + (moe ? p_.launch.experts : 0);
+                      p_.launch.core_backward + (matmuls + inner) * (2 + p_.launch.matmul_extra) + (moe ? p_.launch.experts : 0) +
+                      5 * adapted - unread;
   const double tensor = key_.tp > 1 ? (key_.sequence_parallel ? 4 : 2) : 0;
   const double again = key_.tp > 1 && key_.sequence_parallel && p_.overlap.regathers ? 2 : 0;
   const double others = (key_.cp > 1 ? n_.c : 0) + (moe && key_.ep > 1 ? 2 : 0) + (moe && key_.expert_tp > 1 ? 2 : 0);
@@ -171,8 +188,9 @@ void Pricer::add_host(bool moe, LayerCost& cost) const {
   const double once = p_.host.layer_s + tensor * exchange + others * p_.host.collective_s;
   const double once_back = once + (p_.host.exchange_s > 0 ? again * exchange : 0);
   cost.forward.host_s = forward * p_.host.forward_s + once;
-  cost.weight.host_s = (matmuls + inner) * p_.host.backward_s;
-  cost.input.host_s = (back - matmuls - inner) * p_.host.backward_s + once_back;
+  const double weights = matmuls + inner - unread + 2 * adapted;
+  cost.weight.host_s = weights * p_.host.backward_s;
+  cost.input.host_s = (back - weights) * p_.host.backward_s + once_back;
   if (p_.host.graphs > 0 && (!moe || p_.host.graphs > 1)) {
     // A graph is one launch; a step's replays everything without the host.
     const double replay = p_.host.graphs > 1 ? 0 : p_.host.forward_s;

@@ -8,10 +8,17 @@ namespace shardlab::simulator::analytic {
 void Pricer::kept_by_attention(KeptTensors& kept) const {
   const double t = n_.tokens, norm = p_.saved.norm * (narrow_inputs() ? 0.5 : wide_);
   kept.add("layer input", p_.saved.input * wide_ * n_.residual, 0, 1);
-  kept.add("norm output", norm * n_.residual, Recompute::kNorms);
+  // Inputs of frozen projections are read by no weight gradient, unless an adapter reads them too.
+  const bool reads = reads_input(Trained::kAttention, Trained::kQ | Trained::kK | Trained::kV);
+  const bool reads_out = reads_input(Trained::kAttention, Trained::kO);
+  if (reads) kept.add("norm output", norm * n_.residual, Recompute::kNorms);
   kept.add("norm in fp32", p_.saved.norm_fp32 * n_.residual, Recompute::kNorms);
   kept.add("norm statistics", p_.saved.statistics * n_.residual / n_.h, Recompute::kNorms);
-  kept.add("gathered norm output", gathered_input(), 0);
+  if (reads) kept.add("gathered norm output", gathered_input(), 0);
+  const double adapted = n_.tokens * of(shape_.trained.rank) * e_;
+  for (const auto p : {Trained::kQ, Trained::kK, Trained::kV})
+    if (shape_.trained.adapts(p)) kept.add("adapters", adapted, Recompute::kQkv);
+  if (shape_.trained.adapts(Trained::kO)) kept.add("adapters", adapted, Recompute::kAttentionOut);
   if (shape_.latent())  // compressed, before and after their norms
     kept.add("latents", 2 * norm * t * of(shape_.q_rank + shape_.kv_rank) + norm * t * of(shape_.rope_dim), Recompute::kQkv);
   const bool apart = shape_.max_positions == 0 && p_.saved.rotated > 0 && p_.saved.values > 0;
@@ -24,9 +31,10 @@ void Pricer::kept_by_attention(KeptTensors& kept) const {
     const double softmax = softmax_apart() ? 4 : 0;  // in fp32, beside what is cast back
     kept.add("scores", (p_.saved.scores * wide_ + softmax) * scores, Recompute::kAttentionCore);
   }
-  kept.add("attention", p_.saved.attention * wide_ * t * n_.o, p_.attention.fused ? Recompute::kAttentionCore : 0, 1);
+  if (p_.attention.fused || reads_out)
+    kept.add("attention", p_.saved.attention * wide_ * t * n_.o, p_.attention.fused ? Recompute::kAttentionCore : 0, 1);
   // The projection reads a narrow copy, fused attention its own output.
-  if (narrow_inputs()) kept.add("attention in 8 bits", t * n_.o, 0, 1);
+  if (narrow_inputs() && reads_out) kept.add("attention in 8 bits", t * n_.o, 0, 1);
   kept.add("log-sum-exp", p_.saved.log_sum_exp * t * n_.heads, Recompute::kAttentionCore, 1);
   kept.add("dropout mask", p_.saved.mask * n_.residual, 0);
 }
@@ -40,10 +48,13 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
   }
   const uint16_t whole = moe ? Recompute::kExperts : 0;
   kept.add("residual", p_.saved.residual * wide_ * n_.residual, 0);
-  kept.add("norm output", p_.saved.norm * (narrow_inputs() && !moe ? 0.5 : wide_) * n_.residual, Recompute::kNorms);
+  const Trained::Module module = moe ? Trained::kExperts : Trained::kFeedForward;
+  const bool reads = reads_input(module, Trained::kGate | Trained::kUp), reads_inner = reads_input(module, Trained::kDown);
+  const bool reads_norm = reads || (moe && reads_input(Trained::kRouter, 0));
+  if (reads_norm) kept.add("norm output", p_.saved.norm * (narrow_inputs() && !moe ? 0.5 : wide_) * n_.residual, Recompute::kNorms);
   kept.add("norm in fp32", p_.saved.norm_fp32 * n_.residual, Recompute::kNorms);
   kept.add("norm statistics", p_.saved.statistics * n_.residual / n_.h, Recompute::kNorms);
-  if (!moe) kept.add("gathered norm output", gathered_input(), 0);
+  if (!moe && reads) kept.add("gathered norm output", gathered_input(), 0);
   kept.add("dropout mask", p_.saved.mask * n_.residual, 0);
   const auto inner = [&](double rows, double width, double weighted = 0) {
     const double elements = rows * width * wide_;
@@ -51,7 +62,10 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
     kept.add("up", (shape_.swiglu ? 2 : 1) * p_.saved.up * elements, up, 0.5);
     kept.add("gate", p_.saved.gate * elements, activation);
     kept.add("activated, not weighted", weighted * elements, activation);
-    kept.add("activated", p_.saved.activated * (narrow_inputs() ? 0.5 : 1) * elements, activation);
+    if (reads_inner) kept.add("activated", p_.saved.activated * (narrow_inputs() ? 0.5 : 1) * elements, activation);
+    for (const auto p : {Trained::kGate, Trained::kUp, Trained::kDown})
+      if (shape_.trained.adapts(p) && (p != Trained::kGate || shape_.swiglu))
+        kept.add("adapters", rows * of(shape_.trained.rank) * e_, p == Trained::kDown ? whole : up);
   };
   // Operator-wise checkpointing keeps the result of the last projection besides.
   if (alternate()) kept.add("feed-forward result", p_.saved.result * wide_ * n_.residual, 0, 1);
@@ -59,7 +73,8 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
   const double own = key_.sequence_parallel ? t / n_.t : t;
   const double sent = own * of(shape_.top_k), received = sent * key_.expert_skew * key_.expert_tp;
   kept.add("router", p_.saved.router * own * of(shape_.experts), Recompute::kExperts);
-  kept.add("permuted tokens", received * n_.h * (narrow_inputs() ? 0.5 : wide_) * p_.saved.permuted, Recompute::kExperts);
+  if (reads)
+    kept.add("permuted tokens", received * n_.h * (narrow_inputs() ? 0.5 : wide_) * p_.saved.permuted, Recompute::kExperts);
   kept.add("expert results", sent * n_.h * wide_ * p_.saved.expert_output, Recompute::kExperts);
   inner(received, of(shape_.moe_ffn) / key_.expert_tp, p_.saved.weighted);
   if (shape_.shared_experts > 0) inner(t, of(shape_.shared_experts * shape_.moe_ffn) / n_.t);
@@ -93,6 +108,13 @@ void Pricer::add_kept(bool moe, LayerCost& cost) const {
           : 0;
   cost.transient += context;
   cost.passing = context + wide_ * (2 * n_.residual + rows);
+  // One frozen weight of few bits at a time is there whole: the largest.
+  const Trained& trained = shape_.trained;
+  if (trained.frozen != 0 && trained.frozen_bits < 16) {
+    const double matrices = shape_.swiglu ? 3 : 2;
+    const double weight = e_ * std::max(feed_forward_shapes(moe) / matrices, n_.h * n_.q);
+    cost.transient += weight, cost.passing += weight;
+  }
 }
 
 void KeptTensors::add(std::string_view name, double bytes, uint16_t modules, double alternate) {

@@ -13,12 +13,14 @@ struct Standing {
 };
 
 Standing standing_of(const Frame& f, const StageGroup& g) {
-  const double dense = of(f.dense_parameters(g)), expert = of(f.expert_parameters(g));
+  const double dense = of(f.trained_dense(g)), expert = of(f.trained_experts(g));
   const int zero = f.point.zero;
-  const auto held = [&](bool cut, double bytes) {
-    return bytes * (cut ? dense / of(f.replicas.shard) + expert / of(f.replicas.expert_shard) : dense + expert);
+  const auto part = [&](bool cut, double dense_bytes, double expert_bytes) {
+    return cut ? dense_bytes / of(f.replicas.shard) + expert_bytes / of(f.replicas.expert_shard) : dense_bytes + expert_bytes;
   };
-  return {.parameters = held(zero >= 3, f.bytes.parameter),
+  const auto held = [&](bool cut, double bytes) { return bytes * part(cut, dense, expert); };
+  const FrozenBytes frozen = frozen_of(f, g);
+  return {.parameters = held(zero >= 3, f.bytes.parameter) + part(zero >= 3, frozen.dense(), frozen.expert),
           .gradients = held(zero >= 2, f.bytes.gradient),
           .master = held(zero >= 1, f.bytes.master),
           .moments = held(zero >= 1, f.bytes.moments)};
@@ -170,7 +172,7 @@ double buckets_of(const Frame& f, const StageGroup& g) {
   if (f.replicas.dense <= 1 || f.gathers) return 0;
   const FrameworkProfile& p = f.in.profile;
   const bool reduces = f.point.zero == 0 && p.memory.reducer > 0;
-  const double reducer = reduces ? p.memory.reducer * of(f.dense_parameters(g) + f.expert_parameters(g)) : 0;
+  const double reducer = reduces ? p.memory.reducer * of(f.trained_dense(g) + f.trained_experts(g)) : 0;
   return p.memory.buckets * f.bucket_bytes + reducer;
 }
 
@@ -196,8 +198,10 @@ double rows_of(const Frame& f) {
 double dummies_of(const Frame& f, const StageGroup& g) {
   const Block& b = f.block;
   if (f.in.profile.overlap.wgrad_fused <= 0) return 0;  // autograd has the real ones
+  const auto read = [&](Trained::Module m, double elements) { return f.in.shape.trained.freezes(m) ? 0 : elements; };
   return f.in.profile.memory.dummy_gradients *
-         (b.attention_shapes + (g.dense > 0 ? b.dense.shapes : 0) + (g.moe > 0 ? b.moe.shapes : 0));
+         (read(Trained::kAttention, b.attention_shapes) + read(Trained::kFeedForward, g.dense > 0 ? b.dense.shapes : 0) +
+          read(Trained::kExperts, g.moe > 0 ? b.moe.shapes : 0));
 }
 
 /// A stage's bytes, and at which moment they are the most.
@@ -283,14 +287,24 @@ std::vector<KeptBytes> activations_of(const Frame& f, const StageGroup& g, const
 
 }  // namespace
 
+FrozenBytes frozen_of(const Frame& f, const StageGroup& g) {
+  const int64_t ends = f.end_parameters(g) - f.trained_ends(g);
+  return {.layers = f.bytes.frozen * of(f.dense_parameters(g) - f.trained_dense(g) - ends),
+          .expert = f.bytes.frozen * of(f.expert_parameters(g) - f.trained_experts(g)),
+          .ends = f.bytes.frozen_ends * of(ends)};
+}
+
 GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
   GatheredBytes bytes;
   const FrameworkProfile& p = f.in.profile;
-  const double dense = g.dense > 0 ? of(f.block.dense.parameters()) : 0, moe = g.moe > 0 ? of(f.block.moe.parameters()) : 0;
-  const double embedding = g.holds_embedding ? of(f.block.embedding.parameters()) : 0;
-  const double head = g.holds_head ? of(f.block.head.parameters()) : 0;
-  const double all = of(f.dense_parameters(g) + f.expert_parameters(g));
-  const double ends = of(f.end_parameters(g));
+  const LayerCost none;
+  const LayerCost &dense_layer = g.dense > 0 ? f.block.dense : none, &moe_layer = g.moe > 0 ? f.block.moe : none;
+  const LayerCost& larger = dense_layer.parameters() > moe_layer.parameters() ? dense_layer : moe_layer;
+  const double dense = of(dense_layer.trained()), moe = of(moe_layer.trained());
+  const double embedding = g.holds_embedding ? of(f.block.embedding.trained()) : 0;
+  const double head = g.holds_head ? of(f.block.head.trained()) : 0;
+  const double all = of(f.trained_dense(g) + f.trained_experts(g));
+  const double ends = of(f.trained_ends(g));
   bytes.head_gradient = f.bytes.ends * head;
   bytes.last_gradient = f.bytes.ends * embedding;
   if (!f.gathers) {
@@ -306,12 +320,20 @@ GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
   }
   // Tensor by tensor, a matrix of the feed-forward is the largest.
   const double matrices = f.in.shape.swiglu ? 3 : 2;
-  const double layer = p.overlap.by_tensor ? std::max(f.block.dense.shapes, f.block.moe.shapes) / matrices : std::max(dense, moe);
-  const double unit = layer * std::max(1.0, p.overlap.unit_layers);
-  bytes.standing = f.bytes.ends_wire * ends + (f.keeps_gathered ? f.bytes.weight_wire * (all - ends) : 0);
-  if (!f.keeps_gathered && unit > 0) {
-    const double most = (all - ends) / unit, ahead = of(p.overlap.prefetch);
-    bytes.unit = f.bytes.weight_wire * unit;
+  const double layer =
+      p.overlap.by_tensor ? std::max(f.block.dense.shapes, f.block.moe.shapes) / matrices : of(larger.parameters());
+  const double gathered_unit = layer * std::max(1.0, p.overlap.unit_layers);
+  const FrozenBytes frozen = frozen_of(f, g);
+  bytes.standing = f.bytes.ends_wire * ends + frozen.ends +
+                   (f.keeps_gathered ? f.bytes.weight_wire * (all - ends) + frozen.layers + frozen.expert : 0);
+  // What of a unit is trained, and the bytes of its weights, frozen ones as they are held.
+  const double still = of(larger.frozen + larger.frozen_expert),
+               share = still > 0 ? of(larger.trained()) / of(larger.parameters()) : 1;
+  const double unit = share * gathered_unit;
+  if (!f.keeps_gathered && gathered_unit > 0) {
+    const double all_layers = of(f.dense_parameters(g) + f.expert_parameters(g) - f.end_parameters(g));
+    const double most = all_layers / gathered_unit, ahead = of(p.overlap.prefetch);
+    bytes.unit = f.bytes.weight_wire * unit + f.bytes.frozen * (gathered_unit - unit);
     // Forward keeps the buffer of the unit before until that of the next has been copied from; backward has one under way.
     bytes.units = std::min(most, 1 + ahead) + (p.overlap.gather_copies ? std::min(most, 1.0) : 0);
     bytes.backward_units = std::min(most, 1 + ahead);

@@ -114,13 +114,15 @@ class Pricer {
     double rows, in, out;
     double batch = 1;
     bool remade = false;
+    bool frozen = false;
     bool shares_input = false;  ///< with the projection before it
     Gathered gathered = Gathered::kNothing;
   };
   void add_linear(const Linear& l, LayerCost& cost) const {
     const double input = l.rows * l.in * l.batch, result = l.rows * l.out * l.batch, weight = l.in * l.out * l.batch;
     const Quantised quantised = quantise(l, input, result, weight);
-    const double cast = moved(weight, p_.passes.cast, 1) + quantised.weight_s;
+    const double whole = l.frozen ? made_whole(weight) : 0;
+    const double cast = (l.frozen ? 0 : moved(weight, p_.passes.cast, 1)) + quantised.weight_s + whole;
     const double forward =
         counted(waited(l.rows, l.out, l.in, Product::kForward, l.batch), l.remade ? 2 : 1) + quantised.input_s + cast;
     cost.forward.compute_s += forward;
@@ -128,11 +130,33 @@ class Pricer {
     if (l.remade) cost.recompute.compute_s += forward, cost.recompute.tensor_s += quantised.agreed_s;
     cost.input.tensor_s += quantised.gradient_agreed_s;
     cost.input.compute_s += counted(waited(l.rows, l.in, l.out, Product::kInput, l.batch)) + quantised.gradient_s +
-                            (low_ ? moved(input, p_.passes.rescale, 1) : 0);
+                            (low_ ? moved(input, p_.passes.rescale, 1) : 0) + whole;
+    if (l.frozen) return;
     cost.weight.compute_s += counted(waited(l.out, l.in, l.rows, Product::kWeight, l.batch)) + quantised.columns_s +
                              (low_ ? moved(weight, p_.passes.rescale, 1) : 0);
     if (shape_.biases) cost.weight.compute_s += moved(result, p_.passes.bias, 1);
     cost.weight.compute_s += accumulated(weight);
+  }
+  /// A frozen weight of few bits becomes one of 16 for each product that reads it.
+  double made_whole(double elements) const {
+    const Trained& t = shape_.trained;
+    return t.frozen_bits < 16 ? device_.memory_bound_seconds(elements * (t.frozen_bytes() + e_), 1) : 0;
+  }
+  /// The adapter of a projection of `in` by `out`, where it has one: two products of rank r forward, four backward, and two sums.
+  void add_adapter(int projection, const Linear& l, LayerCost& cost) const {
+    if (!shape_.trained.adapts(projection)) return;
+    const double r = of(shape_.trained.rank);
+    const auto seconds = [&](double m, double n, double k, Product product) { return counted(waited(m, n, k, product, l.batch)); };
+    const double sum = moved(l.rows * l.out * l.batch, 3, 1), sum_back = moved(l.rows * l.in * l.batch, 3, 1);
+    const double forward = seconds(l.rows, r, l.in, Product::kForward) + seconds(l.rows, l.out, r, Product::kForward) + sum;
+    cost.forward.compute_s += forward;
+    if (l.remade) cost.recompute.compute_s += forward;
+    cost.input.compute_s += seconds(l.rows, r, l.out, Product::kInput) + seconds(l.rows, l.in, r, Product::kInput) + sum_back;
+    cost.weight.compute_s += seconds(l.out, r, l.rows, Product::kWeight) + seconds(r, l.in, l.rows, Product::kWeight);
+  }
+  /// Whether the weight gradient of one of the projections of a module, or of an adapter beside it, reads the projection's input.
+  bool reads_input(Trained::Module m, int projections) const {
+    return !shape_.trained.freezes(m) || shape_.trained.adapts(projections);
   }
   /// The cost of narrow arguments of one linear's matmuls: kernels that make them, and the ranks' agreement on a scale.
   struct Quantised {
@@ -201,7 +225,8 @@ class Pricer {
   void add_context_gather(double core_forward, double core_backward, LayerCost& cost) const;
   void add_feed_forward(LayerCost& cost) const;
   /// Adds the dense feed-forward if `experts` is 0, else that many experts of this rank, with `rows` rows each.
-  void add_mlp(double rows, double width, double experts, bool remade_up, bool remade_all, LayerCost& cost) const;
+  void add_mlp(Trained::Module module, double rows, double width, double experts, bool remade_up, bool remade_all,
+               LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
   /// Seconds of the matmuls that read a gathered input, and of the matmuls whose results are scattered.
   struct CutMatmuls {
@@ -225,6 +250,7 @@ class Pricer {
     double input_s = 0, weight_s = 0;
   };
   Shelter shelter(int pair, bool moe) const;
+  double adapters(bool moe) const;
   void add_host(bool moe, LayerCost& cost) const;
   void add_kept(bool moe, LayerCost& cost) const;
   void add_state(bool moe, LayerCost& cost) const;

@@ -18,10 +18,10 @@ int64_t expert_parameters(const ModelShape& s) {
   return mlp_matrices(s) * s.hidden * s.moe_ffn + biases;
 }
 
-/// Parameters of attention and both norms, which dense and mixture layers share.
+LayerParameters norm_parameters(const ModelShape& s) { return {.replicated = (s.post_norms ? 4 : 2) * norm_width(s) * s.hidden}; }
+
 LayerParameters attention_parameters(const ModelShape& s) {
   LayerParameters p;
-  p.replicated = (s.post_norms ? 4 : 2) * norm_width(s) * s.hidden;
   if (s.latent()) {
     const int64_t query = s.heads * s.qk_dim();
     p.matrix =
@@ -35,6 +35,57 @@ LayerParameters attention_parameters(const ModelShape& s) {
   p.matrix += (s.qk_norm_whole ? (s.heads + s.kv_heads) * s.head_dim : 0) + (s.sinks ? s.heads : 0);
   p.replicated += (s.biases || s.out_bias ? s.hidden : 0) + (s.qk_norm ? 2 * s.head_dim : 0);
   return p;
+}
+
+LayerParameters feed_forward_parameters(const ModelShape& s) {
+  return {.matrix = mlp_matrices(s) * s.hidden * s.ffn + (s.biases ? (s.swiglu ? 2 : 1) * s.ffn : 0),
+          .replicated = s.biases ? s.hidden : 0};
+}
+
+LayerParameters router_parameters(const ModelShape& s) {
+  return {.replicated = s.hidden * s.experts + (s.router_bias ? s.experts : 0) + (s.expert_biases ? s.experts : 0)};
+}
+
+/// Routed and shared experts.
+LayerParameters experts_parameters(const ModelShape& s) {
+  return {.matrix = mlp_matrices(s) * s.hidden * s.shared_experts * s.moe_ffn, .expert = s.experts * expert_parameters(s)};
+}
+
+/// Calls `use` with each module of a layer and its parameters.
+template <class Use>
+void for_each_module(const ModelShape& s, bool moe, const Use& use) {
+  use(Trained::kNorms, norm_parameters(s));
+  use(Trained::kAttention, attention_parameters(s));
+  if (!moe) return use(Trained::kFeedForward, feed_forward_parameters(s));
+  use(Trained::kRouter, router_parameters(s));
+  use(Trained::kExperts, experts_parameters(s));
+}
+
+LayerParameters layer_parameters(const ModelShape& s, bool moe, uint8_t modules) {
+  LayerParameters all;
+  for_each_module(s, moe, [&](Trained::Module m, const LayerParameters& p) {
+    if (modules & m) all += p;
+  });
+  return all;
+}
+
+/// Elements of the adapters of one layer, of `experts` routed experts: r rows and columns beside each projection of `in` by `out`.
+int64_t adapters_of(const ModelShape& s, bool moe, int64_t experts) {
+  const Trained& t = s.trained;
+  const int64_t q = s.heads * s.qk_dim(), kv = s.kv_heads * s.head_dim, o = s.heads * s.value_dim();
+  int64_t sum = 0;
+  const auto add = [&](Trained::Projection p, int64_t in, int64_t out, int64_t times = 1) {
+    if (t.adapts(p)) sum += times * t.rank * (in + out);
+  };
+  add(Trained::kQ, s.hidden, q), add(Trained::kK, s.hidden, kv), add(Trained::kV, s.hidden, kv), add(Trained::kO, o, s.hidden);
+  const auto feed_forward = [&](int64_t width, int64_t times) {
+    if (s.swiglu) add(Trained::kGate, s.hidden, width, times);
+    add(Trained::kUp, s.hidden, width, times), add(Trained::kDown, width, s.hidden, times);
+  };
+  if (!moe) feed_forward(s.ffn, 1);
+  if (moe) feed_forward(s.moe_ffn, experts);
+  if (moe && s.shared_experts > 0) feed_forward(s.shared_experts * s.moe_ffn, 1);
+  return sum;
 }
 
 }  // namespace
@@ -107,6 +158,15 @@ Result<void> check(const ModelShape& s) {
                  .where = {}};
   if ((!s.moe() || s.dense_layers > 0) && s.ffn < 1)
     return Error{.message = "model: dense layers without ffn", .hint = "set ffn, the width of the feed-forward", .where = {}};
+  const Trained& t = s.trained;
+  if (t.rank < 0 || t.rank > (1 << 16) || (t.frozen_bits != 4 && t.frozen_bits != 8 && t.frozen_bits != 16))
+    return Error{.message = fmt::format("model: adapters of rank {} beside weights of {} bits", t.rank, t.frozen_bits),
+                 .hint = "a rank from 0 to 65536, and 4, 8 or 16 bits",
+                 .where = {}};
+  if (s.latent() && t.adapts(Trained::kQ | Trained::kK | Trained::kV | Trained::kO))
+    return Error{.message = "model: adapters of latent attention are not told",
+                 .hint = "adapt gate, up and down alone: lora_targets=mlp",
+                 .where = {}};
   // In floating point, since the whole-number count may overflow.
   const double attention = 4.0 * static_cast<double>(s.hidden) * static_cast<double>(s.heads) * static_cast<double>(s.qk_dim());
   const double experts = 3.0 * static_cast<double>(s.experts + s.shared_experts) * static_cast<double>(s.moe_ffn);
@@ -117,25 +177,26 @@ Result<void> check(const ModelShape& s) {
   return {};
 }
 
-LayerParameters dense_layer_parameters(const ModelShape& s) {
-  LayerParameters p = attention_parameters(s);
-  p.matrix += mlp_matrices(s) * s.hidden * s.ffn + (s.biases ? (s.swiglu ? 2 : 1) * s.ffn : 0);
-  if (s.biases) p.replicated += s.hidden;
-  return p;
-}
-
-LayerParameters moe_layer_parameters(const ModelShape& s) {
-  LayerParameters p = attention_parameters(s);
-  p.replicated += s.hidden * s.experts + (s.router_bias ? s.experts : 0) + (s.expert_biases ? s.experts : 0);
-  p.matrix += mlp_matrices(s) * s.hidden * s.shared_experts * s.moe_ffn;
-  p.expert = s.experts * expert_parameters(s);
-  return p;
-}
+LayerParameters dense_layer_parameters(const ModelShape& s) { return layer_parameters(s, false, Trained::kAll); }
+LayerParameters moe_layer_parameters(const ModelShape& s) { return layer_parameters(s, true, Trained::kAll); }
+LayerParameters frozen_layer_parameters(const ModelShape& s, bool moe) { return layer_parameters(s, moe, s.trained.frozen); }
 
 int64_t parameter_count(const ModelShape& s) {
   const int64_t dense = s.layers - s.moe_layers();
   return dense * dense_layer_parameters(s).total() + s.moe_layers() * moe_layer_parameters(s).total() + norm_width(s) * s.hidden +
          (s.max_positions + (s.tied_embeddings ? 1 : 2) * s.vocab) * s.hidden;
+}
+
+int64_t adapter_count(const ModelShape& s) {
+  return (s.layers - s.moe_layers()) * adapters_of(s, false, 0) + s.moe_layers() * adapters_of(s, true, s.experts);
+}
+
+int64_t trained_count(const ModelShape& s) {
+  const int64_t dense = s.layers - s.moe_layers(), table = s.vocab * s.hidden;
+  int64_t frozen = dense * frozen_layer_parameters(s, false).total() + s.moe_layers() * frozen_layer_parameters(s, true).total();
+  if (s.trained.freezes(Trained::kEmbedding)) frozen += table + s.max_positions * s.hidden;
+  if (s.trained.freezes(Trained::kHead)) frozen += norm_width(s) * s.hidden + (s.tied_embeddings ? 0 : table);
+  return parameter_count(s) - frozen + adapter_count(s);
 }
 
 int64_t active_parameter_count(const ModelShape& s) {
@@ -149,7 +210,14 @@ double model_flops_per_token(const ModelShape& s, int64_t seq_len) {
   const double tables = of(s.hidden) * of(s.max_positions + (s.tied_embeddings ? 0 : s.vocab));
   const double attention =
       3 * of(s.layers) * of(s.heads) * of(s.qk_dim() + s.value_dim()) * of(seq_len) * s.attention_share(seq_len);
-  return 6 * (of(active_parameter_count(s)) - tables) + attention;
+  // A frozen weight has no gradient: a third of its products.
+  const int64_t dense = s.layers - s.moe_layers();
+  const LayerParameters frozen = frozen_layer_parameters(s, false), mixture = frozen_layer_parameters(s, true);
+  double still = of(dense * frozen.total() + s.moe_layers() * (mixture.total() - mixture.expert));
+  if (mixture.expert > 0) still += of(s.moe_layers()) * of(mixture.expert) * of(s.top_k) / of(s.experts);
+  if (s.trained.freezes(Trained::kHead)) still += of(s.hidden) * of(s.vocab + norm_width(s));
+  const int64_t adapters = dense * adapters_of(s, false, 0) + s.moe_layers() * adapters_of(s, true, s.top_k);
+  return 6 * (of(active_parameter_count(s)) - tables + of(adapters)) - 2 * still + attention;
 }
 
 }  // namespace shardlab::simulator::analytic

@@ -8,6 +8,37 @@
 
 namespace shardlab::simulator::analytic {
 
+/// Weights that a run trains. Frozen ones are read, forward and for gradients of what is before them, but have no gradients, master
+/// copies and moments. Adapters of low rank beside frozen projections are trained in their place: y = x W + (x A) B, A of r columns and
+/// B of r rows. Source: Hu et al. 2021 (LoRA), section 4.1.
+struct Trained {
+  enum Module : uint8_t {
+    kEmbedding = 1,
+    kHead = 2,
+    kAttention = 4,
+    kFeedForward = 8,  ///< of dense layers
+    kExperts = 16,     ///< shared ones included
+    kRouter = 32,
+    kNorms = 64,
+    kAll = 127
+  };
+  enum Projection : uint8_t { kQ = 1, kK = 2, kV = 4, kO = 8, kGate = 16, kUp = 32, kDown = 64 };
+
+  uint8_t frozen = 0;   ///< modules
+  uint8_t adapted = 0;  ///< projections with an adapter; of experts each expert's
+  int64_t rank = 0;     ///< r of the adapters
+  int32_t frozen_bits =
+      16;  ///< of a frozen weight of attention, feed-forward and experts; below 16 each product makes it whole first
+
+  bool freezes(Module m) const { return (frozen & m) != 0; }
+  bool adapts(int projections) const { return rank > 0 && (adapted & projections) != 0; }
+  /// Bytes of a frozen weight of the layers' projections, with the scales of its blocks: 4 bits are NormalFloat with scales of 8 bits
+  /// for 64 weights and of 32 for 256 scales, 0.127 bits a weight (Dettmers et al. 2023, QLoRA, section 3); 8 bits have a scale of
+  /// 32 for 256.
+  double frozen_bytes() const { return frozen_bits == 4 ? (4 + 0.127) / 8 : frozen_bits == 8 ? 1 + 4.0 / 256 : 2; }
+  friend bool operator==(const Trained&, const Trained&) = default;
+};
+
 /// Sizes of a transformer. Zero where a part is absent. Filled from a `Model`, or by hand for what `Model` cannot say yet: mixture
 /// of experts and multi-head latent attention.
 struct ModelShape {
@@ -40,6 +71,8 @@ struct ModelShape {
   // rotary part shared by the heads, width of v.
   int64_t q_rank = 0, kv_rank = 0, rope_dim = 0, v_dim = 0;
 
+  Trained trained;  ///< all of it, unless said otherwise
+
   bool latent() const { return kv_rank > 0; }
   bool moe() const { return experts > 0; }
   int64_t moe_layers() const { return moe() ? layers - dense_layers : 0; }
@@ -67,16 +100,27 @@ struct LayerParameters {
   int64_t replicated = 0;  ///< norms, biases of row-parallel projections, routers, latent down-projections: whole on each tp rank
   int64_t expert = 0;      ///< cut by ep and expert tp
   int64_t total() const { return matrix + replicated + expert; }
+  LayerParameters& operator+=(const LayerParameters& o) {
+    matrix += o.matrix, replicated += o.replicated, expert += o.expert;
+    return *this;
+  }
 };
+/// Of the model itself, without adapters.
 LayerParameters dense_layer_parameters(const ModelShape& shape);
 LayerParameters moe_layer_parameters(const ModelShape& shape);
+/// The part of them that is frozen.
+LayerParameters frozen_layer_parameters(const ModelShape& shape, bool moe);
 
-/// All parameters. A tied head is none of its own.
+/// All parameters of the model, without adapters. A tied head is none of its own.
 int64_t parameter_count(const ModelShape& shape);
+/// Of the adapters.
+int64_t adapter_count(const ModelShape& shape);
+/// Parameters that a run trains, adapters included.
+int64_t trained_count(const ModelShape& shape);
 /// Parameters that one token passes: the N of 6 N D.
 int64_t active_parameter_count(const ModelShape& shape);
 
-/// Training flops of one token without recompute: 6 a matmul parameter that the token passes, head included, and causal attention
+/// Training flops of one token without recompute: 6 a matmul parameter that the token passes, 4 if it is frozen, head included, and causal attention
 /// 3 * s * heads * (qk_dim + value_dim) a layer, of which windows leave `attention_share`. Source: Narayanan et al. 2021, appendix,
 /// with the causal half.
 double model_flops_per_token(const ModelShape& shape, int64_t seq_len);

@@ -196,10 +196,12 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   const auto layers = [&](double n, const LayerCost& c) {
     if (n <= 0) return;
     const double size = std::max(1.0, f.in.profile.overlap.unit_layers), units = n / size;
-    const double dense = size * of(c.matrix + c.replicated), expert = size * of(c.expert);
+    const double dense = size * of(c.dense_held() - c.frozen), expert = size * of(c.expert_held() - c.frozen_expert);
+    const double still = size * of(c.frozen + c.frozen_expert);
     PhaseCost back = c.recompute;
     (back += c.input) += c.weight;
-    const double forward_gather = gather_unit(dense, expert), back_gather = f.keeps_gathered ? 0 : forward_gather;
+    const double frozen_gather = still > 0 ? seconds(CollectiveUse::kAllGather, still, f.bytes.frozen, shard) : 0;
+    const double forward_gather = gather_unit(dense, expert) + frozen_gather, back_gather = f.keeps_gathered ? 0 : forward_gather;
     if (by_tensor) exposed += units * (forward_gather + back_gather);
     pass(by_tensor ? 0 : forward_gather, 0, c, size * c.forward.total_s(), units);
     pass(by_tensor ? 0 : back_gather, scatter(dense, expert), c, size * back.total_s(), units);
@@ -207,18 +209,20 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   layers(of(g.dense), f.block.dense);
   layers(of(g.moe), f.block.moe);
   // Copies out of the buffers of all-gathers and into those of reduce-scatters run between the kernels of compute.
-  const double passes = f.in.profile.passes.gathered * (f.keeps_gathered ? 1 : 2) + f.in.profile.passes.reduced;
-  exposed +=
-      f.in.device.memory_bound_seconds(passes * of(f.dense_parameters(g) + f.expert_parameters(g)), 0, MemoryKernel::kBuffer);
+  const double gathers = f.in.profile.passes.gathered * (f.keeps_gathered ? 1 : 2);
+  const double trained = of(f.trained_dense(g) + f.trained_experts(g)), held = of(f.dense_parameters(g) + f.expert_parameters(g));
+  exposed += f.in.device.memory_bound_seconds((gathers + f.in.profile.passes.reduced) * trained + gathers * (held - trained), 0,
+                                              MemoryKernel::kBuffer);
   // The root unit (embedding, norm, head) is gathered before everything and reduced after it.
-  const double ends = of(f.end_parameters(g));
+  const double ends = of(f.trained_ends(g)), still_ends = of(f.end_parameters(g)) - ends;
   if (ends > 0) exposed += gather(ends, 0) + scatter(ends, 0);
+  if (still_ends > 0) exposed += seconds(CollectiveUse::kAllGather, still_ends, f.bytes.frozen_ends, shard);
   // Copies of the ranks that share a shard are summed at the end of the step.
   if (r.dense > r.shard) {
     const Group copies =
         group_of(static_cast<int>(r.dense / r.shard), static_cast<int>(f.point.tp * r.shard), f.in.fabric.devices_per_node());
     const double all =
-        f.collective_s(CollectiveUse::kAllReduce, of(f.dense_parameters(g)) / of(r.shard) * f.bytes.gradient_wire, copies);
+        f.collective_s(CollectiveUse::kAllReduce, of(f.trained_dense(g)) / of(r.shard) * f.bytes.gradient_wire, copies);
     PhaseCost back = s.work.backward();
     s.data_once_s += overlaps ? std::max(all / std::max(1.0, of(g.dense + g.moe)), all - back.total_s()) : all;
   }
@@ -256,7 +260,7 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   const Group expert_copies =
       group_of(static_cast<int>(r.expert / r.expert_shard), static_cast<int>(f.point.ep * f.point.expert_tp * r.expert_shard),
                f.in.fabric.devices_per_node());
-  const double dense = compressed(f, of(f.dense_parameters(g))), expert = compressed(f, of(f.expert_parameters(g)));
+  const double dense = compressed(f, of(f.trained_dense(g))), expert = compressed(f, of(f.trained_experts(g)));
   const double buckets = buckets_of(f, g, (dense + expert) * f.bytes.gradient_wire);
   // The host starts them one by one, whatever they take.
   const auto each = [&](CollectiveUse kind, double bytes, const Group& group) {
@@ -309,7 +313,7 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
 double update_of(const Frame& f, const StageGroup& g) {
   const FrameworkProfile& p = f.in.profile;
   const Replicas& r = f.replicas;
-  const double dense = of(f.dense_parameters(g)), expert = of(f.expert_parameters(g));
+  const double dense = of(f.trained_dense(g)), expert = of(f.trained_experts(g));
   const bool cut = f.point.zero > 0;
   const double own = cut ? dense / of(r.shard) + expert / of(r.expert_shard) : dense + expert;
   const double held = f.point.zero >= 2 ? own : dense + expert;
@@ -351,8 +355,10 @@ double exposed_copies(const Frame& f, const StageGroup& g, const StageWork& w) {
     hide(nvme ? std::max(back, d.nvme_seconds(bytes, false, sharing)) : back, w.backward().compute_s);
   }
   if (f.point.offload_parameters != Medium::kDevice) {
-    const double own = of(f.dense_parameters(g)) / of(f.replicas.shard) + of(f.expert_parameters(g)) / of(f.replicas.expert_shard);
-    const double bytes = own * f.bytes.weight_wire, sharing = f.in.machine.devices_per_node;
+    const double own = of(f.trained_dense(g)) / of(f.replicas.shard) + of(f.trained_experts(g)) / of(f.replicas.expert_shard);
+    const FrozenBytes frozen = frozen_of(f, g);
+    const double still = frozen.dense() / of(f.replicas.shard) + frozen.expert / of(f.replicas.expert_shard);
+    const double bytes = own * f.bytes.weight_wire + still, sharing = f.in.machine.devices_per_node;
     double in = d.host_copy_seconds(bytes, HostCopy::kToDevice);
     if (f.point.offload_parameters == Medium::kNvme) in = std::max(in, d.nvme_seconds(bytes, false, sharing));
     hide(in, w.forward.compute_s), hide(in, w.backward().compute_s);
@@ -494,10 +500,12 @@ void add_wires(const Frame& f, Estimate& e) {
   wire(WireUse::kExpert) = ranks * m * moe * b.moe.wire.expert;
   const double hops = f.groups.logit_hops();
   wire(WireUse::kPipeline) = ranks * m * 2 * ((p.pp - 1) * p.vpp * b.boundary + hops * ((hops + 1) / 2 * b.logits - b.boundary));
-  double elements = 0, expert_elements = 0;
+  double elements = 0, expert_elements = 0, frozen = 0, frozen_expert = 0;
   for (const StageGroup& g : f.groups.all()) {
-    elements += g.count * compressed(f, of(f.dense_parameters(g)));
-    expert_elements += g.count * compressed(f, of(f.expert_parameters(g)));
+    elements += g.count * compressed(f, of(f.trained_dense(g)));
+    expert_elements += g.count * compressed(f, of(f.trained_experts(g)));
+    const FrozenBytes still = frozen_of(f, g);
+    frozen += g.count * still.dense(), frozen_expert += g.count * still.expert;
   }
   // In a group of n ranks that cut or sum x bytes, (n - 1) x are sent in all; ranks / n groups.
   const auto sent = [&](int64_t n, double x) { return (of(n) - 1) / of(n) * ranks * x; };
@@ -514,9 +522,10 @@ void add_wires(const Frame& f, Estimate& e) {
     wire(WireUse::kGradients) += each * (summed(f.replicas.dense, f.replicas.shard, elements) +
                                          summed(f.replicas.expert, f.replicas.expert_shard, expert_elements));
   }
-  if (p.zero == 3) wire(WireUse::kWeights) = each * (f.keeps_gathered ? 1 : 2) * both(f.bytes.weight_wire);
+  const double still = sent(f.replicas.shard, frozen) + sent(f.replicas.expert_shard, frozen_expert);
+  if (p.zero == 3) wire(WireUse::kWeights) = each * (f.keeps_gathered ? 1 : 2) * (both(f.bytes.weight_wire) + still);
   if (p.zero == 1 || p.zero == 2) wire(WireUse::kWeights) = both(f.bytes.weight_wire);
-  if (p.pp > 1 && f.in.shape.tied_embeddings)
+  if (p.pp > 1 && f.in.shape.tied_embeddings && !b.head.frozen)
     wire(WireUse::kEnds) = ranks * 2 * of(b.head.matrix) * f.bytes.gradient_wire / (p.zero > 0 ? of(f.replicas.shard) : 1);
 }
 
@@ -568,7 +577,7 @@ void estimate_time(Frame& f, Estimate& e) {
     part(TimePart::kPipeline) = bubble_s(p.schedule, p.pp, p.vpp, times) + e.sends_s;
   }
   part(TimePart::kUpdate) = update;
-  if (p.pp > 1 && f.in.shape.tied_embeddings) {
+  if (p.pp > 1 && f.in.shape.tied_embeddings && !f.block.head.frozen) {
     const int64_t stride = int64_t{p.tp} * p.cp * p.dp;
     const Group ends = group_of(2, static_cast<int>(stride * (p.pp - 1)), f.in.fabric.devices_per_node());
     part(TimePart::kDataParallel) +=

@@ -41,9 +41,9 @@ constexpr FabricRate kFabricRates[] = {
     {"remote_send_efficiency", &FabricConstants::remote_send_efficiency, MachinePart::kNetwork},
 };
 
-void scale(std::map<std::string, double>& constants, std::string_view name, double unstated, double factor) {
-  const auto [entry, fresh] = constants.try_emplace(std::string(name), unstated);
-  entry->second = std::min(1.0, entry->second * factor);
+void scale(ByName<double>& constants, std::string_view name, double unstated, double factor) {
+  const std::string stated(name);
+  constants[stated] = std::min(1.0, (constants.contains(stated) ? constants.at(stated) : unstated) * factor);
 }
 
 Correction correction_of(const Parameters& x) {
