@@ -68,6 +68,9 @@ Doubt known_by(const Prepared& prepared, const Point& point) {
   d.precision = fmt::format("precision {} on {}", name_of(point.precision), device.architecture);
   d.mixture = prepared.shape().experts > 0;
   d.techniques = techniques_of(point);
+  const Trained& trained = prepared.shape().trained;
+  if (trained.frozen != 0) d.techniques.emplace_back(trained.rank > 0 ? "adapters" : "frozen weights");
+  if (trained.frozen_bits < 16) d.techniques.emplace_back("frozen weights of few bits");
   d.ranks = static_cast<double>(point.world_size());
   d.parameters = static_cast<double>(parameter_count(prepared.shape()));
   return d;
