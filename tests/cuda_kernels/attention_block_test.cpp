@@ -1,5 +1,6 @@
 // Attention of a sequence in parts: against the same kernels over the whole, bit for bit in canonical mode, and against fp64.
 #include "tests/cuda_kernels/support.h"
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 
 namespace shardlab::testing::of_attention_block {
@@ -185,11 +186,13 @@ Doubles wide_of(const Floats& x) { return {x.begin(), x.end()}; }
 }  // namespace
 
 TEST_CASE("attention in parts: canonical bits do not depend on how queries and keys are cut, in any order of tokens") {
+  uint64_t number = 0;
   for (const auto& [shape, parts] : {std::pair{AttentionShape{1, 16, 4, 2, 6}, 4},
                                      {AttentionShape{2, 32, 1, 1, 4}, 16},
                                      {AttentionShape{1, 32, 2, 1, 66}, 2},
                                      {AttentionShape{1, 32, 1, 1, 130}, 2}})
     for (const Kind kind : {Kind::kContiguous, Kind::kZigzag, Kind::kStriped}) {
+      if (number++ % dealt(1, 2) != 0) continue;  // every shape, and every order
       const TokenOrder order{kind, kind == Kind::kContiguous ? 1 : parts};
       INFO("heads " << shape.heads << " head_dim " << shape.head_dim << " parts " << parts << " order " << static_cast<int>(kind));
       AttentionShape s = shape;
@@ -278,6 +281,8 @@ TEST_CASE("attention of packed documents: the CPU's numbers, and in parts the bi
   for (const auto& [shape, parts] : {std::pair{AttentionShape{2, 32, 4, 2, 6}, 4}, {AttentionShape{1, 192, 2, 1, 16}, 2}})
     for (const Kind kind : {Kind::kContiguous, Kind::kZigzag, Kind::kStriped})
       for (const bool canonical : {true, false}) {
+        // A sample has each order canonical for one of the shapes, and not so for the other.
+        if (!thorough() && (static_cast<int>(kind) + (canonical ? 1 : 0) + (parts == 4 ? 1 : 0)) % 2 != 0) continue;
         AttentionShape s = shape;
         s.order = {kind, kind == Kind::kContiguous ? 1 : parts};
         s.canonical = canonical;
