@@ -114,7 +114,9 @@ Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::estimated(const sweeps
   if (!point.ok()) return point.error();
   if (const auto legal = explain((*study)->prepared, *point); !legal.ok()) return legal.error();
   const analytic::Estimate estimate = (*study)->estimator(*point);
-  return Predicted{prediction_of(estimate), estimate.memory.device()};
+  Predicted predicted{prediction_of(estimate), estimate.memory.device()};
+  if (shape != analytic::shape_of(said.config.model)) predicted.figures.model_flops = estimate.model_flops;
+  return predicted;
 }
 
 Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::planned(const sweeps::Point& said, const analytic::ModelShape& shape) {

@@ -35,6 +35,7 @@ struct Prediction {
   MemoryByClass nvme_memory;  ///< and on NVMe
   bool extrapolated = false;  ///< some op lies outside what the calibration measured
   std::string calibration_id;
+  std::optional<double> model_flops;  ///< of a step, where the case does not say them: of a model that no case holds, of adapters
 };
 
 /// A part of some memory, and the name of what takes it.

@@ -423,6 +423,10 @@ std::optional<double> peak_flops(const Case& config) {
 
 std::optional<double> mfu(const CaseOutcome& o, double step_s) {
   const Case& config = o.config;
+  if (o.predicted && o.predicted->model_flops) {
+    const std::optional<double> peak = peak_flops(config);
+    return peak && step_s > 0 ? std::optional(*o.predicted->model_flops / step_s / *peak) : std::nullopt;
+  }
   // Of a model that no case can hold (a mixture of experts) the case has the body alone.
   if (config.profile != "shardlab" && o.parameters > 0 && o.parameters != parameter_count(config.model)) return std::nullopt;
   const std::optional<double> peak = peak_flops(config);

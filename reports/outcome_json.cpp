@@ -99,6 +99,7 @@ void visit_fields(V& v, T& x) {
   v("nvme_memory", x.nvme_memory);
   v("extrapolated", x.extrapolated);
   v("calibration_id", x.calibration_id);
+  v("model_flops", x.model_flops);
 }
 
 template <class V, class T>

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reports/table.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
 
@@ -199,6 +200,15 @@ TEST_CASE("a sweep of ranks of adapters is estimated") {
   INFO(output.out << output.err);
   REQUIRE(output.code == 0);
   CHECK(output.out.find("18 cases: 18 ok.") != std::string::npos);
+  // Utilisation counts the flops that such a step needs, a third less than the model's: with those it would be above 0.6.
+  const auto rows = parse_csv(slurp(scratch / "lora/results.csv"));
+  const auto column = std::ranges::find(rows[0], "predicted_mfu") - rows[0].begin();
+  REQUIRE(rows.size() == 19);
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const double mfu = std::stod(rows[i][static_cast<size_t>(column)]);
+    CHECK(mfu > 0.35);
+    CHECK(mfu < 0.6);
+  }
 }
 
 TEST_CASE("memory of models that are only predicted") {
