@@ -1,6 +1,7 @@
 // Values by name that many copies share.
 #pragma once
 
+#include <cstddef>
 #include <initializer_list>
 #include <map>
 #include <memory>

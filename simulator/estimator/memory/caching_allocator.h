@@ -12,6 +12,7 @@
 // split size and garbage collection, which are off by default.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
