@@ -16,7 +16,6 @@ template <class T>
 class ByName {
  public:
   using Map = std::map<std::string, T>;
-  using mapped_type = T;
 
   ByName() = default;
   ByName(std::initializer_list<typename Map::value_type> values) : shared_(std::make_shared<Map>(values)) {}

@@ -122,6 +122,17 @@ TEST_CASE("a frozen weight saves a third of its products, and adapters add their
   CHECK(estimate_of(frozen(all, Trained::kEmbedding | Trained::kHead)).step_s < whole.step_s);
 }
 
+TEST_CASE("frozen experts that no two ranks share are not gathered") {
+  // Under ZeRO-3 ranks gather what they share; of 8 ranks with ep 8 each has an expert of its own.
+  Estimator estimator(study(adapted(mixtral_8x7b(), 8, kAttention), "shardlab", 1));
+  const auto gathering = [&](int ep) {
+    const Estimate e = estimator({.dp = 8, .ep = ep, .zero = 3, .micro_batch = 1, .seq_len = 4096, .overlap = 0});
+    REQUIRE(e.legal());
+    return e.part(TimePart::kDataParallel);
+  };
+  CHECK(gathering(8) < gathering(1) / 16);  // a thirtieth of the weights is not of experts
+}
+
 TEST_CASE("bounds stay below estimates, and allocations add up, where weights are frozen") {
   for (const auto& [shape, profile] : {std::pair{adapted(llama_8b(), 16, kAttention | kMlp, 4), "megatron"},
                                        {adapted(llama_8b(), 64, kAttention), "torchtitan"},

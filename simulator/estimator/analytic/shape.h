@@ -24,11 +24,10 @@ struct Trained {
   };
   enum Projection : uint8_t { kQ = 1, kK = 2, kV = 4, kO = 8, kGate = 16, kUp = 32, kDown = 64 };
 
-  uint8_t frozen = 0;   ///< modules
-  uint8_t adapted = 0;  ///< projections with an adapter; of experts each expert's
-  int64_t rank = 0;     ///< r of the adapters
-  int32_t frozen_bits =
-      16;  ///< of a frozen weight of attention, feed-forward and experts; below 16 each product makes it whole first
+  uint8_t frozen = 0;        ///< modules
+  uint8_t adapted = 0;       ///< projections with an adapter; of experts each expert's
+  int64_t rank = 0;          ///< r of the adapters
+  int32_t frozen_bits = 16;  ///< of a frozen projection; below 16 each product makes it whole first
 
   bool freezes(Module m) const { return (frozen & m) != 0; }
   bool adapts(int projections) const { return rank > 0 && (adapted & projections) != 0; }

@@ -197,10 +197,11 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     if (n <= 0) return;
     const double size = std::max(1.0, f.in.profile.overlap.unit_layers), units = n / size;
     const double dense = size * of(c.dense_held() - c.frozen), expert = size * of(c.expert_held() - c.frozen_expert);
-    const double still = size * of(c.frozen + c.frozen_expert);
     PhaseCost back = c.recompute;
     (back += c.input) += c.weight;
-    const double frozen_gather = still > 0 ? seconds(CollectiveUse::kAllGather, still, f.bytes.frozen, shard) : 0;
+    // Frozen weights of experts are cut among those that share the experts, as trained ones are.
+    const double frozen_gather = seconds(CollectiveUse::kAllGather, size * of(c.frozen), f.bytes.frozen, shard) +
+                                 seconds(CollectiveUse::kAllGather, size * of(c.frozen_expert), f.bytes.frozen, expert_shard);
     const double forward_gather = gather_unit(dense, expert) + frozen_gather, back_gather = f.keeps_gathered ? 0 : forward_gather;
     if (by_tensor) exposed += units * (forward_gather + back_gather);
     pass(by_tensor ? 0 : forward_gather, 0, c, size * c.forward.total_s(), units);
