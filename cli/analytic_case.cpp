@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "answers/model_shape.h"
 #include "cli/namespaces.h"
@@ -166,23 +168,78 @@ CaseOutcome AnalyticCaseRunner::run(const sweeps::Point& said, Mode) {
   return outcome;
 }
 
+BatchSink::BatchSink(RunDirectory& directory, std::string version)
+    : directory_(directory), version_(std::move(version)), writer_([this] { work(); }) {}
+
+BatchSink::~BatchSink() {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  changed_.notify_all();
+  writer_.join();
+}
+
 std::optional<CaseOutcome> BatchSink::recorded(std::string_view id, std::string_view version) const {
+  const std::lock_guard lock(of_directory_);
   return directory_.store().recorded(id, version);
 }
 
 void BatchSink::append(const CaseOutcome& outcome) {
-  if (directory_.is_large() && !outcome.program_version.empty()) return directory_.add(outcome);
-  constexpr size_t kMost = 1024;
-  waiting_.push_back(outcome);
-  if (waiting_.back().program_version.empty()) waiting_.back().program_version = version_;
-  if (waiting_.size() >= kMost || std::chrono::steady_clock::now() - saved_ > std::chrono::seconds(1)) flush();
+  constexpr size_t kMost = 4096;
+  CaseOutcome named = outcome;
+  if (named.program_version.empty()) named.program_version = version_;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return waiting_.size() < kMost || failed_; });
+  tell_failure();
+  waiting_.push_back(std::move(named));
+  if (waiting_.size() == kBatch) changed_.notify_all();
 }
 
 void BatchSink::flush() {
-  if (!waiting_.empty()) directory_.append(std::span<const CaseOutcome>(waiting_));
-  directory_.save();  // what a large directory took one by one
-  waiting_.clear();
-  saved_ = std::chrono::steady_clock::now();
+  std::unique_lock lock(mutex_);
+  asked_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return !asked_ || failed_; });
+  tell_failure();
+}
+
+void BatchSink::tell_failure() {
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void BatchSink::work() {
+  constexpr std::chrono::milliseconds kPeriod(500);
+  std::vector<CaseOutcome> batch;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait_for(lock, kPeriod, [&] { return asked_ || ended_ || waiting_.size() >= kBatch; });
+    batch.clear();
+    batch.swap(waiting_);
+    const bool all = asked_ || ended_ || batch.size() < kBatch, last = ended_;
+    const bool asked = asked_;
+    changed_.notify_all();
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      save(batch, all);
+    } catch (...) { failure = std::current_exception(); }
+    lock.lock();
+    if (failure) failure_ = failure, failed_ = true;
+    if (asked) asked_ = false;
+    changed_.notify_all();
+    if (failed_ || last) return;
+  }
+}
+
+void BatchSink::save(std::span<const CaseOutcome> outcomes, bool all) {
+  const std::lock_guard lock(of_directory_);
+  if (!directory_.is_large()) {
+    if (!outcomes.empty()) directory_.append(outcomes);
+    return;
+  }
+  for (const CaseOutcome& outcome : outcomes) directory_.add(outcome);
+  if (all) directory_.save();
 }
 
 void SparseProgress::finished(const CaseOutcome&, const Progress& p) {

@@ -2,10 +2,13 @@
 // own executor is read from each case's plan.
 #pragma once
 
-#include <chrono>
+#include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,21 +50,40 @@ class AnalyticCaseRunner final : public CaseRunner {
   std::vector<std::unique_ptr<Study>> studies_;  ///< the one asked last at the end
 };
 
-/// Keeps outcomes in the run directory, many at a time: after a second, or a few thousand.
+/// Keeps outcomes in the run directory on a thread of its own, many at a time: those of half a second, or a few hundred.
 class BatchSink final : public ResultSink {
  public:
   /// `version` of the program is that of outcomes which do not say one.
-  BatchSink(RunDirectory& directory, std::string version) : directory_(directory), version_(std::move(version)) {}
+  BatchSink(RunDirectory& directory, std::string version);
+  /// Saves what is waiting. What then fails is not told: `flush` tells it.
+  ~BatchSink() override;
+  BatchSink(const BatchSink&) = delete;
+  BatchSink& operator=(const BatchSink&) = delete;
+
   std::optional<CaseOutcome> recorded(std::string_view id, std::string_view version) const override;
+  /// Throws why an earlier outcome could not be saved.
   void append(const CaseOutcome& outcome) override;
-  /// Saves what is waiting; to be called once at the end.
+  /// Saves what is waiting, or throws why it cannot be saved; to be called once at the end.
   void flush();
 
  private:
+  static constexpr size_t kBatch = 256;
+  void work();
+  /// `all`: what the directory took earlier, too.
+  void save(std::span<const CaseOutcome> outcomes, bool all);
+  void tell_failure();
+
   RunDirectory& directory_;
-  std::string version_;
+  const std::string version_;
+  mutable std::mutex of_directory_;  ///< one thread at a time uses the directory
+  std::mutex mutex_;                 ///< guards what follows
+  std::condition_variable changed_;
   std::vector<CaseOutcome> waiting_;
-  std::chrono::steady_clock::time_point saved_ = std::chrono::steady_clock::now();
+  std::exception_ptr failure_;  ///< that nobody was told of
+  bool failed_ = false;         ///< nothing more is saved
+  bool asked_ = false;          ///< all that waits is to be saved now
+  bool ended_ = false;
+  std::thread writer_;
 };
 
 /// Progress of many short cases: a line every two seconds.

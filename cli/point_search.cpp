@@ -48,7 +48,7 @@ Result<PointSearch> PointSearch::begin(const Search& search, std::span<const Poi
     outcome.program_version = versions.back();
     if (outcome.status == Status::kOk) ranked.push_back({i, outcome.predicted->step_s});
     if (outcome.status == Status::kRefused) ++made.unknown_, made.reasons_.add(outcome.reason, outcome.config.name);
-    const auto known = [&](const std::string& v) { return directory.store().recorded(outcome.case_id, v).has_value(); };
+    const auto known = [&](const std::string& v) { return sink.recorded(outcome.case_id, v).has_value(); };
     if (std::ranges::none_of(versions, known)) sink.append(outcome);
   }
   sink.flush();

@@ -466,8 +466,7 @@ struct Points {
 
 enum class Needed : uint8_t { kOne, kCounts, kAll };
 
-/// kOne: nothing is refused, excluded or told apart by a rule, and the first point tells what the rest has; the counts are then the
-/// most that there can be.
+/// kOne: the first point tells what the rest has; the counts are then the most that there can be.
 Result<Points> points_of(const Sweep& sweep, Resolution resolution, Needed needed) {
   Points points;
   auto counts = expand_each(sweep, resolution, [&](Point point) {
@@ -578,10 +577,16 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
   const auto shard = shard_for(flags, *resolution);
   if (!shard.ok()) return shard.error();
   const bool keep = flags.dry_run ? rows || mode != Mode::kSimulate || shard->of > 1 : !analytic;
-  const bool one = analytic && !flags.dry_run && !has_rules(*sweep);
+  const Search& search = search_of(*sweep);
+  const bool random = search.kind == SearchKind::kRandom;  // its points are those that differ
+  const bool one = analytic && !flags.dry_run && (!has_rules(*sweep) || !random);
   auto points = points_of(*sweep, *resolution, keep ? Needed::kAll : one ? Needed::kOne : Needed::kCounts);
   if (!points.ok()) return points.error();
-  const Search& search = search_of(*sweep);
+  if (one && has_rules(*sweep)) {
+    const auto counts = check_rules(*sweep);
+    if (!counts.ok()) return counts.error();
+    points->counts = *counts;
+  }
   SHARDLAB_TRY(check_search(search, *resolution, shard->of > 1));
   keep_shard(*points, *shard);
   if (flags.dry_run) return dry_run(*sweep, *points, mode, *format);

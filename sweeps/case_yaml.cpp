@@ -1,10 +1,13 @@
 // The resolved case as text: what `case.yaml` holds, and what the case id is a hash of.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
+#include "plan/base/check.h"
 #include "plan/base/hash.h"
 #include "plan/base/values.h"
 #include "plan/keys.h"
@@ -32,16 +35,13 @@ std::string constants(const Device& device, std::string_view indent, std::string
   return text;
 }
 
-/// Writes keys in the order of the table, opening a section where the path enters one.
+/// Writes lines of keys in the order of the table, opening a section where the path enters one.
 class KeyWriter {
  public:
-  explicit KeyWriter(std::string& text) : text_(text) { text_ = "version: 1\n"; }
-  void write(const CaseKey& key, const std::string& value) {
-    const std::string_view path = key.path;
-    const size_t last = path.rfind('.');
-    const std::string_view section = last == std::string_view::npos ? std::string_view() : path.substr(0, last);
+  explicit KeyWriter(std::string& text) : text_(text) {}
+  void write(std::string_view section, std::string_view line) {
     if (section != section_) enter(section);
-    text_.append(2 * open_.size(), ' ').append(path.substr(last + 1)).append(": ").append(value).append("\n");
+    text_ += line;
   }
   void append(std::string_view text) {
     text_ += text;
@@ -78,8 +78,19 @@ struct WrittenKey {
   std::string_view unset;  ///< a value that says nothing, and is left out; empty values say nothing too
   bool of_experts;         ///< says nothing in a model without experts
   bool of_machine;
-  bool flow;  ///< `get` writes YAML
+  bool of_model;
+  std::string_view section;  ///< "layout.fsdp" of layout.fsdp.unit
 };
+
+/// The line of a key, with its indentation; empty where the value says nothing.
+std::string line_of(const WrittenKey& written, const std::string& value) {
+  if (value.empty() || value == written.unset) return {};
+  const std::string_view path = written.key->path;
+  const auto depth = static_cast<size_t>(std::ranges::count(path, '.'));
+  const bool flow = written.key->form == Form::kAny || written.key->form == Form::kMap;  // `get` writes YAML
+  return fmt::format("{}{}: {}\n", std::string(2 * depth, ' '), path.substr(path.rfind('.') + 1),
+                     flow ? value : yaml_scalar(value));
+}
 
 const std::vector<WrittenKey>& written_keys() {
   static const std::vector<WrittenKey> keys = [] {
@@ -106,34 +117,22 @@ const std::vector<WrittenKey>& written_keys() {
       const bool of_machine = key.path.starts_with("machine.");
       if (key.get == nullptr && !of_machine) continue;
       const auto empty = unset.find(key.path);
+      const size_t last = key.path.rfind('.');
       written.push_back({&key, empty == unset.end() ? std::string_view() : empty->second, of_experts.contains(key.path), of_machine,
-                         key.form == Form::kAny || key.form == Form::kMap});
+                         key.path.starts_with("model."),
+                         last == std::string_view::npos ? std::string_view() : key.path.substr(0, last)});
     }
     return written;
   }();
   return keys;
 }
 
-/// Returns the bytes of `text` up to the end of the machine: what most cases of a sweep have alike.
-size_t write_yaml(const Case& config, std::string_view machine, bool with_name, std::string& text) {
-  KeyWriter out(text);
-  size_t machine_end = 0;
-  const bool experts = !(config.model.experts == Experts{});
-  for (const WrittenKey& written : written_keys()) {
-    const CaseKey& key = *written.key;
-    if (written.of_machine) {
-      if (machine_end == 0) out.append(machine), machine_end = text.size();
-      continue;
-    }
-    if ((!with_name && key.path == "name") || (written.of_experts && !experts)) continue;
-    const std::string value = key.get(config);
-    if (value.empty() || value == written.unset) continue;
-    if (written.flow || is_plain_scalar(value))
-      out.write(key, value);
-    else
-      out.write(key, yaml_scalar(value));
-  }
-  return machine_end;
+constexpr std::string_view kVersionLine = "version: 1\n";
+
+/// Whether the case has something to say about the key.
+bool says(const WrittenKey& written, const Case& config, bool with_name) {
+  if (!with_name && written.key->path == "name") return false;
+  return !written.of_experts || !(config.model.experts == Experts{});
 }
 
 }  // namespace
@@ -162,18 +161,51 @@ std::string machine_yaml(const Machine& m) {
 }
 
 std::string to_yaml(const Case& config) {
-  std::string text;
-  write_yaml(config, machine_yaml(config.machine), true, text);
+  std::string text(kVersionLine);
+  KeyWriter out(text);
+  bool has_machine = false;
+  for (const WrittenKey& written : written_keys()) {
+    if (written.of_machine && !std::exchange(has_machine, true)) out.append(machine_yaml(config.machine));
+    if (written.of_machine || !says(written, config, true)) continue;
+    if (const std::string line = line_of(written, written.key->get(config)); !line.empty()) out.write(written.section, line);
+  }
   return text;
 }
 
 std::string case_id(const Case& config) { return CaseIds().id(config, machine_yaml(config.machine)); }
 
+/// The hash of the text up to the end of the machine: written again where model or machine have changed.
+uint64_t CaseIds::hash_head(const Case& config, std::string_view machine) {
+  if (has_head_ && machine == machine_ && config.model == model_) return head_hash_;
+  text_ = kVersionLine;
+  KeyWriter out(text_);
+  for (const WrittenKey& written : written_keys()) {
+    if (written.of_machine) break;
+    SHARDLAB_CHECK(written.of_model || written.key->path == "name", "the key {} is of no model", written.key->path);
+    if (!says(written, config, false)) continue;
+    if (const std::string line = line_of(written, written.key->get(config)); !line.empty()) out.write(written.section, line);
+  }
+  out.append(machine);
+  machine_ = machine, model_ = config.model, has_head_ = true;
+  return head_hash_ = hash_text(text_);
+}
+
 std::string CaseIds::id(const Case& config, std::string_view machine) {
-  const size_t head = write_yaml(config, machine, false, text_);
-  const std::string_view text = text_;
-  if (text.substr(0, head) != head_) head_ = text.substr(0, head), head_hash_ = hash_text(head_);
-  return fmt::format("{:016x}", hash_text(text.substr(head), head_hash_));
+  const uint64_t head = hash_head(config, machine);
+  const std::vector<WrittenKey>& keys = written_keys();
+  lines_.resize(keys.size());
+  text_.clear();
+  KeyWriter out(text_);
+  bool behind = false;  // the machine
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const WrittenKey& written = keys[i];
+    behind |= written.of_machine;
+    if (!behind || written.of_machine || !says(written, config, false)) continue;
+    std::string value = written.key->get(config);
+    if (Line& line = lines_[i]; value != line.value) line.text = line_of(written, value), line.value = std::move(value);
+    if (!lines_[i].text.empty()) out.write(written.section, lines_[i].text);
+  }
+  return fmt::format("{:016x}", hash_text(text_, head));
 }
 
 }  // namespace shardlab::sweeps

@@ -74,16 +74,27 @@ std::string short_name(std::string_view path);
 /// calibration changes from day to day and is no part of the question.
 std::string machine_yaml(const Machine& machine);
 
-/// Ids of cases, one after the other. Most points of a sweep have the same model and machine: their text is hashed once.
+/// Ids of cases, one after the other. Most points of a sweep have the same model and machine, whose text is hashed once, and most of their
+/// other keys say what they said of the point before.
 class CaseIds {
  public:
   /// `case_id` of a case whose machine has the text `machine`.
   std::string id(const Case& config, std::string_view machine);
 
  private:
-  std::string text_;  ///< of the last case
-  std::string head_;  ///< of its text, up to the end of the machine
-  uint64_t head_hash_ = hash_text({});
+  uint64_t hash_head(const Case& config, std::string_view machine);
+
+  /// What the text of a case says of a key.
+  struct Line {
+    std::string value;  ///< of the last case
+    std::string text;   ///< the line that it makes; none of an empty value
+  };
+  std::string text_;
+  std::vector<Line> lines_;  ///< by key that is written
+  bool has_head_ = false;
+  Model model_;          ///< of the last case
+  std::string machine_;  ///< its text
+  uint64_t head_hash_ = 0;
 };
 
 }  // namespace shardlab::sweeps

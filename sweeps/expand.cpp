@@ -39,7 +39,16 @@ size_t word_in(std::string_view text, std::string_view word) {
 class Expander {
  public:
   Expander(const Sweep::Content& content, Resolution resolution, const std::function<bool(Point)>& visit)
-      : content_(content), resolution_(resolution), problems_(content.file), visit_(visit) {}
+      : content_(content), resolution_(resolution), problems_(content.file), visit_(visit) {
+    for (const SweepAxis& axis : content_.axes) {
+      auto& rows = words_.emplace_back();
+      for (const std::vector<Setting>& row : axis.rows) {
+        auto& words = rows.emplace_back();
+        for (size_t k = 0; k < row.size(); ++k)
+          words.push_back(fmt::format("{}={}", short_name(axis.paths[k]), value_in_name(axis, k, row[k].text)));
+      }
+    }
+  }
 
   Result<ExpansionCounts> run() {
     if (!count_combinations()) return problems_.take();
@@ -117,10 +126,9 @@ class Expander {
     for (size_t a = 0; a < row.size(); ++a)
       for (size_t k = 0; k < content_.axes[a].paths.size(); ++k) {
         const std::string& path = content_.axes[a].paths[k];
-        const Setting& setting = content_.axes[a].rows[row[a]][k];
-        merge(candidate.settings, {{path, setting}});
+        merge(candidate.settings, path, content_.axes[a].rows[row[a]][k]);
         if (!candidate.name.empty()) candidate.name += ' ';
-        candidate.name += fmt::format("{}={}", short_name(path), value_in_name(content_.axes[a], k, setting.text));
+        candidate.name += words_[a][row[a]][k];
       }
     if (candidate.name.empty()) candidate.name = content_.name;
     for (const SweepWhen& when : content_.whens)
@@ -128,8 +136,18 @@ class Expander {
         merge(candidate.settings, when.set);
     if (is_excluded(candidate.settings))
       ++expansion_.excluded;
-    else
+    else if (visit_)
       hand_over(resolved(std::move(candidate)));
+    else
+      check_constraints(std::move(candidate));
+  }
+
+  void check_constraints(Candidate candidate) {
+    ++expansion_.points;
+    if (content_.constraints.empty()) return;
+    merge(candidate.settings, content_.overrides);
+    Draft draft = draft_of(candidate.settings, content_.sources);
+    if (derive(draft.config, candidate.settings).ok()) (void)broken_constraint(draft);
   }
 
   Point included(const SweepInclusion& inclusion) {
@@ -202,6 +220,7 @@ class Expander {
 
   /// Of points equal but for their names the first stays, under the name that the file gives one of them.
   void hand_over(Point point) {
+    if (!visit_) return void(++expansion_.points);
     if (!seen_.insert(std::strtoull(point.id.c_str(), nullptr, 16)).second) {
       ++expansion_.duplicates;
       return;
@@ -265,7 +284,8 @@ class Expander {
   const Sweep::Content& content_;
   const Resolution resolution_;
   Problems problems_;
-  const std::function<bool(Point)>& visit_;
+  const std::function<bool(Point)>& visit_;                   ///< empty: rules are checked, and no points are made
+  std::vector<std::vector<std::vector<std::string>>> words_;  ///< of a point's name: by axis, row and path
   ExpansionCounts expansion_;
   CaseIds case_ids_;
   std::string machine_, machine_said_;                  ///< text of the last point's machine, and the settings that made it
@@ -366,6 +386,11 @@ Result<Expansion> expand(const Sweep& sweep, Resolution resolution) {
 
 Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point)>& visit) {
   return Expander(sweep.content(), resolution, visit).run();
+}
+
+Result<ExpansionCounts> check_rules(const Sweep& sweep) {
+  const std::function<bool(Point)> nobody;
+  return Expander(sweep.content(), resolution_of(sweep), nobody).run();
 }
 
 }  // namespace shardlab::sweeps

@@ -92,13 +92,15 @@ void put(Settings& into, const std::string& path, const Setting& setting) {
   into[path] = setting;
 }
 
+void merge(Settings& into, const std::string& path, const Setting& setting) {
+  if (setting.text == "auto" && is_derived(path))
+    into.erase(path);
+  else
+    put(into, path, setting);
+}
+
 void merge(Settings& into, const Settings& from) {
-  for (const auto& [path, setting] : from) {
-    if (setting.text == "auto" && is_derived(path))
-      into.erase(path);
-    else
-      put(into, path, setting);
-  }
+  for (const auto& [path, setting] : from) merge(into, path, setting);
 }
 
 void SettingsReader::read(const YamlNode& map, Settings& out, const std::vector<std::string>& skip,

@@ -35,7 +35,8 @@ bool is_derived(std::string_view path);
 /// Sets one key; a source unsets the others of its group.
 void put(Settings& into, const std::string& path, const Setting& setting);
 
-/// Applies `from` over `into`. The text `auto` unsets a key that is derived.
+/// Applies one setting, or all of `from`, over `into`. The text `auto` unsets a key that is derived.
+void merge(Settings& into, const std::string& path, const Setting& setting);
 void merge(Settings& into, const Settings& from);
 
 /// The models and machines that settings name, loaded once; and those written inline.

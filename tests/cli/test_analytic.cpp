@@ -192,6 +192,19 @@ TEST_CASE("what the analytic resolution cannot do is said before anything runs")
   CHECK(file.err.find("timeline segments analytic") != std::string::npos);
 }
 
+TEST_CASE("an expression that cannot be evaluated at some point ends an analytic sweep before it begins") {
+  const Scratch scratch;
+  const std::string head = "name: s\nresolution: analytic\nmodel: gpt2\nmachine: hgx-h100-ndr\naxes: {tp: [1, 2, 4]}\n";
+  for (const std::string& rule : {std::string("constraints: [{expr: \"8 / (tp - 4) < 9\"}]\n"),
+                                  std::string("when: [{if: \"8 / (tp - 4) < 9\", set: {micro_batch: 2}}]\n")}) {
+    INFO(rule);
+    const Output o = shardlab_program(scratch, "run " + scratch.write("s.yaml", head + rule) + " --out " + (scratch / "run"));
+    CHECK(o.code == 2);
+    CHECK(o.err.find("division by zero") != std::string::npos);
+    CHECK_FALSE(std::filesystem::exists(scratch / "run"));
+  }
+}
+
 TEST_CASE("an analytic sweep goes on where it ended") {
   const Scratch scratch;
   const std::string sweep = scratch.write(

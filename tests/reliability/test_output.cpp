@@ -139,6 +139,20 @@ TEST_CASE("an answer that does not reach a full disk is exit code 6, of every ve
   CHECK(fs::is_character_file("/dev/full"));
 }
 
+TEST_CASE("estimates that find no room on the disk end the sweep with exit code 6, and the next run goes on") {
+  const Scratch scratch;
+  const std::string file = scratch.write("s.yaml",
+                                         "name: s\nresolution: analytic\nmodel: gpt2\nmachine: hgx-h100-ndr\n"
+                                         "profile: megatron\ntrain: {global_batch_tokens: 4Mi}\naxes: {seed: {range: [1, 8000]}}\n");
+  const std::string out = scratch / "out", err = scratch / "err", run = testing::program_path() + " run " + file + " --out " + out;
+  // Files of at most 2 MiB: writing beyond that fails as on a full disk.
+  const std::string bounded = "bash -c \"trap '' XFSZ; ulimit -f 2048; exec " + run + " >/dev/null 2>" + err + "\"";
+  CHECK(WEXITSTATUS(std::system(bounded.c_str())) == 6);
+  CHECK(slurp(err).find("results.sqlite") != std::string::npos);
+  REQUIRE(exit_code("run " + file + " --resume --out " + out + " >/dev/null 2>&1") == 0);
+  CHECK(parse_csv(slurp(out + "/results.csv")).size() == 8001);
+}
+
 TEST_CASE("progress that nobody can read ends no run") {
   const Scratch scratch;
   const std::string file = scratch.write("s.yaml", simulated("axes: {seed: {range: [1, 5]}}\n"));
