@@ -104,6 +104,7 @@ nlohmann::ordered_json loser_json(const search::Loser& l) {
   nlohmann::ordered_json json{{"reason", l.reason()}, {"points", l.points}, {"nearest", layout_json(l.nearest)}};
   json["predicted_step_s"] = l.seconds > 0 ? nlohmann::ordered_json(l.seconds) : nlohmann::ordered_json();
   json["predicted_device_bytes"] = l.bytes > 0 ? nlohmann::ordered_json(l.bytes) : nlohmann::ordered_json();
+  json["is_bound"] = l.is_bound;
   return json;
 }
 
@@ -134,6 +135,10 @@ nlohmann::ordered_json to_json(const SearchTask& task, const search::Found& foun
       json[key].push_back(candidate_json(task, c));
       if (!found.best.empty()) json[key].back()["equal_to_first"] = equal_to_first(task, found.best.front(), c);
     }
+  }
+  if (found.nearest) {
+    json["nearest"] = candidate_json(task, *found.nearest);
+    json["nearest"]["lost_because"] = found.nearest_loss == search::Loss::kLate ? "late" : "too large";
   }
   json["refused"] = nlohmann::ordered_json::object();
   json["lost"] = nlohmann::ordered_json::array();

@@ -129,19 +129,31 @@ double steps_of_run(const SearchTask& task) {
   return task.tokens / static_cast<double>(task.space.sequences) / static_cast<double>(task.space.seq_len);
 }
 
-/// Where nothing fits: what comes nearest.
-std::string nearest_text(const SearchTask& task, const search::Found& found) {
-  for (const search::Loser& l : found.losers) {
-    if (l.loss == search::Loss::kTooLarge)
-      return fmt::format(
-          "Nothing fits. The nearest, {}, needs {} of the {} of each device: take more --devices, or let another axis vary.",
-          layout_words(l.nearest), brief_bytes(l.bytes), brief_bytes(task.options.capacity_bytes));
-    if (l.loss == search::Loss::kLate)
-      return fmt::format(
-          "Nothing is in time. The fastest that fits, {}, ends the run {} too late: take more --devices, or raise --max-days.",
-          layout_words(l.nearest), hours_text((l.seconds - task.options.most_s) * steps_of_run(task) / 3600));
-  }
-  return "Nothing fits.";
+/// Where nothing is found: why, and what comes nearest.
+std::string nearest_text(const SearchFlags& flags, const SearchTask& task, const search::Found& found) {
+  std::vector<std::string> given;
+  for (const auto& [key, values] : flags.axes)
+    if (!values.empty()) given.push_back(fmt::format("{} {}", key, values));
+  const bool limited = !given.empty();
+  if (found.counts.points == 0)
+    return fmt::format(
+        "No layout: with {} the degrees of parallelism have no product of {}. Give degrees that divide the number of devices.",
+        fmt::join(given, ", "), fmt::join(task.space.devices, " or "));
+  if (found.counts.refused == found.counts.points)
+    return fmt::format("No layout of {} devices is possible; the table below says why. Take another number of --devices{}.",
+                       fmt::join(task.space.devices, " or "), limited ? ", or let another axis vary" : "");
+  if (!found.nearest) return "Nothing was found: the search was stopped before its end.";
+  const search::Candidate& nearest = *found.nearest;
+  const std::string words = layout_words(nearest.point);
+  if (found.nearest_loss == search::Loss::kLate)
+    return fmt::format(
+        "Nothing is in time. The fastest that fits, {}, takes {} a step and ends the run {} too late: take more --devices, or "
+        "raise "
+        "--max-days.",
+        words, brief_seconds(nearest.seconds()), hours_text((nearest.seconds() - task.options.most_s) * steps_of_run(task) / 3600));
+  return fmt::format("Nothing fits. The smallest, {}, needs {} of the {} of each device: take more --devices{}.", words,
+                     brief_bytes(nearest.bytes()), brief_bytes(task.options.capacity_bytes),
+                     limited ? ", or let another axis vary" : "");
 }
 
 /// At most `most` of them, the ends included, evenly between.
@@ -156,9 +168,9 @@ std::vector<search::Candidate> spread(const std::vector<search::Candidate>& fron
 void say(const std::string& text, int indent = 0) { fmt::print("{}\n", wrapped(text, terminal_width(), indent)); }
 
 /// The answer, before everything else.
-void print_answer(const SearchTask& task, const search::Found& found) {
+void print_answer(const SearchFlags& flags, const SearchTask& task, const search::Found& found) {
   if (found.best.empty()) {
-    say(nearest_text(task, found));
+    say(nearest_text(flags, task, found));
     return;
   }
   const search::Candidate& best = found.best.front();
@@ -243,7 +255,7 @@ void print_misfits(const SearchTask& task, const std::vector<search::Candidate>&
 }
 
 void print_found(const SearchFlags& flags, const SearchTask& task, const search::Found& found, double seconds) {
-  print_answer(task, found);
+  print_answer(flags, task, found);
   print_question(flags, task, found, seconds);
   if (!found.best.empty()) {
     fmt::print("\n");
@@ -255,8 +267,11 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
     print_legend(found.best);
   }
   print_front(task, found.front);
-  fmt::print("\nwhy others lost\n");
-  print(loser_summary(found), TableFormat::kTable);
+  if (!found.losers.empty()) {
+    fmt::print("\nwhy others lost\n");
+    print(loser_summary(found), TableFormat::kTable);
+    if (std::ranges::any_of(found.losers, &search::Loser::is_bound)) say(">=: a lower bound; the layout was not estimated", 4);
+  }
   if (!found.best.empty() && found.best.front().estimate.transferred)
     say(
         fmt::format("\nSome of the rates behind these figures were measured on other devices, not on this one: shardlab machine "

@@ -168,29 +168,31 @@ Table loser_table(const search::Found& found) {
                {"reason", Unit::kNone, "lost because"},
                {"nearest", Unit::kNone, "nearest", true},
                {"predicted_step_s", Unit::kSeconds, "its step"},
-               {"predicted_device_bytes", Unit::kBytes, "its bytes"}},
+               {"predicted_device_bytes", Unit::kBytes, "its bytes"},
+               {"is_bound", Unit::kNone, "not estimated: at least"}},
               {}};
   for (const search::Loser& l : found.losers)
     table.rows.push_back({l.points, l.reason(), layout_words(l.nearest), l.seconds > 0 ? Value(l.seconds) : Value(),
-                          l.bytes > 0 ? Value(l.bytes) : Value()});
+                          l.bytes > 0 ? Value(l.bytes) : Value(), l.is_bound});
   return table;
 }
 
 Table loser_summary(const search::Found& found) {
   Table table{{{.name = "layouts", .right = true},
                {.name = "why", .wraps = true},
-               {.name = "step", .right = true},
-               {.name = "memory", .right = true},
-               {.name = "of the nearest", .wraps = true}},
+               {.name = "its step", .right = true},
+               {.name = "its memory", .right = true},
+               {.name = "the nearest layout", .wraps = true}},
               {}};
   constexpr int kCauses = 3;  // of losing by time or memory that have a row of their own
   int causes = 0;
   search::Loser rest;
   std::string rest_names;
   const auto add = [&](const search::Loser& l, std::string why) {
+    const char* least = l.is_bound ? ">=" : "";
     table.rows.push_back({brief_count(static_cast<double>(l.points)), std::move(why),
-                          l.seconds > 0 ? Value(brief_seconds(l.seconds)) : Value(),
-                          l.bytes > 0 ? Value(brief_bytes(l.bytes)) : Value(), layout_words(l.nearest)});
+                          l.seconds > 0 ? Value(least + brief_seconds(l.seconds)) : Value(),
+                          l.bytes > 0 ? Value(least + brief_bytes(l.bytes)) : Value(), layout_words(l.nearest)});
   };
   for (const search::Loser& l : found.losers) {
     const bool outdone = l.loss == search::Loss::kSlower || l.loss == search::Loss::kLarger;

@@ -136,7 +136,23 @@ TEST_CASE("where nothing fits the answer is no, with what is missing") {
                        "megatron --offload none --zero 0");
   CHECK(o.code == 3);
   CHECK(o.out.find("does not fit") != std::string::npos);
-  CHECK(o.out.starts_with("Nothing fits. The nearest, dp1 "));
+  CHECK(o.out.starts_with("Nothing fits. The smallest, dp1 "));
+}
+
+TEST_CASE("where no layout is possible, and where none is in time, the answer says which") {
+  const Scratch scratch;
+  const std::string search = "search --model llama-3.1-8b --machine hgx-h100-ndr --global-batch-tokens 4Mi ";
+  const Output odd = shardlab_program(scratch, search + "--devices 63");
+  CHECK(odd.code == 3);
+  CHECK(odd.out.starts_with("No layout of 63 devices is possible; the table below says why. Take another number of --devices.\n"));
+  const Output undivided = shardlab_program(scratch, search + "--devices 64 --tp 3");
+  CHECK(undivided.code == 3);
+  CHECK(undivided.out.starts_with("No layout: with tp 3 the degrees of parallelism have no product of 64."));
+  CHECK(undivided.out.find("why others lost") == std::string::npos);
+  const Output late = shardlab_program(scratch, search + "--devices 64 --tokens 1T --max-days 0.1");
+  CHECK(late.code == 3);
+  CHECK(late.out.starts_with("Nothing is in time. The fastest that fits, dp64 "));
+  CHECK(late.out.find(">=: a lower bound; the layout was not estimated") != std::string::npos);
 }
 
 TEST_CASE("a search for least memory takes less of it, one for cost fewer devices") {

@@ -187,6 +187,31 @@ TEST_CASE("where nothing fits, the least excess is shown") {
   CHECK(at->nearest.world_size() == 8);
 }
 
+TEST_CASE("where nothing is found, the nearest layout is estimated in full: the fastest that fits, or the smallest") {
+  const Space space{.devices = {16}, .seq_len = 4096, .sequences = 64};
+  const auto studies = studies_on(llama_8b(), "megatron", space.devices);
+  const Options open{.top = 1, .capacity_bytes = 40'000'000'000};
+  const Candidate fastest = rank(studies, space, open).found.best.at(0);
+  Options hurried = open;
+  hurried.most_s = 0.5 * fastest.seconds();
+  const Found late = rank(studies, space, hurried).found;
+  CHECK(late.best.empty());
+  REQUIRE(late.nearest);
+  CHECK(late.nearest_loss == Loss::kLate);
+  CHECK(late.nearest->point == fastest.point);
+  CHECK(late.nearest->seconds() == fastest.seconds());
+  const Candidate smallest = rank(studies, space, {.objective = Objective::kMemory, .top = 1}).found.best.at(0);
+  for (const double most_s : {0.0, 0.5 * fastest.seconds()}) {
+    const Found large = rank(studies, space, {.capacity_bytes = 1'000'000'000, .most_s = most_s}).found;
+    CHECK(large.best.empty());
+    REQUIRE(large.nearest);
+    CHECK(large.nearest_loss == Loss::kTooLarge);
+    CHECK(large.nearest->point == smallest.point);
+    CHECK(large.nearest->bytes() == smallest.bytes());
+  }
+  CHECK_FALSE(rank(studies, space, open).found.nearest);
+}
+
 TEST_CASE("what fits by less than predictions are off is ranked below what fits, and accounted for") {
   const Space space{.devices = {16}, .seq_len = 4096, .sequences = 64};
   const auto studies = studies_on(llama_8b(), "megatron", space.devices);

@@ -82,7 +82,7 @@ std::string Loser::reason() const {
     case Loss::kLate: return "takes longer than allowed";
     case Loss::kSlower: return fmt::format("slower: {}", analytic::sentence_of(time));
     case Loss::kLarger: return fmt::format("larger: more {}", analytic::words_of(memory));
-    case Loss::kBounded: return "slower or larger, by a bound: not estimated";
+    case Loss::kBounded: return "slower or larger, by a lower bound";
   }
   return {};
 }
@@ -107,14 +107,15 @@ void Losers::illegal(analytic::Refusal refusal, int64_t points, const Point& exa
 
 void Losers::undivided(const Point& example) { nearer_to_best(count(kUndividedAt, Loss::kUndivided, 1), example); }
 
-void Losers::too_large(int64_t points, const Point& example, int64_t bytes) {
+void Losers::too_large(int64_t points, const Point& example, int64_t bytes, bool is_bound) {
   Loser& loser = count(kTooLargeAt, Loss::kTooLarge, points).loser;
-  if (loser.bytes == 0 || bytes < loser.bytes) loser.nearest = example, loser.bytes = bytes;
+  if (loser.bytes == 0 || bytes < loser.bytes) loser.nearest = example, loser.bytes = bytes, loser.is_bound = is_bound;
 }
 
 void Losers::bounded(int64_t points, const Point& example, double least_s) {
   Loser& loser = count(kBoundedAt, Loss::kBounded, points).loser;
   if (loser.seconds == 0 || least_s < loser.seconds) loser.nearest = example, loser.seconds = least_s;
+  loser.is_bound = true;
 }
 
 /// Takes the layout as the example if it is better in the objective.
@@ -127,9 +128,9 @@ void Losers::nearer_to_first(Loser& loser, const Candidate& c) {
   loser.nearest = c.point, loser.seconds = c.seconds(), loser.bytes = c.bytes();
 }
 
-void Losers::late(int64_t points, const Point& example, double seconds) {
+void Losers::late(int64_t points, const Point& example, double seconds, bool is_bound) {
   Loser& loser = count(kLateAt, Loss::kLate, points).loser;
-  if (loser.seconds == 0 || seconds < loser.seconds) loser.nearest = example, loser.seconds = seconds;
+  if (loser.seconds == 0 || seconds < loser.seconds) loser.nearest = example, loser.seconds = seconds, loser.is_bound = is_bound;
 }
 
 void Losers::tight(const Candidate& c) {

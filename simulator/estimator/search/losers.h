@@ -21,11 +21,11 @@ class Losers {
 
   void illegal(analytic::Refusal refusal, int64_t points, const Point& example);
   void undivided(const Point& example);
-  /// `bytes` of a point, or which all of `points` need at least.
-  void too_large(int64_t points, const Point& example, int64_t bytes);
+  /// `bytes` of a point, or, as a bound, which all of `points` need at least.
+  void too_large(int64_t points, const Point& example, int64_t bytes, bool is_bound);
   void bounded(int64_t points, const Point& example, double least_s);
-  /// `seconds` of a step of a point, or which all of `points` take at least.
-  void late(int64_t points, const Point& example, double seconds);
+  /// `seconds` of a step of a point, or, as a bound, which all of `points` take at least.
+  void late(int64_t points, const Point& example, double seconds, bool is_bound);
   /// A layout that may not fit.
   void tight(const Candidate& candidate);
   /// A layout that fits, when `best` is the best known.

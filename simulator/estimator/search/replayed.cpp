@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
@@ -164,9 +165,7 @@ class Ranker {
   size_t best_done_ = 0;
 };
 
-}  // namespace
-
-Ranked rank(std::span<const Study> studies, const Space& space, const Options& options, Watcher* watcher) {
+Ranked rank_within(std::span<const Study> studies, const Space& space, const Options& options, Watcher* watcher) {
   Ranker ranker(studies, options);
   Options wider = options;
   const bool by_plan_bytes = options.lower && options.objective == Objective::kMemory;
@@ -182,6 +181,31 @@ Ranked rank(std::span<const Study> studies, const Space& space, const Options& o
     if (all || found.stopped || ranker.enough()) return ranker.ranked(std::move(found));
     wider.top = std::max(wider.top + 1, options.top + ranker.misfits() + ranker.misfits() / 4);
   }
+}
+
+/// Looks once more, without the limit that nothing keeps.
+void find_nearest(std::span<const Study> studies, const Space& space, const Options& options, Watcher* watcher, Found& found) {
+  Options wider = options;
+  wider.top = 1;
+  const auto look = [&](Loss loss, Objective objective) {
+    wider.objective = objective;
+    const Ranked again = rank_within(studies, space, wider, watcher);
+    if (again.found.best.empty()) return false;
+    found.nearest = again.found.best.front(), found.nearest_loss = loss;
+    return true;
+  };
+  if (std::exchange(wider.most_s, 0) > 0 && look(Loss::kLate, Objective::kTime)) return;
+  if (std::exchange(wider.capacity_bytes, 0) > 0) look(Loss::kTooLarge, Objective::kMemory);
+}
+
+}  // namespace
+
+Ranked rank(std::span<const Study> studies, const Space& space, const Options& options, Watcher* watcher) {
+  Ranked ranked = rank_within(studies, space, options, watcher);
+  Found& found = ranked.found;
+  if (found.best.empty() && !found.stopped && found.counts.refused < found.counts.points)
+    find_nearest(studies, space, options, watcher, found);
+  return ranked;
 }
 
 }  // namespace shardlab::simulator::search

@@ -162,8 +162,7 @@ class Searcher {
         continue;
       }
       if (options_.prune && dismissed(cut, p, points)) continue;
-      for (const Order& order : in_order)
-        estimate(study, with(p, order));
+      for (const Order& order : in_order) estimate(study, with(p, order));
       tell(points);
       if (found_.stopped) return;
     }
@@ -175,12 +174,12 @@ class Searcher {
     const double bytes = estimators_[study].least_device_bytes(p);
     if (options_.capacity_bytes > 0 && bytes > static_cast<double>(options_.capacity_bytes)) {
       found_.counts.bounded += points;
-      losers_.too_large(points, p, static_cast<int64_t>(bytes));
+      losers_.too_large(points, p, static_cast<int64_t>(bytes), true);
       return true;
     }
     if (options_.most_s > 0 && cut.least_s > options_.most_s) {
       found_.counts.bounded += points;
-      losers_.late(points, p, cut.least_s);
+      losers_.late(points, p, cut.least_s, true);
       return true;
     }
     // What is tight is of no interest either where it does not beat the last of what fits.
@@ -202,8 +201,8 @@ class Searcher {
     }
     ++found_.counts.evaluated;
     const int64_t bytes = e.memory.device();
-    if (options_.capacity_bytes > 0 && bytes > options_.capacity_bytes) return losers_.too_large(1, p, bytes);
-    if (options_.most_s > 0 && e.step_s > options_.most_s) return losers_.late(1, p, e.step_s);
+    if (options_.capacity_bytes > 0 && bytes > options_.capacity_bytes) return losers_.too_large(1, p, bytes, false);
+    if (options_.most_s > 0 && e.step_s > options_.most_s) return losers_.late(1, p, e.step_s, false);
     const Candidate candidate{p, e};
     if (verdict_of(e.memory, options_) == whatif::Verdict::kTight) {
       losers_.tight(candidate);

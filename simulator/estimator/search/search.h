@@ -73,8 +73,9 @@ struct Loser {
   analytic::MemoryPart memory = analytic::MemoryPart::kParameters;
   int64_t points = 0;
   Point nearest;  ///< illegal: differs from the best in fewest axes; too large: by the fewest bytes; else the best of its class
-  double seconds = 0;  ///< of `nearest`; kBounded: not fewer than. 0: not known
-  int64_t bytes = 0;   ///< of `nearest`; kBounded: not known
+  double seconds = 0;     ///< of `nearest`; 0: not known
+  int64_t bytes = 0;      ///< of `nearest`; 0: not known
+  bool is_bound = false;  ///< `nearest` was not estimated: it takes no fewer seconds and bytes
   /// In words: "does not fit", "no layout: tp does not divide the attention heads", "slower: longer pipeline bubbles".
   std::string reason() const;
 };
@@ -93,7 +94,11 @@ struct Found {
   std::vector<Candidate> tight;  ///< ranked: what may not fit, at most as many; where `best` is full, those that beat its last
   std::vector<Candidate> front;  ///< layouts that no other beats in all of time, memory and device seconds; by time
   std::vector<Loser> losers;     ///< the commonest first
-  bool stopped = false;          ///< by the watcher: what was found so far
+  /// Of `rank`, where nothing is among the best though layouts are possible: what comes nearest. kLate: the fastest that fits. kTooLarge: the
+  /// smallest.
+  std::optional<Candidate> nearest;
+  Loss nearest_loss = Loss::kTooLarge;
+  bool stopped = false;  ///< by the watcher: what was found so far
 };
 
 /// Told how a search goes.
