@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cli/namespaces.h"
+#include "plan/base/nearest.h"
 #include "reports/format.h"
-#include "sweeps/yaml.h"
 
 namespace shardlab::cli {
 namespace {
@@ -127,7 +127,7 @@ Error usage_error(const CLI::App& app, const CLI::ParseError& end, std::span<con
   Error error{ExitCode::kUsage, end.what(), fmt::format("`{} --help` lists what it takes", path), {}};
   const std::string text = end.what();
   if (const std::string unknown = unknown_option(words, known); !unknown.empty()) {
-    const std::string close = sweeps::nearest(unknown, known);
+    const std::string close = nearest(unknown, known);
     error.message = fmt::format("`{}` has no option {}{}", verb->get_name(), unknown,
                                 close.empty() ? "" : fmt::format("; did you mean {}?", close));
   } else if (text.ends_with(kMissing)) {

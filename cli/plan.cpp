@@ -107,10 +107,8 @@ Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, Tab
     for (const Finding& f : findings)
       table.rows.push_back({std::string(name_of(f.rule)), f.role < 0 ? Value() : Value(int64_t{f.role}), f.op, f.message});
     print(table, format);
-    fmt::print(
-        stderr, "{}",
-        with_shipped_paths("The plan does not hold. docs/verify.md says what each rule proves; `shardlab plan CASE.yaml` prints a "
-                           "plan that holds.\n"));
+    fmt::print(stderr, "{}: the plan is refused: {} {}. {}", flags.file, findings.size(), findings.size() == 1 ? "fault" : "faults",
+               with_shipped_paths("docs/verify.md explains the rules; `shardlab plan CASE.yaml` prints a correct plan.\n"));
     return ExitCode::kNo;
   }
   if (format != TableFormat::kTable) {

@@ -82,7 +82,9 @@ Result<std::vector<RowTable>> tables_of(const std::vector<std::string>& files) {
     if (!text.ok()) return text.error();
     auto table = read_rows(*text, file, remembering(resolver_for(file)));
     if (!table.ok()) return table.error();
-    if (!table->unread.empty()) fmt::print(stderr, "{}: carried through, not read: {}\n", file, fmt::join(table->unread, " "));
+    if (const size_t n = table->unread.size(); n > 0)
+      fmt::print(stderr, "note: {}: {} not used: {}\n", file, n == 1 ? "1 column is" : fmt::format("{} columns are", n),
+                 fmt::join(table->unread, " "));
     tables.push_back(std::move(*table));
   }
   return tables;

@@ -128,7 +128,7 @@ void report_refusals(std::span<const ScoredRow> rows) {
   constexpr size_t kMostReasons = 10;
   struct Reason {
     int64_t rows = 0;
-    std::string message, hint, first;
+    std::string message, hint, first;  ///< where the first of the rows is
   };
   std::map<std::string, Reason> by_message;
   int64_t refused = 0;
@@ -137,15 +137,19 @@ void report_refusals(std::span<const ScoredRow> rows) {
     ++refused;
     const Error& error = row.prediction.error();
     Reason& reason = by_message[error.message];
-    if (reason.rows++ == 0) reason.message = error.message, reason.hint = error.hint, reason.first = fmt::format("{}:{}", row.table->name, row.row().line);
+    if (reason.rows++ > 0) continue;
+    reason.message = error.message, reason.hint = error.hint;
+    reason.first = error.where.empty() ? fmt::format("{}:{}", row.table->file, row.row().line) : error.where;
   }
   if (refused == 0) return;
   std::vector<Reason> reasons;
   for (const auto& [message, reason] : by_message) reasons.push_back(reason);
   std::stable_sort(reasons.begin(), reasons.end(), [](const Reason& a, const Reason& b) { return a.rows > b.rows; });
-  fmt::print(stderr, "{} of {} rows refused:\n", refused, rows.size());
+  fmt::print(stderr, "{} of {} {} refused:\n", refused, rows.size(), rows.size() == 1 ? "row was" : "rows were");
   for (size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i) {
-    fmt::print(stderr, "  {} x {} (first {})\n", reasons[i].rows, reasons[i].message, reasons[i].first);
+    const int64_t more = reasons[i].rows - 1;
+    fmt::print(stderr, "  {}: {}{}\n", reasons[i].first, reasons[i].message,
+               more == 0 ? "" : fmt::format(" (and in {} more {})", more, more == 1 ? "row" : "rows"));
     if (!reasons[i].hint.empty()) fmt::print(stderr, "      {}\n", reasons[i].hint);
   }
   if (reasons.size() > kMostReasons)

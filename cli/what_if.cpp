@@ -10,6 +10,7 @@
 #include "cli/one_point.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
+#include "plan/base/nearest.h"
 #include "plan/base/values.h"
 #include "plan/runnable.h"
 #include "plan/trace.h"
@@ -17,7 +18,6 @@
 #include "simulator/interpreter/repriced.h"
 #include "simulator/interpreter/segments/segments.h"
 #include "simulator/interpreter/timeline.h"
-#include "sweeps/yaml.h"
 
 namespace shardlab::cli {
 namespace {
@@ -83,7 +83,7 @@ Error unknown_word(const std::string& word, const std::vector<PriceWord>& known)
     all.push_back(w.word);
     if (w.sort != PriceWord::Sort::kLabel && w.word.find('.') == std::string::npos) listed += (listed.empty() ? "" : ", ") + w.word;
   }
-  const std::string close = sweeps::nearest(word, all);
+  const std::string close = nearest(word, all);
   return Error{
       ExitCode::kUsage,
       fmt::format("no op of this step is called `{}`{}", word,

@@ -13,7 +13,9 @@
 #include "interop/toml.h"
 #include "interop/torchtitan.h"
 #include "plan/base/json_depth.h"
+#include "plan/base/json_fault.h"
 #include "plan/base/limits.h"
+#include "plan/base/nearest.h"
 #include "plan/base/values.h"
 
 namespace shardlab::interop {
@@ -57,10 +59,13 @@ class Settings {
     out_.profile = std::string(framework);
     if (problems_.empty()) return std::move(out_);
     if (problems_.size() > limits::kProblems) problems_.resize(limits::kProblems);
+    const bool one = problems_.size() == 1;
     return Error{ExitCode::kUsage,
-                 fmt::format("{}: these settings are wrong, or no case has their like:\n    {}", name, fmt::join(problems_, "\n    ")),
-                 "correct them, or take out of a copy of the file what does not matter to you",
-                 {}};
+                 fmt::format("{} {} wrong, missing or not supported:\n    {}", problems_.size(),
+                             one ? "setting is" : "settings are", fmt::join(problems_, "\n    ")),
+                 one ? "correct it; or, if it does not matter to you, remove it from a copy of the file"
+                     : "correct them; or remove from a copy of the file those that do not matter to you",
+                 name};
   }
 
  private:
@@ -68,19 +73,21 @@ class Settings {
   std::vector<std::string> problems_;
 };
 
-/// A whole number that is not negative and no slip; otherwise a problem and 0.
+/// A whole number that is not below `least` and no slip; otherwise a problem and `least`.
 int64_t whole(Settings& out, std::string_view key, const std::string& text, int64_t least = 0) {
   const auto n = parse_count(text);
   if (n && *n >= least && *n <= kMost) return *n;
-  out.problem(key, fmt::format("`{}` is no whole number from {} to {}", text, least, kMost));
+  out.problem(key, n && *n > kMost ? fmt::format("{} is beyond 2^40", text)
+                                   : fmt::format("`{}` is not a whole number of {} or more", text, least));
   return least;
 }
 
 /// A product that stays a number: beyond `kMost` it is kMost + 1.
 int64_t product(int64_t a, int64_t b) { return a <= kMost / std::max<int64_t>(b, 1) ? a * b : kMost + 1; }
 
-/// Batch, ranks and accumulation: what two of them say of the third. `sequences` of a step over all ranks; 0: not said.
-void set_batch(Settings& out, int64_t sequences, int64_t dp, int64_t accumulation) {
+/// Batch, ranks and accumulation: what two of them say of the third. `sequences` of a step over all ranks, which `key` says; 0: not
+/// said.
+void set_batch(Settings& out, std::string_view key, int64_t sequences, int64_t dp, int64_t accumulation) {
   const int64_t micro_batch = std::max<int64_t>(out.count("train.micro_batch", 1), 1), seq_len = out.count("train.seq_len", 0);
   if (dp == 0 && sequences > 0 && accumulation > 0 && sequences % product(micro_batch, accumulation) == 0)
     dp = sequences / product(micro_batch, accumulation);
@@ -89,8 +96,8 @@ void set_batch(Settings& out, int64_t sequences, int64_t dp, int64_t accumulatio
   if (sequences == 0 && dp > 0 && accumulation > 0 && product(together, accumulation) <= kMost) sequences = together * accumulation;
   if (dp > 0 && sequences > 0) {
     if (sequences % together != 0)
-      return out.problem("global batch", fmt::format("{} sequences are no multiple of {} ranks of data parallelism with {} each",
-                                                     sequences, dp, micro_batch));
+      return out.problem(key, fmt::format("{} is not a multiple of micro-batch {} * {} data-parallel ranks = {}", sequences,
+                                          micro_batch, dp, together));
     accumulation = sequences / together;
   }
   if (accumulation > 0) out.set("train.grad_accumulation", accumulation);
@@ -227,11 +234,7 @@ class Megatron {
   Megatron(std::string_view text, int64_t devices) : options_(options_of(shell_words(text))), devices_(devices) {}
 
   Result<Imported> read(const std::string& name) {
-    if (!has("num-layers") && !has("tensor-model-parallel-size") && !has("micro-batch-size"))
-      return Error{ExitCode::kUsage,
-                   fmt::format("{} holds no arguments of Megatron-LM", name),
-                   "a launch script, or the arguments of pretrain_gpt.py alone",
-                   {}};
+    if (!has("num-layers") && !has("tensor-model-parallel-size") && !has("micro-batch-size")) return none_given(name);
     read_model();
     read_layout();
     read_training();
@@ -242,6 +245,16 @@ class Megatron {
   }
 
  private:
+  /// The file has none of the arguments that every launch of Megatron-LM has one of.
+  Error none_given(const std::string& name) const {
+    const std::vector<std::string> wanted = {"num-layers", "tensor-model-parallel-size", "micro-batch-size"};
+    std::string slip;
+    for (const auto& [option, values] : options_)
+      if (const std::string close = nearest(option, wanted); !close.empty() && slip.empty())
+        slip = fmt::format("; `--{}` is unknown, did you mean `--{}`?", option, close);
+    return {ExitCode::kUsage, fmt::format("none of --{} is given{}", fmt::join(wanted, ", --"), slip),
+            "a launch script of Megatron-LM, or the arguments of pretrain_gpt.py alone, is expected", name};
+  }
   bool has(std::string_view option) {
     read_.emplace(option);
     return options_.contains(option);
@@ -295,7 +308,7 @@ class Megatron {
     else if (has("vocab-size"))
       out_.set("model.vocab", (tokens + multiple - 1) / multiple * multiple);
     else
-      out_.problem("--vocab-size", "is not there: the tokenizer's file says it; add --vocab-size");
+      out_.problem("--vocab-size", "missing; Megatron-LM takes it from the tokenizer's file, which is not read here: add it");
     out_.set("model.max_positions", number("max-position-embeddings", number("seq-length", 1)));
     has("max-position-embeddings");
     out_.set("model.tied_embeddings", !has("untie-embeddings-and-output-weights"));
@@ -434,7 +447,7 @@ class Megatron {
     out_.set("train.dropout", hidden);
     read_rate();
     for (const char* neutral : {"no-check-for-nan-in-loss-and-grad", "mock-data", "no-gradient-accumulation-fusion"}) has(neutral);
-    set_batch(out_, sequences, dp_, 0);
+    set_batch(out_, "--global-batch-size", sequences, dp_, 0);
   }
 
   void read_rate() {
@@ -483,11 +496,9 @@ class DeepSpeed {
     out_.set("layout.tp", tp);
     read_optimizer();
     copy("gradient_clipping", "train.clip_norm");
-    out_.set("train.micro_batch", integer("train_micro_batch_size_per_gpu", 1));
     if (devices_ % std::max<int64_t>(tp, 1) != 0)
       out_.problem("tensor_parallel.autotp_size", fmt::format("{} does not divide {} devices", tp, devices_));
-    set_batch(out_, integer("train_batch_size", 0), devices_ / std::max<int64_t>(tp, 1),
-              integer("gradient_accumulation_steps", root_.contains("train_batch_size") ? 0 : 1));
+    read_batch(devices_ / std::max<int64_t>(tp, 1));
     note_unread(root_, "");
     return out_.finish(name, "deepspeed");
   }
@@ -535,6 +546,36 @@ class DeepSpeed {
     }
   }
 
+  /// train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * dp, as DeepSpeed has it
+  /// (`_set_batch_related_parameters` of runtime/config.py): what is not said follows from the others. `dp` 0: not known.
+  void read_batch(int64_t dp) {
+    const std::string all = "train_batch_size", each = "train_micro_batch_size_per_gpu", times = "gradient_accumulation_steps";
+    const int64_t sequences = integer(all, 0), said_micro = integer(each, 0), said_times = integer(times, 0);
+    const int64_t ranks = std::max<int64_t>(dp, 1);
+    int64_t micro_batch = said_micro, accumulation = said_times;
+    if (accumulation == 0 && (sequences == 0 || micro_batch == 0)) accumulation = 1;
+    if (micro_batch == 0) micro_batch = sequences > 0 && dp > 0 ? sequences / product(ranks, accumulation) : 1;
+    if (accumulation == 0 && dp > 0) accumulation = sequences / product(micro_batch, ranks);
+    // Without the number of ranks, it is what the others leave.
+    const int64_t together = product(product(micro_batch, accumulation), ranks);
+    const bool fits = sequences == 0 || (dp > 0 ? together == sequences : together == 0 || sequences % together == 0);
+    if (!fits) {
+      std::string factors;
+      int64_t least = 1;
+      const auto add = [&](int64_t n, const std::string& what) {
+        factors += fmt::format("{}{}", factors.empty() ? "" : " * ", what);
+        least = product(least, n);
+      };
+      if (said_micro > 0) add(said_micro, fmt::format("{} {}", each, said_micro));
+      if (said_times > 0) add(said_times, fmt::format("{} {}", times, said_times));
+      if (dp > 0) add(dp, fmt::format("{} data-parallel {}", dp, dp == 1 ? "rank" : "ranks"));
+      return out_.problem(all, fmt::format("{} is not {}{} = {}", sequences,
+                                           said_micro > 0 && said_times > 0 && dp > 0 ? "" : "a multiple of ", factors, least));
+    }
+    out_.set("train.micro_batch", micro_batch);
+    set_batch(out_, all, sequences, dp, accumulation);
+  }
+
   void read_precision() {
     const bool bf16 = flag("bf16.enabled", false) || flag("bfloat16.enabled", false), fp16 = flag("fp16.enabled", false);
     out_.set("train.precision", bf16 ? "bf16" : fp16 ? "fp16" : "fp32");
@@ -562,7 +603,7 @@ class DeepSpeed {
 
   void read_zero() {
     const int64_t stage = integer("zero_optimization.stage", 0);
-    if (stage > 3) out_.problem("zero_optimization.stage", fmt::format("{} is no stage", stage));
+    if (stage > 3) out_.problem("zero_optimization.stage", fmt::format("{} is not a stage: 0, 1, 2 or 3", stage));
     out_.set("layout.zero", stage);
     const std::string z = "zero_optimization.";
     if (stage == 0) return;
@@ -672,15 +713,14 @@ class DeepSpeed {
 };
 
 Result<Imported> import_deepspeed(std::string_view text, const std::string& name, int64_t devices) {
-  const Tree root = json_depth(text) > limits::kJsonDepth
-                        ? Tree(Tree::value_t::discarded)
-                        : Tree::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
-  if (!root.is_object())
-    return Error{ExitCode::kUsage,
-                 fmt::format("{} is no JSON object", name),
-                 fmt::format("a config.json of DeepSpeed is expected, nested at most {} deep", limits::kJsonDepth),
-                 {}};
-  return DeepSpeed(root, devices).read(name);
+  const bool deep = json_depth(text) > limits::kJsonDepth;
+  const Tree root =
+      deep ? Tree(Tree::value_t::discarded) : Tree::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
+  if (root.is_object()) return DeepSpeed(root, devices).read(name);
+  const JsonFault fault = deep ? JsonFault{"", fmt::format("nested more than {} levels deep", limits::kJsonDepth)}
+                               : json_fault(text, /*ignore_comments=*/true);
+  return Error{ExitCode::kUsage, fault.message, "a JSON object, {...}, is expected: a configuration of DeepSpeed (ds_config.json)",
+               name + fault.place};
 }
 
 // ---- torchtitan -------------------------------------------------------------------------------------------------------------
@@ -861,7 +901,7 @@ class Titan {
     out_.set("train.micro_batch", pp > 1 ? micro_batch_ : local);
     const int64_t sequences =
         global == "-1" ? (dp_ > 0 && local < kMost / dp_ ? local * dp_ : 0) : whole(out_, t + "global_batch_size", global, 1);
-    set_batch(out_, sequences, dp_, 0);
+    set_batch(out_, t + "global_batch_size", sequences, dp_, 0);
     const std::string clip = text(t + "max_norm", "1.0");
     out_.set("train.clip_norm", clip == "inf" ? "0" : clip);
     if (text(t + "enable_cpu_offload", "false") == "true") out_.set("layout.offload", "{optimizer: cpu, parameters: cpu}");

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <set>
 
+#include "plan/base/utf8.h"
+
 namespace shardlab::interop {
 
 namespace {
@@ -24,25 +26,29 @@ class Reader {
     std::set<std::string> seen, tables;
     std::string table;
     for (skip_blank_lines(); !at_end(); skip_blank_lines()) {
+      const size_t begin = at_;
       if (peek() == '[') {
         ++at_;
         if (peek() == '[') return fail("arrays of tables are not read");
         std::string path;
         if (!read_key(path)) return fail("a table's name is expected");
         skip_blanks();
-        if (!take(']')) return fail("`]` is expected");
-        if (!tables.insert(path).second) return fail(fmt::format("table `{}` stands twice", path));
+        if (!take(']')) return fail(fmt::format("`]` is expected after `[{}`", path));
+        if (!tables.insert(path).second) return fail(fmt::format("table `{}` is there twice", path), begin);
         table = path + ".";
       } else {
         const int line = line_;
         std::string path;
         if (!read_key(path)) return fail("a key is expected");
         skip_blanks();
-        if (!take('=')) return fail(fmt::format("`=` is expected behind `{}`", path));
+        if (!take('=')) return fail(fmt::format("`=` is expected after `{}`", path));
+        skip_blanks();
+        const size_t value_begin = at_;
         TomlValue value;
-        if (!read_value(value, 0)) return fail(problem_.empty() ? fmt::format("`{}` has no value that is read", path) : problem_);
+        if (!read_value(value, 0))
+          return fail(problem_.empty() ? fmt::format("`{}` has no value that is read", path) : problem_, value_begin);
         path.insert(0, table);
-        if (!seen.insert(path).second) return fail(fmt::format("`{}` is set twice", path));
+        if (!seen.insert(path).second) return fail(fmt::format("`{}` is set twice", path), begin);
         entries.push_back({std::move(path), std::move(value), line});
       }
       skip_blanks();
@@ -74,8 +80,10 @@ class Reader {
       ++at_, ++line_;
     }
   }
-  Error fail(std::string_view why) const {
-    return {ExitCode::kUsage, std::string(why), "a TOML file of torchtitan is expected", fmt::format("{}:{}", name_, line_)};
+  Error fail(std::string_view why) const { return fail(why, at_); }
+  Error fail(std::string_view why, size_t at) const {
+    return {ExitCode::kUsage, std::string(why), "correct the TOML at this place; a configuration of torchtitan is expected",
+            name_ + place_in(text_, at)};
   }
 
   /// "a.b", "a . 'b'": joined by dots.

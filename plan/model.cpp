@@ -101,8 +101,13 @@ double matmul_parameters(const Model& m) {
   return static_cast<double>(m.layers) * attention + hidden * rows + static_cast<double>(m.vocab_rows()) * hidden;
 }
 
+constexpr int64_t kMostLayers = 16384;
+
 /// Every size positive and below 2^31, so that products of two of them cannot overflow.
 Result<void> check_sizes(const Model& m) {
+  if (m.layers > kMostLayers)
+    return refusal(fmt::format("model.layers={} is above the limit of {}", m.layers, kMostLayers),
+                   fmt::format("set model.layers to {} or less", kMostLayers));
   const std::pair<const char*, int64_t> sizes[] = {
       {"layers", m.layers}, {"hidden", m.hidden},     {"heads", m.heads}, {"kv_heads", m.kv_heads},
       {"ffn", m.ffn},       {"head_dim", m.head_dim}, {"vocab", m.vocab}, {"vocab_multiple", m.vocab_multiple}};
@@ -117,8 +122,6 @@ Result<void> check_sizes(const Model& m) {
   if (m.family == Family::kGpt && m.max_positions == 0)
     return refusal("model.max_positions=0: the gpt family has a learned table of positions",
                    "set model.max_positions to seq_len or more");
-  if (m.layers > 16384)
-    return refusal(fmt::format("model.layers={} is absurdly large", m.layers), "at most 16384 layers are planned");
   return {};
 }
 
@@ -200,8 +203,11 @@ Result<void> check(const Model& m) {
   SHARDLAB_TRY(check_sizes(m));
   SHARDLAB_TRY(check_experts(m));
   if (m.heads % m.kv_heads != 0)
-    return refusal(fmt::format("model.heads={} is not divisible by model.kv_heads={}", m.heads, m.kv_heads),
-                   "every kv head must serve the same number of query heads");
+    return refusal(
+        fmt::format("model.heads={} is not divisible by model.kv_heads={}: every KV head must serve the same number of query "
+                    "heads",
+                    m.heads, m.kv_heads),
+        "correct one of the two");
   if (m.is_llama() && m.head_dim % 2 != 0)
     return refusal(fmt::format("model.head_dim={} is odd: rotary embeddings turn pairs of elements", m.head_dim),
                    "use an even model.head_dim");

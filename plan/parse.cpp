@@ -7,9 +7,12 @@
 #include <bit>
 #include <charconv>
 #include <limits>
+#include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "plan/base/limits.h"
+#include "plan/base/nearest.h"
 #include "plan/lexer.h"
 #include "plan/limits.h"
 #include "plan/op_fields.h"
@@ -110,8 +113,10 @@ class Parser {
   const Token& peek(size_t ahead = 0) const { return tokens_[std::min(at_ + ahead, tokens_.size() - 1)]; }
   bool failed() const { return error_.has_value(); }
 
+  static constexpr const char* kSyntax = "plan/README.md explains the syntax of plans";
+
   bool fail(const Token& token, std::string message,
-            std::string hint = "correct the text at this place; plan/README.md explains the syntax of plans") {
+            std::string hint = fmt::format("correct the text at this place; {}", kSyntax)) {
     if (!error_)
       error_ =
           Error{ExitCode::kUsage, std::move(message), std::move(hint), fmt::format("{}:{}:{}", file_, token.line, token.column)};
@@ -154,9 +159,33 @@ class Parser {
   /// The entry that `token` names in `names`.
   bool find(const Names& names, const Token& token, int32_t& out, std::string_view what) {
     const auto found = names.find(token.text);
-    if (found == names.end()) return fail(token, fmt::format("expected the name of {}, found {}", what, describe(token)));
+    if (found == names.end()) return unknown(names, token, what);
     out = found->second;
     return true;
+  }
+  bool unknown(const Names& names, const Token& token, std::string_view what) {
+    using Kind = Token::Kind;
+    if (token.kind != Kind::kWord && token.kind != Kind::kOperand && token.kind != Kind::kStream)
+      return fail(token, fmt::format("expected the name of {}, found {}", what, describe(token)));
+    std::vector<std::string> known;
+    for (const auto& [name, index] : names) known.push_back(name);
+    std::ranges::sort(known);  // of two that are as near, always the same
+    constexpr size_t kListed = 12;
+    const std::string close = nearest(token.text, known);
+    std::string hint = known.empty() ? "none is defined" : fmt::format("{} are defined", known.size());
+    if (!known.empty() && known.size() <= kListed) {
+      hint = "defined:";
+      Token each = token;
+      for (std::string& name : known) each.text = std::move(name), hint += " " + describe(each);
+    }
+    return fail(token, fmt::format("{} is not the name of {}{}", describe(token), what, meant(token, close)),
+                fmt::format("{}; {}", hint, kSyntax));
+  }
+  /// ", did you mean `%x`?", or nothing: of one letter, and of two, anything could be meant.
+  static std::string meant(Token token, const std::string& close) {
+    if (close.empty() || token.text.size() < 3) return {};
+    token.text = close;
+    return fmt::format(", did you mean {}?", describe(token));
   }
   bool define(Names& names, const Token& token, size_t index, std::string_view what) {
     if (names.emplace(token.text, static_cast<int32_t>(index)).second) return true;
@@ -173,8 +202,8 @@ class Parser {
     const Token at = peek();
     if (!number(version, "the version of the plan text")) return false;
     if (version != kPlanVersion)
-      return fail(at, fmt::format("expected version {}, found version {}", kPlanVersion, version),
-                  "print the plan again with this program");
+      return fail(at, fmt::format("the plan has version {}, and this program reads version {}", version, kPlanVersion),
+                  "print the plan again with this program: `shardlab plan CASE.yaml`");
     return line_end();
   }
 
@@ -329,7 +358,7 @@ class Parser {
     ++at_;
     if (!mark("[")) return false;
     while (!take_mark("]")) {
-      if (out.shape.rank > 0 && !mark(",")) return false;
+      if (out.shape.rank > 0 && !take_mark(",")) return expected("`,` or `]`");
       if (out.shape.rank == 4) return fail(peek(), "expected at most 4 dims, found one more");
       int64_t extent = 0;
       const Token at = peek();
@@ -442,7 +471,7 @@ class Parser {
 
   bool slot(SlotId& out) {
     if (peek().kind != Token::Kind::kOperand) return expected("the name of a slot such as %x");
-    return find(slot_names_.back(), peek(), out.value, "a slot of the segment, defined above") && ++at_;
+    return find(slot_names_.back(), peek(), out.value, "a slot of the segment") && ++at_;
   }
 
   template <class StepKind>
@@ -494,7 +523,12 @@ class Parser {
       ++at_;
       return true;
     }
-    return expected("an op that the language knows, `bound`, `local`, `alloc` or `free`");
+    std::vector<std::string> kinds;
+    for (const Work& w : prototypes_) kinds.emplace_back(kind_of(w));
+    std::string close = nearest(kind, kinds);
+    if (!close.empty() && !phase.empty()) close += fmt::format(".{}", phase);
+    return fail(token, fmt::format("{} is not an op{}", describe(token), meant(token, close)),
+                fmt::format("expected an op, `bound`, `local`, `alloc` or `free`; {}", kSyntax));
   }
 
   bool op_tail(Op& op) {
@@ -623,7 +657,7 @@ class Parser {
 
   bool buffer(BufferId& out) {
     if (peek().kind != Token::Kind::kOperand) return expected("the name of a buffer such as %x");
-    return find(buffer_names_, peek(), out.value, "a buffer of the role, defined above") && ++at_;
+    return find(buffer_names_, peek(), out.value, "a buffer of the role") && ++at_;
   }
 
   template <class ItemKind>

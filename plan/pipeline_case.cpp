@@ -31,17 +31,17 @@ std::optional<std::vector<int>> read_list(std::string_view text) {
   }
 }
 
-Result<PipelineSchedule> table_of(const Case& c) { return from_csv(c.layout.schedule_table, "schedule_table"); }
+Result<PipelineSchedule> table_of(const Case& c) { return from_csv(c.layout.schedule_table, "schedule"); }
 
 Result<void> check_table(const Case& c) {
   const auto table = table_of(c);
   if (!table) return table.error();
   if (table->stages != c.layout.pp)
-    return refusal(fmt::format("the table of the schedule has {} {}, one a stage, and pp={}", table->stages,
+    return refusal(fmt::format("schedule has {} {}, but pp is {}: a schedule has one row for each stage", table->stages,
                                table->stages == 1 ? "row" : "rows", c.layout.pp),
-                   fmt::format("set pp: {}", table->stages));
+                   fmt::format("give it {} {}, or set pp: {}", c.layout.pp, c.layout.pp == 1 ? "row" : "rows", table->stages));
   if (table->micro_batches != c.train.grad_accumulation)
-    return refusal(fmt::format("the table of the schedule has {} {}, and grad_accumulation={}", table->micro_batches,
+    return refusal(fmt::format("schedule has {} {}, but grad_accumulation is {}", table->micro_batches,
                                table->micro_batches == 1 ? "micro-batch" : "micro-batches", c.train.grad_accumulation),
                    fmt::format("set grad_accumulation: {}", table->micro_batches));
   if (c.layout.vpp != 1)

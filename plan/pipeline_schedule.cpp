@@ -6,6 +6,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "plan/limits.h"
@@ -30,9 +31,12 @@ class ByPart {
   std::vector<T> values_;
 };
 
-std::string cell(int stage, size_t index, const PipelineSlot& slot) {
-  return fmt::format("stage {}, slot {} ({})", stage, index + 1, print(slot));
-}
+/// What is wrong with a schedule, and where: a slot of a stage, or the stage as a whole.
+struct Fault {
+  Error error;
+  size_t stage = 0;
+  size_t slot = 0;
+};
 
 /// The slot that a slot waits for, on whichever stage; none for the first forward.
 struct Need {
@@ -113,7 +117,42 @@ double SlotCosts::of(const PipelineSlot& slot) const {
   return 0;
 }
 
-Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& costs) {
+namespace {
+
+/// The slot of a stage that does what is needed, as its row has it: a B where an I is needed.
+PipelineSlot as_written(const PipelineSchedule& schedule, const PipelineSlot& need) {
+  const auto& order = schedule.order[index(schedule.stage_of(need.part, need.micro_batch))];
+  const auto found = std::ranges::find_if(order, [&](const PipelineSlot& slot) {
+    const bool same = slot.work == SlotWork::kF ? need.work == SlotWork::kF : slot.goes_back() && need.goes_back();
+    return same && slot.part == need.part && slot.micro_batch == need.micro_batch;
+  });
+  return found == order.end() ? need : *found;
+}
+
+constexpr const char* kOrder =
+    "order the cells so that each follows what it needs: F the F of the previous part; I or B the F of its own part and the I or B "
+    "of the next part; W the I of its own part";
+
+/// The first stage that cannot go on, `done` slots of each stage being done.
+std::optional<Fault> first_wait(const PipelineSchedule& schedule, const ScheduleTimes& times) {
+  const auto at = [&](size_t stage) { return times.slots[stage].size(); };
+  for (size_t stage = 0; stage < schedule.order.size(); ++stage) {
+    if (at(stage) == schedule.order[stage].size()) continue;
+    const PipelineSlot& slot = schedule.order[stage][at(stage)];
+    const PipelineSlot need = as_written(schedule, need_of(schedule, slot).slot);
+    const size_t home = index(schedule.stage_of(need.part, need.micro_batch));
+    const std::string waits = fmt::format("stage {}: {} waits forever for {}", stage, print(slot), print(need));
+    const std::string why = home == stage ? ", which stands behind it"
+                            : at(home) < schedule.order[home].size()
+                                ? fmt::format(" of stage {}, which itself waits at {}", home, print(schedule.order[home][at(home)]))
+                                : fmt::format(" of stage {}", home);
+    return Fault{refusal(waits + why, kOrder), stage, at(stage)};
+  }
+  return std::nullopt;
+}
+
+/// Runs the slots of all stages as far as they go.
+ScheduleTimes played(const PipelineSchedule& schedule, const SlotCosts& costs) {
   constexpr double kNever = -1;
   ByPart<double> forward(schedule, kNever), input(schedule, kNever);
   ScheduleTimes times;
@@ -161,49 +200,85 @@ Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& co
       times.end = std::max(times.end, end);
     }
   }
-  for (int stage = 0; stage < schedule.stages; ++stage) {
-    const size_t done = times.slots[index(stage)].size();
-    if (done == schedule.order[index(stage)].size()) continue;
-    const PipelineSlot& slot = schedule.order[index(stage)][done];
-    const PipelineSlot need = need_of(schedule, slot).slot;
-    return refusal(
-        fmt::format("{} waits for ever: {} of stage {} is never done before it", cell(stage, done, slot), print(need),
-                    schedule.stage_of(need.part, need.micro_batch)),
-        "put each slot after what it needs: F after F of the part before, I or B after those of the part behind, W after I");
-  }
   return times;
 }
 
-Result<void> check(const PipelineSchedule& schedule) {
+/// A slot that repeats what an earlier one of its stage has done.
+Fault repeated(const PipelineSchedule& schedule, size_t stage, size_t at) {
+  const PipelineSlot& slot = schedule.order[stage][at];
+  const PipelineSlot earlier = *std::ranges::find_if(schedule.order[stage], [&](const PipelineSlot& s) {
+    return s.part == slot.part && s.micro_batch == slot.micro_batch && (s.work == SlotWork::kF) == (slot.work == SlotWork::kF);
+  });
+  const std::string message = earlier.work == slot.work ? fmt::format("stage {} has {} twice", stage, print(slot))
+                                                        : fmt::format("stage {} has both {} and {}: a B is an I and a W in one",
+                                                                      stage, print(earlier), print(slot));
+  return {refusal(message, "remove one of the two"), stage, at};
+}
+
+/// The first thing wrong with a schedule.
+std::optional<Fault> find_fault(const PipelineSchedule& schedule) {
   enum : unsigned { kForward = 1, kInput = 2, kWeight = 4, kAll = 7 };
+  const auto makes = [](const PipelineSlot& slot) -> unsigned {
+    return slot.work == SlotWork::kF   ? kForward
+           : slot.work == SlotWork::kI ? kInput
+           : slot.work == SlotWork::kW ? kWeight
+                                       : kInput | kWeight;
+  };
   ByPart<unsigned> done(schedule, 0U);
-  for (int stage = 0; stage < schedule.stages; ++stage) {
-    const auto& order = schedule.order[index(stage)];
-    for (size_t i = 0; i < order.size(); ++i) {
-      const PipelineSlot& slot = order[i];
-      const int home = schedule.stage_of(slot.part, slot.micro_batch);
-      if (home != stage)
-        return refusal(
-            fmt::format("{}: part {} for micro-batch {} is on stage {}", cell(stage, i, slot), slot.part, slot.micro_batch, home),
-            "a part stays on one stage; of a mirrored schedule the first half of the micro-batches goes down");
-      const unsigned makes = slot.work == SlotWork::kF   ? kForward
-                             : slot.work == SlotWork::kI ? kInput
-                             : slot.work == SlotWork::kW ? kWeight
-                                                         : kInput | kWeight;
+  for (size_t stage = 0; stage < schedule.order.size(); ++stage)
+    for (size_t i = 0; i < schedule.order[stage].size(); ++i) {
+      const PipelineSlot& slot = schedule.order[stage][i];
+      if (const int home = schedule.stage_of(slot.part, slot.micro_batch); index(home) != stage)
+        return Fault{refusal(fmt::format("stage {} has {}, but part {} for micro-batch {} is on stage {}", stage, print(slot),
+                                         slot.part, slot.micro_batch, home),
+                             "keep a part on one stage; of a mirrored schedule the first half of the micro-batches goes down"),
+                     stage, i};
       unsigned& made = done(slot.part, slot.micro_batch);
-      if ((made & makes) != 0) return refusal(fmt::format("{} is there twice", cell(stage, i, slot)), "take one of the two out");
-      made |= makes;
+      if ((made & makes(slot)) != 0) return repeated(schedule, stage, i);
+      made |= makes(slot);
     }
-  }
   for (int part = 0; part < schedule.parts; ++part)
     for (int j = 0; j < schedule.micro_batches; ++j) {
       const unsigned made = done(part, j);
       if (made == kAll) continue;
-      const std::string_view lacks = (made & kForward) == 0 ? "F" : (made & kInput) == 0 ? "I or B" : "W";
-      return refusal(fmt::format("stage {} has no {} of part {} for micro-batch {}", schedule.stage_of(part, j), lacks, part, j),
-                     fmt::format("add {}{}{}", part, lacks.front(), j));
+      const auto lacks = [&](const char* what, std::string hint) {
+        const int stage = schedule.stage_of(part, j);
+        return Fault{
+            refusal(fmt::format("stage {} has no {} of part {} for micro-batch {}", stage, what, part, j), std::move(hint)),
+            index(stage), 0};
+      };
+      if ((made & kForward) == 0) return lacks("forward pass", fmt::format("add {}F{}", part, j));
+      if (made == kForward) return lacks("backward pass", fmt::format("add {0}B{1}, or {0}I{1} and {0}W{1}", part, j));
+      return (made & kInput) == 0 ? lacks("I", fmt::format("add {}I{}", part, j)) : lacks("W", fmt::format("add {}W{}", part, j));
     }
-  SHARDLAB_TRY(play(schedule, SlotCosts::uniform(schedule.parts, 1, 1, 1)));
+  // What a slot needs of its own part lies in its own row.
+  ByPart<unsigned> before(schedule, 0U);
+  for (size_t stage = 0; stage < schedule.order.size(); ++stage)
+    for (size_t i = 0; i < schedule.order[stage].size(); ++i) {
+      const PipelineSlot& slot = schedule.order[stage][i];
+      unsigned& made = before(slot.part, slot.micro_batch);
+      const SlotWork need = slot.work == SlotWork::kW ? SlotWork::kI : SlotWork::kF;
+      if (slot.work != SlotWork::kF && (made & makes({need, slot.part, slot.micro_batch})) == 0) {
+        const std::string needed = print({need, slot.part, slot.micro_batch});
+        return Fault{refusal(fmt::format("stage {}: {} stands before {}, which it needs", stage, print(slot), needed),
+                             fmt::format("put {} before {}", needed, print(slot))),
+                     stage, i};
+      }
+      made |= makes(slot);
+    }
+  return first_wait(schedule, played(schedule, SlotCosts::uniform(schedule.parts, 1, 1, 1)));
+}
+
+}  // namespace
+
+Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& costs) {
+  ScheduleTimes times = played(schedule, costs);
+  if (const auto wait = first_wait(schedule, times)) return wait->error;
+  return times;
+}
+
+Result<void> check(const PipelineSchedule& schedule) {
+  if (const auto fault = find_fault(schedule)) return fault->error;
   return {};
 }
 
@@ -296,50 +371,58 @@ Result<PipelineSchedule> from_csv(std::string_view text, std::string_view where)
     return Error{ExitCode::kUsage, std::move(message), std::move(hint), fmt::format("{}:{}:{}", where, row + 1, column + 1)};
   };
   constexpr std::string_view kForm =
-      "a cell is part, F, I, W or B, and micro-batch, as 0F0; one row a stage, cells separated by commas";
+      "write one row for each stage, cells separated by commas; a cell is PART, letter, MICRO-BATCH, such as 0F0; letters: F "
+      "forward, I gradient of the input, W gradients of the weights, B both (docs/pipelines.md)";
   PipelineSchedule s;
   s.order.clear();
   s.parts = s.micro_batches = 0;
   std::vector<std::string_view> rows = split(text, '\n');
   while (!rows.empty() && trimmed(rows.back()).empty()) rows.pop_back();
-  if (rows.empty()) return no(0, 0, "no row: a schedule has one for each stage", std::string(kForm));
+  if (rows.empty()) return no(0, 0, "the schedule is empty", std::string(kForm));
   if (std::ssize(rows) > kMaxMicroBatches)
     return no(0, 0, fmt::format("{} rows, at most {}", rows.size(), kMaxMicroBatches), std::string(kForm));
+  std::vector<std::vector<size_t>> columns;  // of each slot, where its cell begins
   for (size_t row = 0; row < rows.size(); ++row) {
     auto& order = s.order.emplace_back();
-    const std::vector<std::string_view> cells = split(rows[row], ',');
-    for (size_t column = 0; column < cells.size(); ++column) {
-      const std::string_view word = trimmed(cells[column]);
+    auto& begins = columns.emplace_back();
+    for (const std::string_view cell : split(rows[row], ',')) {
+      const std::string_view word = trimmed(cell);
       if (word.empty()) continue;
+      const auto column = static_cast<size_t>(word.data() - rows[row].data());
       PipelineSlot slot;
-      if (!read_slot(word, slot)) return no(row, column, fmt::format("`{}` is no slot", word.substr(0, 40)), std::string(kForm));
+      if (!read_slot(word, slot))
+        return no(row, column, fmt::format("`{}` is not a cell of a schedule", word.substr(0, 40)), std::string(kForm));
       if (slot.part >= kMaxLayers || slot.micro_batch >= kMaxMicroBatches)
         return no(row, column, fmt::format("{} is beyond {} parts or {} micro-batches", print(slot), kMaxLayers, kMaxMicroBatches),
                   std::string(kForm));
       order.push_back(slot);
+      begins.push_back(column);
       s.parts = std::max(s.parts, slot.part + 1);
       s.micro_batches = std::max(s.micro_batches, slot.micro_batch + 1);
     }
     if (order.empty())
-      return no(row, 0, fmt::format("stage {} has no slot", row), "every stage computes a part; leave no row empty");
+      return no(row, 0, fmt::format("the row of stage {} has no cell", row),
+                "give each stage a part to compute; leave no row empty");
   }
   s.stages = static_cast<int>(s.order.size());
   size_t slots = 0;
   for (const auto& order : s.order) slots += order.size();
   // Each part has two or three slots a micro-batch: what is checked by part and micro-batch is no larger than the text.
   if (index(s.parts) * index(s.micro_batches) > slots)
-    return no(0, 0, fmt::format("{} slots are too few for {} parts and {} micro-batches", slots, s.parts, s.micro_batches),
+    return no(0, 0, fmt::format("{} cells are too few for {} parts and {} micro-batches", slots, s.parts, s.micro_batches),
               std::string(kForm));
   const auto found = stages_by_part(s);
-  for (int part = 0; part < s.parts; ++part)
-    if (found[index(part)].empty())
-      return no(0, 0, fmt::format("part {} is on no stage", part), "number parts from 0, in model order");
-  find_placement(s, found);
-  if (Result<void> ok = check(s); !ok) {
-    Error error = ok.error();
-    error.where = std::string(where);
-    return error;
+  if (const auto gap = std::ranges::find_if(found, [](const auto& stages) { return stages.empty(); }); gap != found.end()) {
+    const auto beyond = std::ranges::find_if(gap, found.end(), [](const auto& stages) { return !stages.empty(); });
+    const auto part = static_cast<int>(gap - found.begin()), next = static_cast<int>(beyond - found.begin());
+    const auto row = index(beyond->front());
+    const size_t at = static_cast<size_t>(std::ranges::find(s.order[row], next, &PipelineSlot::part) - s.order[row].begin());
+    return no(row, columns[row][at], fmt::format("no stage has part {}, but stage {} has part {}", part, row, next),
+              "number the parts from 0 without gaps, in model order");
   }
+  find_placement(s, found);
+  if (const auto fault = find_fault(s))
+    return no(fault->stage, columns[fault->stage][fault->slot], fault->error.message, fault->error.hint);
   return s;
 }
 

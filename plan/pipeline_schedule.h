@@ -142,12 +142,12 @@ struct ScheduleTimes {
   double end = 0;
 };
 
-/// Refuses an order in which some slot waits for ever, with its cell.
+/// Refuses an order in which some slot waits forever; the message names the slot and what it waits for.
 Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& costs);
 
 /// Refuses a schedule that is none: a part for a micro-batch without its forward, its gradients, or with one of them twice; a
 /// slot on a stage that does not hold its part; an order that contradicts what slots need of one another. The message names
-/// stage and cell.
+/// stage and slot.
 Result<void> check(const PipelineSchedule& schedule);
 
 /// The most activations that a stage holds at a time, counted in activations of a whole stage: a part counts 1 / (parts of the
@@ -162,7 +162,7 @@ PipelineSchedule list_schedule(PartPlacement placement, int stages, int virtual_
 
 /// One row a stage, cells in order, separated by commas: as PyTorch's `_load_csv` reads with format "compute_only".
 std::string to_csv(const PipelineSchedule& schedule);
-/// Reads what `to_csv` writes. Cells may be empty: a stage that idles. `where` names the file in messages.
+/// Reads what `to_csv` writes. Cells may be empty: a stage that idles. `where` names the file in messages, which give line and column of the cell.
 Result<PipelineSchedule> from_csv(std::string_view text, std::string_view where);
 
 /// The slots against unit time, one row a stage: what --grid prints.

@@ -493,7 +493,7 @@ class FormChecker {
         continue;
       }
       if (b < 0 || static_cast<size_t>(b) >= actual.size())
-        fault(r, segment.name, "%{} is bound to no buffer", segment.slots[i].name);
+        fault(r, segment.name, "a call of the segment gives %{} no buffer", segment.slots[i].name);
       else if (actual[static_cast<size_t>(b)] != formals[i])
         report_binding(r, segment, segment.slots[i], role.buffers[static_cast<size_t>(b)]);
     }

@@ -640,14 +640,21 @@ std::string Builder::operands_fault() const {
 
 /// Equal letters mean equal extents. A letter lives on one rank: sharding is judged by `derive`.
 std::string Builder::extents_fault() const {
-  std::array<int64_t, 128> extent{};
+  struct Seen {
+    int64_t extent = 0;  ///< 0: the letter has not been seen
+    SlotId slot;
+    size_t dim = 0;
+  };
+  std::array<Seen, 128> letters{};
   const auto check = [&](SlotId id, const std::string& dims) -> std::string {
     for (size_t d = 0; d < dims.size(); ++d) {
       if (equation.loose.find(dims[d]) != std::string::npos) continue;
-      int64_t& seen = extent[static_cast<size_t>(dims[d])];
+      Seen& seen = letters[static_cast<size_t>(dims[d])];
       const int64_t here = slot(id).type.shape[static_cast<int>(d)];
-      if (seen == 0) seen = here;
-      if (seen != here) return fmt::format("dim {} of %{} has extent {}, {} expected", d, slot(id).name, here, seen);
+      if (seen.extent == 0) seen = {here, id, d};
+      if (seen.extent != here)
+        return fmt::format("dim {} of %{} has extent {}, but dim {} of %{}, which it must equal, has {}", d, slot(id).name, here,
+                           seen.dim, slot(seen.slot).name, seen.extent);
     }
     return "";
   };

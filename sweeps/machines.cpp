@@ -16,6 +16,22 @@ namespace shardlab::sweeps {
 
 namespace {
 
+constexpr const char* kMachineForm =
+    "write at least the keys `id` and `device`; `shardlab machine show hgx-h100-ndr` prints a machine as an example";
+
+/// The unit of a key's number, and a number as it is written. No unit: it has none, or several may do.
+struct NumberForm {
+  std::string_view unit, example;
+};
+
+NumberForm form_of(std::string_view key) {
+  if (key == "memory") return {"bytes", "80Gi or 8.6e10"};
+  if (key.ends_with("_bandwidth")) return {"bytes/s", "2e12"};
+  if (key.starts_with("peak_flops")) return {"flop/s", "1e15"};
+  if (key.ends_with("_s") || key == "seconds") return {"seconds", "2e-6"};
+  return {"", "0.5"};
+}
+
 /// Reads the keys of one map; every key that no `*_at` asked for is unknown at the end.
 class MapReader {
  public:
@@ -23,7 +39,8 @@ class MapReader {
       : node_(node), section_(std::move(section)), problems_(problems) {
     if (!node.is_map()) {
       if (!node.is_null())
-        problems.add(node.mark, fmt::format("{} is {}", where(), name_of(node.kind)), "a map of keys is expected");
+        problems.add(node.mark, fmt::format("{} is {}", where(), seen(node)),
+                     section_.empty() ? kMachineForm : "a map of keys is expected");
       empty_ = true;
     }
   }
@@ -32,34 +49,43 @@ class MapReader {
     if (std::find(known_.begin(), known_.end(), key) == known_.end()) known_.emplace_back(key);
     return empty_ ? nullptr : node_.find(key);
   }
-  const YamlNode* required(const char* key) {
+  /// `form`: what is to be added, where the key alone does not say it.
+  const YamlNode* required(const char* key, std::string form = {}) {
     const YamlNode* value = at(key);
+    const auto [unit, example] = form_of(key);
+    if (form.empty() && !unit.empty()) form = fmt::format("`{}: ...`, in {}, for example {}", key, unit, example);
+    if (form.empty()) form = fmt::format("`{}: ...`", key);
     if (!value && (!empty_ || node_.is_null()))
-      problems_.add(node_.mark, fmt::format("{} has no `{}`", where(), key), fmt::format("add `{}: ...`", key));
+      problems_.add(node_.mark, fmt::format("{} has no `{}`", where(), key), "add " + form);
     return value;
   }
   void text_at(const char* key, std::string& out) {
     if (const YamlNode* v = at(key); v && expect(*v, v->is_scalar(), key, "a text")) out = v->text;
   }
-  void int_at(const char* key, int& out) {
+  void int_at(const char* key, int& out, int least = 0) {
     const YamlNode* v = at(key);
     if (!v) return;
     const int64_t n = v->is_scalar() ? parse_count(v->text).value_or(-1) : -1;
-    if (expect(*v, n >= 0 && n <= std::numeric_limits<int>::max(), key, "a whole number")) out = static_cast<int>(n);
+    if (expect(*v, n >= least && n <= std::numeric_limits<int>::max(), key, fmt::format("a whole number of {} or more", least)))
+      out = static_cast<int>(n);
   }
   void number_at(const char* key, double& out) {
     if (const YamlNode* v = at(key)) number(*v, key, out);
   }
-  void number(const YamlNode& v, std::string_view key, double& out) {
+  bool number(const YamlNode& v, std::string_view key, double& out) {
     const double n = v.is_scalar() ? parse_number(v.text).value_or(-1) : -1;
-    if (!expect(v, n >= 0, key, "a number without a unit, 0 or more (8.6e10, 80Gi)")) return;
-    out = n;
+    const auto [unit, example] = form_of(key == "value" ? std::string_view(section_) : key);
+    if (n >= 0) {
+      out = n;
+      return true;
+    }
+    problems_.add(
+        v.mark, fmt::format("`{}` of {} is {}", key, where(), seen(v)),
+        fmt::format("a finite number{}{}, 0 or more, is expected, for example {}", unit.empty() ? "" : " of ", unit, example));
+    return false;
   }
   bool expect(const YamlNode& v, bool good, std::string_view key, std::string_view what) {
-    if (!good) {
-      const std::string seen = v.is_scalar() ? fmt::format("`{}`", v.text) : std::string(name_of(v.kind));
-      problems_.add(v.mark, fmt::format("`{}` of {} is {}", key, where(), seen), fmt::format("{} is expected", what));
-    }
+    if (!good) problems_.add(v.mark, fmt::format("`{}` of {} is {}", key, where(), seen(v)), fmt::format("{} is expected", what));
     return good;
   }
   void finish() {
@@ -71,6 +97,7 @@ class MapReader {
   Problems& problems() { return problems_; }
 
  private:
+  static std::string seen(const YamlNode& v) { return v.is_scalar() ? fmt::format("`{}`", v.text) : std::string(name_of(v.kind)); }
   std::string where() const { return section_.empty() ? "the machine" : fmt::format("`{}`", section_); }
 
   const YamlNode& node_;
@@ -86,25 +113,24 @@ std::optional<Provenance> provenance_named(std::string_view name) {
   return std::nullopt;
 }
 
-/// A constant: a number, or {value, provenance, source}. `name` is its key in Device::provenance.
-void read_constant(MapReader& in, const YamlNode& node, const std::string& name, Device& device, double& out) {
-  if (!node.is_map()) {
-    in.number(node, name, out);
-    return;
-  }
+/// A constant: a number, or {value, provenance, source}. `name` is its key in Device::provenance. Whether `out` was read.
+bool read_constant(MapReader& in, const YamlNode& node, const std::string& name, Device& device, double& out) {
+  if (!node.is_map()) return in.number(node, name, out);
   MapReader constant(node, name, in.problems());
-  if (const YamlNode* value = constant.required("value")) constant.number(*value, "value", out);
+  const YamlNode* value = constant.required("value");
+  const bool read = value != nullptr && constant.number(*value, "value", out);
   std::string provenance, for_readers;
   constant.text_at("provenance", provenance);
   constant.text_at("source", for_readers);
   constant.text_at("note", for_readers);
   constant.finish();
-  if (provenance.empty()) return;
+  if (provenance.empty()) return read;
   if (const auto p = provenance_named(provenance))
     device.provenance[name] = *p;
   else
     in.problems().add(node.find("provenance")->mark, fmt::format("provenance `{}` is not known", provenance),
-                      "one of: datasheet measured fitted transferred");
+                      "expected one of: datasheet measured fitted transferred");
+  return read;
 }
 
 /// A map of named constants, as `device.constants` and `fabric` are: the names are the simulator's, which refuses unknown ones.
@@ -152,18 +178,20 @@ void read_device(const YamlNode& node, bool local, Device& device, Problems& pro
   constant("memory_bandwidth", device.memory_bytes_per_s, !local);
   constant("link_bandwidth", device.link_bytes_per_s, false);
   constant("power_w", device.power_w, false);
-  const YamlNode* peaks = local || preset ? in.at("peak_flops") : in.required("peak_flops");
-  if (peaks && in.expect(*peaks, peaks->is_map(), "peak_flops", "a map from precision to flop/s"))
+  const YamlNode* peaks =
+      local || preset ? in.at("peak_flops") : in.required("peak_flops", "`peak_flops: {bf16: 1e15}`, in flop/s by precision");
+  if (peaks && in.expect(*peaks, peaks->is_map(), "peak_flops", "a map from precision to flop/s, for example {bf16: 1e15},"))
     for (const YamlEntry& e : peaks->entries) {
       const std::string name = "peak_flops." + e.key;
       if (!precision_named(e.key)) {
-        problems.add(e.value.mark, fmt::format("`peak_flops` of `device` names the precision `{}`", e.key),
-                     "one of: fp32 bf16 fp16 fp8 fp4");
+        problems.add(e.mark, fmt::format("`peak_flops` of `device` has the unknown precision `{}`", e.key),
+                     "expected one of: fp32 bf16 fp16 fp8 fp4");
         continue;
       }
       device.provenance.erase(name);
-      read_constant(in, e.value, name, device, device.peak_flops[e.key]);
-      in.expect(e.value, device.peak_flops[e.key] > 0, name, "a rate above 0");
+      if (read_constant(in, e.value, name, device, device.peak_flops[e.key]) && device.peak_flops[e.key] <= 0)
+        problems.add(e.value.mark, fmt::format("`{}` of `device` is 0", name),
+                     fmt::format("write a rate above 0 in flop/s; leave the key out if the device has no {}", e.key));
     }
   read_constants(in, "constants", "", device, device.constants);
   in.finish();
@@ -180,12 +208,10 @@ RatePoint read_point(const YamlNode& node, Problems& problems) {
       const int64_t n = extent.is_scalar() ? parse_count(extent.text).value_or(-1) : -1;
       if (in.expect(extent, n >= 1, "shape", "a list of whole numbers above 0")) point.shape.push_back(n);
     }
-  in.int_at("concurrency", point.concurrency);
-  if (const YamlNode* concurrency = in.at("concurrency"))
-    in.expect(*concurrency, point.concurrency >= 1, "concurrency", "1 or more");
+  in.int_at("concurrency", point.concurrency, 1);
   if (const YamlNode* seconds = in.required("seconds")) {
-    in.number(*seconds, "seconds", point.seconds);
-    in.expect(*seconds, point.seconds > 0, "seconds", "a number above 0");  // costs are interpolated in their logarithms
+    const bool read = in.number(*seconds, "seconds", point.seconds);
+    in.expect(*seconds, !read || point.seconds > 0, "seconds", "a number above 0");  // costs are interpolated in their logarithms
   }
   in.number_at("spread", point.spread);
   in.int_at("repeats", point.repeats);
@@ -247,12 +273,17 @@ std::string_view name_of(Provenance p) {
 
 Machine read_machine(const YamlNode& node, Problems& problems) {
   Machine machine;
+  if (node.is_null()) {
+    problems.add(node.mark, "the machine is empty", kMachineForm);
+    return machine;
+  }
   MapReader in(node, "", problems);
   int version = kMachineFileVersion;
   in.int_at("version", version);
   if (version != kMachineFileVersion)
-    problems.add(node.mark, fmt::format("machine file of version {}", version),
-                 fmt::format("this program reads version {}", kMachineFileVersion));
+    problems.add(in.at("version")->mark,
+                 fmt::format("`version` of the machine is {}, and this program reads version {}", version, kMachineFileVersion),
+                 fmt::format("write `version: {}`", kMachineFileVersion));
   in.required("id");
   in.text_at("id", machine.id);
   std::string for_readers;
@@ -263,10 +294,13 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
     if (in.expect(*local, truth.has_value(), "local", "true or false")) machine.local = *truth;
   }
   in.int_at("cores", machine.cores);
-  in.int_at("devices_per_node", machine.devices_per_node);
-  in.int_at("nodes", machine.nodes);
+  in.int_at("devices_per_node", machine.devices_per_node, 1);
+  in.int_at("nodes", machine.nodes, 1);
   // The device first: one taken from a preset brings the provenance of its constants, to which the others are added.
-  if (const YamlNode* device = in.required("device")) read_device(*device, machine.local, machine.device, problems);
+  constexpr const char* kDeviceForm =
+      "`device: {memory: 80Gi, memory_bandwidth: 2e12, peak_flops: {bf16: 1e15}}` with the values of the machine (bytes, bytes/s, "
+      "flop/s)";
+  if (const YamlNode* device = in.required("device", kDeviceForm)) read_device(*device, machine.local, machine.device, problems);
   if (const YamlNode* inter = in.at("inter_bandwidth"))
     read_constant(in, *inter, "inter_bandwidth", machine.device, machine.inter_bytes_per_s);
   read_constants(in, "fabric", "fabric.", machine.device, machine.fabric);
@@ -275,15 +309,10 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
   if (const YamlNode* calibration = in.at("calibration"))
     machine.calibration = std::make_shared<const Calibration>(read_calibration(*calibration, problems));
   in.finish();
-  if (node.is_null()) problems.add(node.mark, "the machine is empty", "give at least id and device");
   if (static_cast<double>(machine.devices_per_node) * machine.nodes > 1 << 30)
     problems.add(node.mark,
                  fmt::format("devices_per_node={} times nodes={} is absurdly large", machine.devices_per_node, machine.nodes),
                  "at most 2^30 devices");
-  if (machine.devices_per_node < 1 || machine.nodes < 1)
-    problems.add(node.mark,
-                 fmt::format("devices_per_node={} nodes={}: both must be positive", machine.devices_per_node, machine.nodes),
-                 "use 1 or more");
   if (machine.local && machine.cores < 1) problems.add(node.mark, "a local machine without cores", "add `cores: ...`");
   return machine;
 }
@@ -327,6 +356,7 @@ Result<std::string> machine_text(const std::string& name) {
 Result<Machine> parse_machine(std::string_view yaml, const std::string& file) {
   Problems problems(file);
   const YamlNode root = parse_yaml(yaml, problems);
+  if (problems.empty() && root.is_null()) problems.add(root.mark, "the file is empty", kMachineForm);
   if (!problems.empty()) return refused(problems);
   Machine machine = read_machine(root, problems);
   if (!problems.empty()) return refused(problems);

@@ -11,6 +11,7 @@
 
 #include "plan/base/files.h"
 #include "plan/base/json_depth.h"
+#include "plan/base/json_fault.h"
 #include "plan/base/limits.h"
 #include "plan/base/once_per_name.h"
 #include "sweeps/names.h"
@@ -59,17 +60,18 @@ class ConfigReader {
         if (std::string_view(known) == key && has(other)) return size_or(other, 0);
       return 0;
     }
-    if (!has(key)) {
-      refuse(fmt::format("`{}` is missing", key), "a Hugging Face config.json of this model_type has it");
-      return 0;
-    }
+    if (json_.contains(key) && json_[key].is_null())
+      refuse(fmt::format("`{}` is null", key), "write a whole number");
+    else if (!has(key))
+      refuse(fmt::format("`{}` is missing, which a config.json{} needs", key, of_type()),
+             fmt::format("add `{}`, or take the config.json of the model's repository", key));
     return size_or(key, 0);
   }
   int64_t size_or(const char* key, int64_t otherwise) {
     if (!has(key)) return otherwise;
     const Json& value = json_[key];
     if (!value.is_number_integer()) {
-      refuse(fmt::format("`{}` is {}, not a whole number", key, shown(value)), "write a whole number");
+      refuse(fmt::format("`{}` is {}", key, shown(value)), "a whole number is expected");
       return otherwise;
     }
     // Readers add and multiply by small numbers before `check` looks at the sizes more closely.
@@ -119,8 +121,8 @@ class ConfigReader {
   void must_be(const char* key, std::initializer_list<const char*> values) {
     const std::string value = text_or(key, *values.begin());
     if (std::find(values.begin(), values.end(), value) == values.end())
-      refuse(fmt::format("`{}` is \"{}\", which is not implemented", key, value),
-             fmt::format("implemented: {}", fmt::join(values, " ")));
+      refuse(fmt::format("`{}` is \"{}\", which is not implemented{}", key, value, of_type(" for")),
+             fmt::format("write {}{}", values.size() == 1 ? "" : "one of: ", fmt::join(values, " ")));
   }
   /// A list of layers that must be the first ones; how many. 0 where the key is absent.
   int64_t leading_layers(const char* key) {
@@ -142,6 +144,12 @@ class ConfigReader {
   const std::optional<Error>& error() const { return error_; }
 
  private:
+  /// " of model_type llama", where the file says one.
+  std::string of_type(const char* preposition = " of") const {
+    const auto type = json_.find("model_type");
+    return type == json_.end() || !type->is_string() ? "" : fmt::format("{} model_type {}", preposition, type->get<std::string>());
+  }
+
   static constexpr std::pair<const char*, const char*> kOtherNames[] = {
       {"num_hidden_layers", "num_layers"}, {"num_hidden_layers", "n_layer"},     {"num_hidden_layers", "n_layers"},
       {"hidden_size", "n_embd"},           {"hidden_size", "d_model"},           {"num_attention_heads", "n_head"},
@@ -181,7 +189,9 @@ void read_sizes(ConfigReader& in, Model& m) {
   m.kv_heads = in.size_or("num_key_value_heads", m.heads);
   m.head_dim = in.size_or("head_dim", m.heads > 0 ? m.hidden / m.heads : 0);
   if (!in.has("head_dim") && m.heads > 0 && m.hidden % m.heads != 0)
-    in.refuse(fmt::format("hidden_size {} is not divisible by num_attention_heads {}", m.hidden, m.heads), "give head_dim");
+    in.refuse(
+        fmt::format("hidden_size {} is not divisible by num_attention_heads {}, and head_dim is not given", m.hidden, m.heads),
+        "add `head_dim`, or correct one of the two");
   m.ffn = in.size("intermediate_size");
   m.vocab = in.size("vocab_size");
   m.max_positions = in.size_or("max_position_embeddings", 0);
@@ -426,6 +436,45 @@ std::string describe(const ModelConfig& c) {
       c.kv_rank, c.nope_dim, c.rope_dim, c.v_dim);
 }
 
+namespace {
+
+/// A message about keys of a case, "model.layers", in the words of the config.json that said them: "num_hidden_layers".
+std::string in_words_of(const Json& json, std::string message) {
+  constexpr std::pair<std::string_view, const char*> kWords[] = {{"model.layers", "num_hidden_layers"},
+                                                                 {"model.layers", "n_layer"},
+                                                                 {"model.hidden", "hidden_size"},
+                                                                 {"model.hidden", "n_embd"},
+                                                                 {"model.heads", "num_attention_heads"},
+                                                                 {"model.heads", "n_head"},
+                                                                 {"model.kv_heads", "num_key_value_heads"},
+                                                                 {"model.ffn", "intermediate_size"},
+                                                                 {"model.ffn", "n_inner"},
+                                                                 {"model.head_dim", "head_dim"},
+                                                                 {"model.vocab", "vocab_size"},
+                                                                 {"model.max_positions", "max_position_embeddings"},
+                                                                 {"model.max_positions", "n_positions"},
+                                                                 {"model.experts", "num_experts"},
+                                                                 {"model.experts", "num_local_experts"},
+                                                                 {"model.experts", "n_routed_experts"},
+                                                                 {"model.top_k", "num_experts_per_tok"},
+                                                                 {"model.moe_ffn", "moe_intermediate_size"},
+                                                                 {"model.moe_every", "decoder_sparse_step"},
+                                                                 {"model.dense_layers", "first_k_dense_replace"}};
+  const auto goes_on = [](char c) { return (c >= 'a' && c <= 'z') || c == '_'; };
+  for (const auto& [key, word] : kWords) {
+    if (!json.contains(word)) continue;
+    for (size_t at = 0; (at = message.find(key, at)) != std::string::npos;) {
+      if (const size_t end = at + key.size(); end < message.size() && goes_on(message[end]))
+        at = end;
+      else
+        message.replace(at, key.size(), word);
+    }
+  }
+  return message;
+}
+
+}  // namespace
+
 Result<ModelConfig> parse_model_config(std::string_view text, const std::string& name, const std::string& assume) {
   const auto refusal = [&](std::string message, std::string hint) {
     return Error{ExitCode::kUsage, std::move(message), std::move(hint), name};
@@ -433,8 +482,11 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   std::string beyond;
   const Json file = parse_json(text, beyond);
   if (!beyond.empty()) return refusal(beyond, "a Hugging Face config.json is expected");
-  if (!file.is_object())
-    return refusal("the file is no JSON object", "a Hugging Face config.json is expected; look for a comma or bracket too few where the file was edited");
+  if (!file.is_object()) {
+    const JsonFault fault = json_fault(text);
+    return Error{ExitCode::kUsage, fault.message, "a JSON object, {...}, is expected: the config.json of a Hugging Face model",
+                 name + fault.place};
+  }
   const bool nested = file.contains("text_config") && file["text_config"].is_object();
   const Json& json = nested ? file["text_config"] : file;
   const auto reader_of = [](const std::string& type) {
@@ -452,9 +504,9 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   if (reader == std::end(kReaders))
     return refusal(
         config.type.empty() ? "`model_type` is missing" : fmt::format("`model_type` \"{}\" is not implemented", config.type),
-        fmt::format("implemented: {}; others are estimated by the sizes that they share with one of these: --assume llama, and "
-                    "--set model.KEY=VALUE for what differs",
-                    fmt::join(model_types(), " ")));
+        fmt::format("{}implemented: {}; another model can be estimated, not executed, as one of these: add `--assume llama`, and "
+                    "`--set model.KEY=VALUE` for each size that differs",
+                    config.type.empty() ? "add it, for example \"model_type\": \"llama\"; " : "", fmt::join(model_types(), " ")));
   ConfigReader in(json, name, assumed);
   reader->second(in, config);
   config.model.init_deviation = in.number_or("initializer_range", 0.02f);
@@ -464,7 +516,8 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   Model sizes = config.model;
   if (config.rotary) sizes.max_positions = std::max<int64_t>(1, sizes.max_positions);  // no table
   if (assumed) return config;  // what it lacks is given later, and refused where it is used
-  if (const auto checked = check(sizes); !checked.ok()) return refusal(checked.error().message, checked.error().hint);
+  if (const auto checked = check(sizes); !checked.ok())
+    return refusal(in_words_of(json, checked.error().message), in_words_of(json, checked.error().hint));
   if (const auto checked = check_sizes(config); !checked.ok()) return refusal(checked.error().message, checked.error().hint);
   return config;
 }
@@ -547,7 +600,9 @@ Result<ModelConfig> load_model_config(const std::string& name_or_path, const std
         "file without .json)";
     return error;
   }
-  const auto read = [&] { return parse_model_config(std::ranges::find(model_presets(), *meant, &Preset::name)->text, *meant, assume); };
+  const auto read = [&] {
+    return parse_model_config(std::ranges::find(model_presets(), *meant, &Preset::name)->text, *meant, assume);
+  };
   if (!assume.empty()) return read();
   static OncePerName<ModelConfig> models;
   return models.of(*meant, read);

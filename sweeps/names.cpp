@@ -6,7 +6,7 @@
 #include <array>
 #include <cctype>
 
-#include "sweeps/yaml.h"
+#include "plan/base/nearest.h"
 
 namespace shardlab::sweeps {
 namespace {

@@ -219,7 +219,7 @@ bool SettingsReader::read_table(Setting& setting) {
   const Result<std::string> text = read_file_within(path, limits::kScheduleBytes);
   if (!text) return refuse(text.error());
   const Result<PipelineSchedule> table = from_csv(*text, path);
-  if (!table) return refuse(table.error());
+  if (!table) return problems_.add(table.error()), false;  // at its place in the table
   setting.text = to_csv(*table);
   setting.text.pop_back();
   std::ranges::replace(setting.text, '\n', ';');

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/base/limits.h"
+#include "plan/base/nearest.h"
 #include "plan/base/result.h"
 
 namespace shardlab::sweeps {
@@ -91,10 +92,6 @@ YamlNode parse_yaml(std::string_view text, Problems& problems);
 
 /// The bytes of a file that holds YAML or JSON, or why it cannot be read.
 Result<std::string> read_text_file(const std::string& path);
-
-/// The candidate with the fewest edits from `word`, if they are few enough to be a slip of the finger; else the shortest that
-/// begins with it; else empty.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 /// Says that `key` is not known under `section`: the nearest spelling, among `allowed` and `also`, and the allowed keys.
 void add_unknown_key(Problems& problems, Mark mark, std::string_view key, std::string_view section,

@@ -51,6 +51,13 @@ CodePoint first_code_point(std::string_view text) {
   return {value, bytes};
 }
 
+std::string place_in(std::string_view text, size_t at) {
+  const std::string_view before = text.substr(0, std::min(at, text.size()));
+  const auto is_character = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
+  const std::string_view line = before.substr(before.rfind('\n') + 1);  // npos + 1 is 0
+  return fmt::format(":{}:{}", std::ranges::count(before, '\n') + 1, std::ranges::count_if(line, is_character) + 1);
+}
+
 std::string to_utf8(std::string_view text) {
   std::string out;
   while (!text.empty()) {

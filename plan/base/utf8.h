@@ -1,6 +1,7 @@
 // Text that others wrote, before it is shown: bytes that are no UTF-8, control characters, marks of direction.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,6 +15,9 @@ struct CodePoint {
   int bytes = 0;
 };
 CodePoint first_code_point(std::string_view text);
+
+/// ":8:2": line and column, counted from 1, of the byte `at` of a text; a column is a character.
+std::string place_in(std::string_view text, size_t at);
 
 /// The text as UTF-8: each byte that is not is read as Latin-1.
 std::string to_utf8(std::string_view text);

@@ -189,8 +189,14 @@ TEST_CASE("what no case can say is refused by name; what does not matter is list
   REQUIRE(refused(model + "--tensor-model-parallel-size ${TP}", "megatron").find("is not one value that stands in the file") !=
           std::string::npos);
   REQUIRE(refused(model + "--tensor-model-parallel-size 4", "megatron", 6).find("6 devices are no multiple") != std::string::npos);
-  REQUIRE(refused(model + "--tensor-model-parallel-size -3", "megatron").find("no whole number") != std::string::npos);
-  REQUIRE(refused("hello", "megatron").find("holds no arguments of Megatron-LM") != std::string::npos);
+  REQUIRE(refused(model + "--tensor-model-parallel-size -3", "megatron").find("`-3` is not a whole number of 1 or more") !=
+          std::string::npos);
+  REQUIRE(refused("hello", "megatron")
+              .starts_with("file: none of --num-layers, --tensor-model-parallel-size, --micro-batch-size is given"));
+  REQUIRE(refused("--tensor-model-paralel-size 2", "megatron").find("did you mean `--tensor-model-parallel-size`?") !=
+          std::string::npos);
+  REQUIRE(refused(model + "--global-batch-size 3", "megatron", 2)
+              .find("--global-batch-size: 3 is not a multiple of micro-batch 1 * 2 data-parallel ranks = 2") != std::string::npos);
 
   const Imported auto_values = imported(
       R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "bf16": {"enabled": true},
@@ -203,11 +209,18 @@ TEST_CASE("what no case can say is refused by name; what does not matter is list
   REQUIRE(value(auto_values, "train.grad_accumulation") == "2");
   REQUIRE(std::ranges::count(auto_values.unread, "steps_per_print") == 1);
   REQUIRE(refused(R"({"optimizer": {"type": "Lamb"}})", "deepspeed").find("`Lamb` has no counterpart") != std::string::npos);
-  REQUIRE(refused(R"({"zero_optimization": {"stage": 4}})", "deepspeed").find("4 is no stage") != std::string::npos);
-  REQUIRE(refused(R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4})", "deepspeed", 2).find("no multiple") !=
-          std::string::npos);
-  REQUIRE(refused("[1]", "deepspeed").find("no JSON object") != std::string::npos);
-  REQUIRE(refused(std::string(100000, '['), "deepspeed").find("no JSON object") != std::string::npos);
+  REQUIRE(refused(R"({"zero_optimization": {"stage": 4}})", "deepspeed").find("4 is not a stage") != std::string::npos);
+  REQUIRE(refused("[1]", "deepspeed").starts_with("file: the file is a list"));
+  REQUIRE(refused("7", "deepspeed").starts_with("file: the file is the single value 7"));
+  REQUIRE(refused(" \n", "deepspeed").starts_with("file: the file is empty"));
+  REQUIRE(refused("{\"a\":\n // c\n \"\u00e9\", }", "deepspeed").starts_with("file:3:7: not JSON: "));
+  REQUIRE(refused("{\"a\": 1", "deepspeed").starts_with("file:1:8: not JSON: unexpected end of input; expected '}'"));
+  REQUIRE(refused("{\n\"a\": \"b\n}", "deepspeed")
+              .starts_with("file:2:8: not JSON: the string is not closed before the end of its line"));
+  REQUIRE(
+      refused("{\"a\": \"b", "deepspeed").starts_with("file:1:9: not JSON: the string is not closed before the end of its line"));
+  REQUIRE(refused("{\"a\": 1e999}", "deepspeed").starts_with("file: a number of the file is too large"));
+  REQUIRE(refused(std::string(100000, '['), "deepspeed").starts_with("file: nested more than 64 levels deep"));
   for (const char* wrong : {R"({"zero_optimization": false})", R"({"bf16": 3, "fp16": []})", R"({"optimizer": {"type": 3}})",
                             R"({"train_batch_size": {}})", R"({"scheduler": {"type": null}})"})
     (void)import_file(wrong, "file", "deepspeed");  // refused or not, in words
@@ -224,6 +237,41 @@ TEST_CASE("what no case can say is refused by name; what does not matter is list
   REQUIRE(defaults.unread == std::vector<std::string>{"metrics.log_freq"});
   REQUIRE(refused("a", "jax").find("are not read") != std::string::npos);
   REQUIRE(refused(std::string(2 << 20, ' '), "megatron").find("more than") != std::string::npos);
+}
+
+TEST_CASE("the batch of a DeepSpeed file follows from two of its three settings, as DeepSpeed has it") {
+  const auto file = [](int sequences, int micro_batch, int accumulation) {
+    std::string text = "{\"steps_per_print\": 1";
+    if (sequences > 0) text += fmt::format(", \"train_batch_size\": {}", sequences);
+    if (micro_batch > 0) text += fmt::format(", \"train_micro_batch_size_per_gpu\": {}", micro_batch);
+    if (accumulation > 0) text += fmt::format(", \"gradient_accumulation_steps\": {}", accumulation);
+    return text + "}";
+  };
+  const auto read = [&](int sequences, int micro_batch, int accumulation, int64_t devices) {
+    const Imported i = imported(file(sequences, micro_batch, accumulation), "deepspeed", devices);
+    return fmt::format("{} * {} * {}", value(i, "train.micro_batch"), value(i, "train.grad_accumulation"), value(i, "layout.dp"));
+  };
+  REQUIRE(read(32, 2, 2, 8) == "2 * 2 * 8");
+  REQUIRE(read(32, 2, 0, 8) == "2 * 2 * 8");
+  REQUIRE(read(32, 0, 2, 8) == "2 * 2 * 8");
+  REQUIRE(read(0, 2, 2, 8) == "2 * 2 * 8");
+  REQUIRE(read(32, 0, 0, 8) == "4 * 1 * 8");
+  REQUIRE(read(0, 2, 0, 8) == "2 * 1 * 8");
+  REQUIRE(read(0, 0, 2, 8) == "1 * 2 * 8");
+  REQUIRE(read(32, 2, 2, 0) == "2 * 2 * 8");
+  const auto refusal = [&](int sequences, int micro_batch, int accumulation, int64_t devices) {
+    const std::string text = refused(file(sequences, micro_batch, accumulation), "deepspeed", devices);
+    const size_t begin = text.find("train_batch_size: ");
+    return begin == std::string::npos ? text : text.substr(begin, text.find('\n', begin) - begin);
+  };
+  const std::string micro = "train_micro_batch_size_per_gpu ", times = "gradient_accumulation_steps ";
+  REQUIRE(refusal(7, 2, 2, 8) == "train_batch_size: 7 is not " + micro + "2 * " + times + "2 * 8 data-parallel ranks = 32");
+  // A multiple of micro-batch and ranks, which another accumulation would explain: not the one that the file states.
+  REQUIRE(refusal(16, 2, 2, 8) == "train_batch_size: 16 is not " + micro + "2 * " + times + "2 * 8 data-parallel ranks = 32");
+  REQUIRE(refusal(10, 4, 0, 2) == "train_batch_size: 10 is not a multiple of " + micro + "4 * 2 data-parallel ranks = 8");
+  REQUIRE(refusal(10, 0, 4, 2) == "train_batch_size: 10 is not a multiple of " + times + "4 * 2 data-parallel ranks = 8");
+  REQUIRE(refusal(7, 0, 0, 8) == "train_batch_size: 7 is not a multiple of 8 data-parallel ranks = 8");
+  REQUIRE(refusal(7, 2, 2, 0) == "train_batch_size: 7 is not a multiple of " + micro + "2 * " + times + "2 = 4");
 }
 
 TEST_CASE("TOML is read as it is defined, as far as it goes, and refused with its line") {
@@ -245,6 +293,12 @@ TEST_CASE("TOML is read as it is defined, as far as it goes, and refused with it
     REQUIRE_FALSE(e.ok());
     REQUIRE(e.error().where.starts_with("f:"));
   }
+  const auto where = [](const char* bad) { return interop::parse_toml(bad, "f").error().where; };
+  REQUIRE(where("[t\na = 1\n") == "f:1:3");
+  REQUIRE(where("a = 1\n  b = 'x' c\n") == "f:2:11");
+  REQUIRE(where("a = 1\n\n a = [\n2]\n") == "f:3:2");
+  REQUIRE(where("\u00e4 = 1") == "f:1:1");
+  REQUIRE(where("a = '\u00e4' x") == "f:1:9");
   REQUIRE_FALSE(interop::parse_toml("a = " + std::string(100000, '['), "f").ok());
 }
 

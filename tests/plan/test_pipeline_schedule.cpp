@@ -181,7 +181,8 @@ TEST_CASE("a list scheduler stays within the activations that it may hold, and i
   REQUIRE(before < play(make(Schedule::kVMin, 4, 12), costs)->end);
   const PipelineSchedule plain = list_schedule(PartPlacement::kLooped, 4, 1, 8, SlotCosts::uniform(4, 1, 1, 1), 4);
   REQUIRE(check(plain).ok());
-  REQUIRE(play(plain, SlotCosts::uniform(4, 1, 1, 1))->end <= play(make(Schedule::k1F1B, 4, 8), SlotCosts::uniform(4, 1, 1, 1))->end);
+  REQUIRE(play(plain, SlotCosts::uniform(4, 1, 1, 1))->end <=
+          play(make(Schedule::k1F1B, 4, 8), SlotCosts::uniform(4, 1, 1, 1))->end);
 }
 
 TEST_CASE("a schedule is read back from its CSV as it was") {
@@ -212,19 +213,24 @@ TEST_CASE("a CSV that is no schedule is refused with its cell") {
   REQUIRE(odd.ok());
   REQUIRE(odd->stage_of(2, 0) == 0);
 
-  REQUIRE(refused("") == "s.csv:1:1: no row: a schedule has one for each stage");
-  REQUIRE(refused("0F0,0X0\n") == "s.csv:1:2: `0X0` is no slot");
-  REQUIRE(refused("0F0,0B0\n,\n") == "s.csv:2:1: stage 1 has no slot");
-  REQUIRE(refused("0F0,0B0\n0F1,0B1,1F0,1B0\n") == "s.csv: stage 1, slot 1 (0F1): part 0 for micro-batch 1 is on stage 0");
-  REQUIRE(refused("0F0,0I0\n1F0,1B0\n") == "s.csv: stage 0 has no W of part 0 for micro-batch 0");
-  REQUIRE(refused("0F0\n1F0,1B0\n") == "s.csv: stage 0 has no I or B of part 0 for micro-batch 0");
-  REQUIRE(refused("0F0,0B0,0F0\n1F0,1B0\n") == "s.csv: stage 0, slot 3 (0F0) is there twice");
-  REQUIRE(refused("0F0,0W0,0I0\n1F0,1B0\n") ==
-          "s.csv: stage 0, slot 2 (0W0) waits for ever: 0I0 of stage 0 is never done before it");
+  REQUIRE(refused("") == "s.csv:1:1: the schedule is empty");
+  REQUIRE(refused("0F0, 0X0\n") == "s.csv:1:6: `0X0` is not a cell of a schedule");
+  REQUIRE(refused("0F0,0B0\n,\n") == "s.csv:2:1: the row of stage 1 has no cell");
+  REQUIRE(refused("0F0,0B0\n0F1,0B1,1F0,1B0\n") == "s.csv:2:1: stage 1 has 0F1, but part 0 for micro-batch 1 is on stage 0");
+  REQUIRE(refused("0F0,0I0\n1F0,1B0\n") == "s.csv:1:1: stage 0 has no W of part 0 for micro-batch 0");
+  REQUIRE(refused("0F0,0W0\n1F0,1B0\n") == "s.csv:1:1: stage 0 has no I of part 0 for micro-batch 0");
+  REQUIRE(refused("0F0\n1F0,1B0\n") == "s.csv:1:1: stage 0 has no backward pass of part 0 for micro-batch 0");
+  REQUIRE(refused("0B0\n1F0,1B0\n") == "s.csv:1:1: stage 0 has no forward pass of part 0 for micro-batch 0");
+  REQUIRE(refused("0F0,0B0,,0F0\n1F0,1B0\n") == "s.csv:1:10: stage 0 has 0F0 twice");
+  REQUIRE(refused("0F0,0W0,0B0\n1F0,1B0\n") == "s.csv:1:9: stage 0 has both 0W0 and 0B0: a B is an I and a W in one");
+  REQUIRE(refused("0F0,0W0,0I0\n1F0,1B0\n") == "s.csv:1:5: stage 0: 0W0 stands before 0I0, which it needs");
+  REQUIRE(refused("0F0,0B0\n1B0,1F0\n") == "s.csv:2:1: stage 1: 1B0 stands before 1F0, which it needs");
   REQUIRE(refused("0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n") ==
-          "s.csv: stage 0, slot 2 (0B0) waits for ever: 1I0 of stage 1 is never done before it");
-  REQUIRE(refused("0F0,0B0\n2F0,2B0\n") == "s.csv:1:1: part 1 is on no stage");
-  REQUIRE(refused("0F0,0B0\n999999F999999,1B0\n").starts_with("s.csv:1:1: 4 slots are too few"));
+          "s.csv:1:5: stage 0: 0B0 waits forever for 1B0 of stage 1, which itself waits at 1F1");
+  REQUIRE(refused("0F0,1B0,0B0,1F0\n") == "s.csv:1:5: stage 0: 1B0 stands before 1F0, which it needs");
+  REQUIRE(refused("1F0,0F0,1B0,0B0\n") == "s.csv:1:1: stage 0: 1F0 waits forever for 0F0, which stands behind it");
+  REQUIRE(refused("0F0,0B0\n2F0,2B0\n") == "s.csv:2:1: no stage has part 1, but stage 1 has part 2");
+  REQUIRE(refused("0F0,0B0\n999999F999999,1B0\n").starts_with("s.csv:1:1: 4 cells are too few"));
 }
 
 TEST_CASE("what a schedule cannot have is refused") {

@@ -217,12 +217,11 @@ role 2
 TEST_CASE("a parse error names line, column, the expected and the found") {
   const std::string where = "p:7:";
   REQUIRE(error_of("") == "p:1:1: expected `shardlab plan 1`, found the end of the text");
-  REQUIRE(error_of("shardlab plan 2\n") == "p:1:15: expected version 1, found version 2");
-  REQUIRE(parse_plan("shardlab plan 2\n", "p").error().hint == "print the plan again with this program");
+  REQUIRE(error_of("shardlab plan 2\n") == "p:1:15: the plan has version 2, and this program reads version 1");
+  REQUIRE(parse_plan("shardlab plan 2\n", "p").error().hint == "print the plan again with this program: `shardlab plan CASE.yaml`");
   REQUIRE(error_of("shardlab plan 1\n") == "p:2:1: expected a line `streams compute ...`, found none");
   REQUIRE(error_of("shardlab plan 1\nmesh dp=0\n") == "p:2:6: expected a size of at least 1 for axis `dp`, found 0");
-  REQUIRE(error_of(with_line("linear.F a (%x, %w) -> (%x)")) ==
-          where + "17: expected the name of a slot of the segment, defined above, found `%w`");
+  REQUIRE(error_of(with_line("linear.F a (%x, %w) -> (%x)")) == where + "17: `%w` is not the name of a slot of the segment");
   REQUIRE(error_of(with_line("linear.F a (%x, %x) (%x)")) == where + "21: expected `->`, found `(`");
   REQUIRE(error_of(with_line("linear.F a (%x, %x) -> (%x) rms")) ==
           where + "29: expected an attribute of linear (bias, accumulate, chunks, strips, turn, carry), found `rms`");
@@ -230,10 +229,9 @@ TEST_CASE("a parse error names line, column, the expected and the found") {
   REQUIRE(error_of(with_line("linear.X a (%x) -> (%x)")) == where + "1: expected an op with phase F, I or W, found `linear.X`");
   REQUIRE(error_of(with_line("copy.F a (%x) -> (%x)")) == where + "1: expected `copy`, which has no phase, found `copy.F`");
   REQUIRE(error_of(with_line("norm.F a (%x) -> (%x) epsilon=x")) == where + "31: expected a number for `epsilon`, found `x`");
-  REQUIRE(error_of(with_line("all_reduce a (%x) -> (%x) comm=dp")) ==
-          where + "32: expected the name of a communicator, found `dp`");
+  REQUIRE(error_of(with_line("all_reduce a (%x) -> (%x) comm=dp")) == where + "32: `dp` is not the name of a communicator");
   REQUIRE(error_of(with_line("send a (%x) -> ()")).starts_with(where + "18: expected `comm=` and the name of a communicator"));
-  REQUIRE(error_of(with_line("copy a (%x) -> (%x) @copy")) == where + "21: expected the name of a stream, found `@copy`");
+  REQUIRE(error_of(with_line("copy a (%x) -> (%x) @copy")) == where + "21: `@copy` is not the name of a stream");
   REQUIRE(error_of(with_line("bound %x activation f32[2]")) ==
           where + "7: expected a new name for a slot, found `%x` a second time");
   REQUIRE(error_of(with_line("bound %y activated f32[2]")) ==
@@ -244,17 +242,20 @@ TEST_CASE("a parse error names line, column, the expected and the found") {
   REQUIRE(error_of(with_line("bound %y activation f32[2] tp:S1")) ==
           where + "31: expected a placement (R, P, L, or S0 to S0), found `S1`");
   REQUIRE(error_of(with_line("bound %y activation f32[2] ep:P")) ==
-          where + "28: expected the name of an axis of the mesh, or `micro`, found `ep`");
-  REQUIRE(error_of(with_line("bound %y activation f32[2] view %z")) ==
-          where + "33: expected the name of a slot of the segment, found `%z`");
+          where + "28: `ep` is not the name of an axis of the mesh, or `micro`");
+  REQUIRE(error_of(with_line("bound %y activation f32[2] view %z")) == where + "33: `%z` is not the name of a slot of the segment");
   REQUIRE(error_of(with_line("bound %y activation f32[1,2,3,4,5]")) == where + "33: expected at most 4 dims, found one more");
   REQUIRE(error_of(with_line("bound %y activation f32[-1]")) == where + "25: expected an extent of at least 0, found -1");
   REQUIRE(error_of(with_line("bound %y activation f32[1] scale 1/0")) == where + "34: expected a scale such as 1/4, found `1/0`");
   REQUIRE(error_of(with_line("copy \"a (%x) -> (%x)")) ==
           where + "6: expected the op's label, found a string without its closing quote");
-  REQUIRE(error_of(with_line("role 0\ncall s (x=%b)")) ==
-          "p:8:11: expected the name of a buffer of the role, defined above, found `%b`");
-  REQUIRE(error_of(with_line("role 0\ncall t ()")) == "p:8:6: expected the name of a segment, found `t`");
+  REQUIRE(error_of(with_line("role 0\ncall s (x=%b)")) == "p:8:11: `%b` is not the name of a buffer of the role");
+  REQUIRE(error_of(with_line("role 0\ncall t ()")) == "p:8:6: `t` is not the name of a segment");
+  REQUIRE(error_of(with_line("residul a (%x, %x) -> (%x)")) == where + "1: `residul` is not an op, did you mean `residual`?");
+  REQUIRE(error_of(with_line("linaer.F a (%x, %x) -> (%x)")) == where + "1: `linaer.F` is not an op, did you mean `linear.F`?");
+  REQUIRE(error_of(with_line("copy a (%x) -> (%x) @comptue")) ==
+          where + "21: `@comptue` is not the name of a stream, did you mean `@compute`?");
+  REQUIRE(error_of(with_line("bound %y activation f32[2 x")) == where + "27: expected `,` or `]`, found `x`");
   REQUIRE(error_of(with_line("role 0\ncall s k=1 ()")) == "p:8:8: expected `l=` (layer), `m=` (micro-batch) or `(`, found `k`");
 }
 

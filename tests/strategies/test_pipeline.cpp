@@ -122,7 +122,7 @@ TEST_CASE("a table of slots that nobody has seen lowers as it is") {
   c.canonical = true;
   lowers(c);
   c.train.grad_accumulation = 3;
-  REQUIRE(check(c).error().message == "the table of the schedule has 2 micro-batches, and grad_accumulation=3");
+  REQUIRE(check(c).error().message == "schedule has 2 micro-batches, but grad_accumulation is 3");
 }
 
 TEST_CASE("sums over micro-batches have one tree, in whatever order the micro-batches come") {

@@ -36,19 +36,22 @@ TEST_CASE("CSV without a last line end keeps its last field") {
 }
 
 TEST_CASE("CSV that is no table is refused where it is wrong") {
-  CHECK(refusal("") == "t.csv:1:1: there is no row below the header\n  write one measured run a line");
-  CHECK(refusal("a,b\n") == "t.csv:2:1: there is no row below the header\n  write one measured run a line");
-  CHECK(refusal("a,a\n1,2\n") == "t.csv:1:3: column `a` stands twice\n  remove one of them");
+  CHECK(refusal("") ==
+        "t.csv: the file is empty\n  write a header line with the names of the columns, then one line for each measured run");
+  CHECK(refusal("a,b\n") == "t.csv:2:1: the file has a header but no rows\n  write one measured run per line");
+  CHECK(refusal("a,a\n1,2\n") == "t.csv:1:3: column `a` appears twice\n  remove one of them");
   CHECK(refusal("a,\n1,2\n") == "t.csv:1:3: column 2 has no name\n  name it, or remove it");
-  CHECK(refusal("a,b\n1\n") == "t.csv:2:1: 1 fields where the header has 2\n  give each row a field for each column; a field that holds a comma is written in quotes");
-  CHECK(refusal("a\n\"1\n").starts_with("t.csv:2:1: a quoted field without its end"));
+  CHECK(refusal("a,b\n1\n") ==
+        "t.csv:2:1: the row has 1 field, the header has 2\n  give the row one field for each column; write a field with a comma in "
+        "quotes");
+  CHECK(refusal("a\n\"1\n").starts_with("t.csv:2:1: the quote that opens here is never closed\n  add the closing quote"));
   CHECK(refusal("a\n\"1\"2\n").starts_with("t.csv:2:4: text after the closing quote of a field"));
   CHECK(refusal("a\n1\"2\n").starts_with("t.csv:2:2: a quote inside a field that does not begin with one"));
 }
 
 TEST_CASE("CSV of too many columns is refused before they are compared") {
   CHECK(refusal(std::string(5'000'000, ',') + "\n") ==
-        "t.csv:1:1: 5000001 columns, more than 1000\n  write one column a property of a run");
+        "t.csv:1:1: 5000001 columns, more than 1000\n  write one column for each property of a run");
 }
 
 TEST_CASE("CSV errors are reported together, and only so many") {

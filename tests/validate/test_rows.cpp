@@ -108,21 +108,21 @@ TEST_CASE("a run that went out of memory has no step time") {
 }
 
 TEST_CASE("rows that can be no training run are refused with the reason") {
-  CHECK(refusal("devices,micro_batch", "0,1") == "`devices`: 0 lies outside 1 to 4194304");
-  CHECK(refusal("devices,micro_batch", "-8,1") == "`devices`: -8 lies outside 1 to 4194304");
-  CHECK(refusal("devices,micro_batch", "nan,1") == "`devices`: `nan` is no number");
-  CHECK(refusal("devices,micro_batch", "inf,1") == "`devices`: `inf` is no number");
+  CHECK(refusal("devices,micro_batch", "0,1") == "`devices`: 0 is outside 1 to 4194304");
+  CHECK(refusal("devices,micro_batch", "-8,1") == "`devices`: -8 is outside 1 to 4194304");
+  CHECK(refusal("devices,micro_batch", "nan,1") == "`devices`: `nan` is not a whole number");
+  CHECK(refusal("devices,micro_batch", "inf,1") == "`devices`: `inf` is not a whole number");
   CHECK(refusal("devices,micro_batch", "99999999999999999999999,1") ==
-        "`devices`: 99999999999999999999999 lies outside 1 to 4194304");
-  CHECK(refusal("devices,micro_batch", "8 GPUs,1") == "`devices`: `8 GPUs` is no number");
-  CHECK(refusal("devices,micro_batch", "7.5,1") == "`devices`: 7.5 is no whole number");
-  CHECK(refusal("devices,dp,tp,micro_batch", "8,2,2,1") == "`devices`: 8 devices and dp * tp * pp * cp = 4 ranks");
+        "`devices`: 99999999999999999999999 is outside 1 to 4194304");
+  CHECK(refusal("devices,micro_batch", "8 GPUs,1") == "`devices`: `8 GPUs` is not a whole number");
+  CHECK(refusal("devices,micro_batch", "7.5,1") == "`devices`: `7.5` is not a whole number");
+  CHECK(refusal("devices,dp,tp,micro_batch", "8,2,2,1") == "`devices`: 8, but dp * tp * pp * cp = 2 * 2 * 1 * 1 = 4 ranks");
   CHECK(refusal("devices,tp,micro_batch", "8,3,1") == "`devices`: 8 is not a multiple of tp * pp * cp = 3");
   CHECK(refusal("dp,tp,pp,cp,micro_batch", "4000000,4000000,4000000,4000000,1") ==
         "`tp`: tp * pp * cp = 64000000000000000000 ranks");
   CHECK(refusal("dp,tp,micro_batch", "4000000,4000000,1") == "`dp`: dp * tp * pp * cp = 16000000000000 ranks");
   CHECK(refusal("devices,ep,micro_batch", "8,3,1") == "`ep`: 3 times expert_tp 1 does not divide dp * cp * tp = 8");
-  CHECK(refusal("devices,zero,micro_batch", "8,4,1") == "`zero`: 4 lies outside 0 to 3");
+  CHECK(refusal("devices,zero,micro_batch", "8,4,1") == "`zero`: 4 is outside 0 to 3");
   CHECK(refusal("devices,pp,schedule,micro_batch", "8,2,gpipe,1") == "`schedule`: `gpipe` is unknown");
   CHECK(refusal("devices,pp,schedule,micro_batch", "8,2,none,1") == "`schedule`: none with pp = 2");
   CHECK(refusal("devices,vpp,micro_batch", "8,2,1") == "`vpp`: 2 virtual stages without a pipeline");
@@ -143,12 +143,12 @@ TEST_CASE("rows that can be no training run are refused with the reason") {
   CHECK(refusal("devices,micro_batch,hidden,ffn,layers", "8,1,4194304,4194304,10000") ==
         "`hidden`: these sizes make 9.7e+17 parameters");
   CHECK(refusal("devices,micro_batch,experts", "8,1,8") == "`top_k`: 0 of 8 experts for a token");
-  CHECK(refusal("devices,micro_batch,measured_step_s", "8,1,0") == "`measured_step_s`: 0 lies outside 1e-06 to 10000000");
+  CHECK(refusal("devices,micro_batch,measured_step_s", "8,1,0") == "`measured_step_s`: 0 is outside 1e-06 to 1e+07 seconds");
   CHECK(refusal("devices,micro_batch,measured_bytes", "8,1,1e9") == "`measured_memory_kind`: is not stated beside measured_bytes");
   CHECK(refusal("devices,micro_batch,measured_status", "8,1,crashed") == "`measured_status`: `crashed` is unknown");
   CHECK(refusal("devices,micro_batch,all_reduce_busbw_gbps", "8,1,-3") ==
-        "`all_reduce_busbw_gbps`: -3 lies outside 0.001 to 100000");
-  CHECK(refusal("devices,micro_batch,busbw_bytes", "8,1,-1") == "`busbw_bytes`: -1 lies outside 0 to 10000000000000");
+        "`all_reduce_busbw_gbps`: -3 is outside 0.001 to 100000 GB/s");
+  CHECK(refusal("devices,micro_batch,busbw_bytes", "8,1,-1") == "`busbw_bytes`: -1 is outside 0 to 1e+13 bytes");
 }
 
 TEST_CASE("a bad row costs itself only, with line and column") {
@@ -167,10 +167,10 @@ TEST_CASE("a table without the columns that every run needs is refused as a whol
     const auto table = read_rows(text, "t.csv", resolver());
     return table.ok() ? "read" : table.error().message;
   };
-  CHECK(refusal_of("model,seq_len,devices\na,1,1\n") == "there is no column `machine`");
-  CHECK(refusal_of("model,machine,devices\na,b,1\n") == "there is no column `seq_len`");
-  CHECK(refusal_of("seq_len,machine,devices\na,b,1\n") == "there is no column `model`, nor `layers`");
-  CHECK(refusal_of("seq_len,machine,model\na,b,1\n") == "there is no column `devices`, nor `dp`");
+  CHECK(refusal_of("model,seq_len,devices\na,1,1\n") == "the header has no column `machine`");
+  CHECK(refusal_of("model,machine,devices\na,b,1\n") == "the header has no column `seq_len`");
+  CHECK(refusal_of("seq_len,machine,devices\na,b,1\n") == "the header has neither a column `model` nor a column `layers`");
+  CHECK(refusal_of("seq_len,machine,model\na,b,1\n") == "the header has neither a column `devices` nor a column `dp`");
 }
 
 TEST_CASE("columns of untuned runs") {

@@ -111,7 +111,7 @@ TEST_CASE("rows.csv carries every column through and adds what was predicted") {
   CHECK(cell(0, "step_error_pct") == "-50.000");
   CHECK(cell(1, "status") == "refused");
   CHECK(cell(1, "predicted_step_s").empty());
-  CHECK(cell(1, "reason") == "hand.csv:3:23: `micro_batch`: 0 lies outside 1 to 16777216\n  check the unit and the digits");
+  CHECK(cell(1, "reason") == "hand.csv:3:23: `micro_batch`: 0 is outside 1 to 16777216\n  check the unit, the sign and the digits");
 }
 
 TEST_CASE("rows of several tables say which") {

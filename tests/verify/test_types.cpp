@@ -39,7 +39,7 @@ TEST_CASE("form: operands, views and bindings") {
           {"accumulation elsewhere", "linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate",
            "linear.W head (%x, %logits, %head) -> (%g.head) accumulate", Rule::kForm, "they are bound to different storage"},
           {"extents that do not match", "local %logits  temporary f32[2,3,8]", "local %logits  temporary f32[2,3,9]", Rule::kForm,
-           "has extent 9, 8 expected"},
+           "has extent 9, but dim 0 of %head, which it must equal, has 8"},
           {"a view beyond its base", "local %x       temporary f32[2,3,6] dp:S0 micro:slice view %x.part",
            "local %x       temporary f32[2,3,6] dp:S0 micro:slice view %x.part offset 1", Rule::kForm,
            "covers elements [1, 37) of %x.part, which has 36"},

@@ -21,14 +21,18 @@ class CsvReader {
     CsvTable table;
     while (at_ < text_.size()) {
       std::vector<CsvField> record = read_record();
+      if (unclosed_) break;  // how many fields there were to be is not known
       if (record.size() == 1 && record[0].text.empty()) continue;
       if (table.columns.empty())
         read_header(record, table);
       else
         add_record(std::move(record), table);
     }
-    if (errors_.empty() && table.records.empty())
-      refuse(line_, 1, "there is no row below the header", "write one measured run a line");
+    if (errors_.empty() && table.columns.empty())
+      errors_.push_back({ExitCode::kUsage, "the file is empty",
+                         "write a header line with the names of the columns, then one line for each measured run", file_});
+    else if (errors_.empty() && table.records.empty())
+      refuse(line_, 1, "the file has a header but no rows", "write one measured run per line");
     if (errors_.empty()) return table;
     return error();
   }
@@ -37,7 +41,7 @@ class CsvReader {
   void read_header(const std::vector<CsvField>& record, CsvTable& table) {
     if (record.size() > limits::kRowsColumns) {
       refuse(record.front().line, 1, fmt::format("{} columns, more than {}", record.size(), limits::kRowsColumns),
-             "write one column a property of a run");
+             "write one column for each property of a run");
       at_ = text_.size();
       return;
     }
@@ -45,7 +49,7 @@ class CsvReader {
       if (field.text.empty())
         refuse(field.line, field.column, fmt::format("column {} has no name", table.columns.size() + 1), "name it, or remove it");
       else if (table.column(field.text) >= 0)
-        refuse(field.line, field.column, fmt::format("column `{}` stands twice", field.text), "remove one of them");
+        refuse(field.line, field.column, fmt::format("column `{}` appears twice", field.text), "remove one of them");
       table.columns.push_back(field.text);
     }
   }
@@ -56,8 +60,10 @@ class CsvReader {
       return;
     }
     const CsvField& last = record.back();
-    refuse(last.line, last.column, fmt::format("{} fields where the header has {}", record.size(), table.columns.size()),
-           "give each row a field for each column; a field that holds a comma is written in quotes");
+    refuse(last.line, last.column,
+           fmt::format("the row has {} {}, the header has {}", record.size(), record.size() == 1 ? "field" : "fields",
+                       table.columns.size()),
+           "give the row one field for each column; write a field with a comma in quotes");
   }
 
   std::vector<CsvField> read_record() {
@@ -112,7 +118,8 @@ class CsvReader {
         return;
       }
     }
-    refuse(field.line, field.column, "a quoted field without its end", "add the closing quote");
+    unclosed_ = true;
+    refuse(field.line, field.column, "the quote that opens here is never closed", "add the closing quote");
   }
 
   bool at_end_of_field() const {
@@ -158,6 +165,7 @@ class CsvReader {
   std::string file_;
   size_t at_ = 0;
   int line_ = 1, column_ = 1;
+  bool unclosed_ = false;  ///< the text ended within quotes
   std::vector<Error> errors_;
   int64_t untold_ = 0;
 };

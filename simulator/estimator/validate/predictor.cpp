@@ -229,7 +229,11 @@ class AnalyticPredictor {
   Result<Prediction> operator()(const Run& run) {
     Notes notes;
     const auto profile = profile_of(run, notes);
-    if (!profile.ok()) return profile.error();
+    if (!profile.ok()) {
+      Error error = profile.error();
+      error.message = fmt::format("`profile`: no profile is named `{}`", run.profile);
+      return error;
+    }
     const auto point = point_of(run);
     if (!point.ok()) return point.error();
     const auto study = study_of(run, *profile);

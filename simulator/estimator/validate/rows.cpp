@@ -82,23 +82,22 @@ class RowReader {
   std::optional<double> number(std::string_view column, double least, double most) {
     if (!stated(column)) return std::nullopt;
     const auto value = number_of(text(column));
-    if (!value) {
-      refuse(column, fmt::format("`{}` is no number", text(column)),
+    if (!value)
+      refuse(column, fmt::format("`{}` is not a number", text(column)),
              "write digits, with a point for the fraction and without a unit");
-    } else if (*value < least || *value > most) {
-      refuse(column, fmt::format("{} lies outside {} to {}", text(column), least, most), "check the unit and the digits");
-    }
+    else if (*value < least || *value > most)
+      refuse_range(column, fmt::format("{:g} to {:g}", least, most));
     return failed() ? std::nullopt : value;
   }
 
   std::optional<int64_t> size(std::string_view column, int64_t least, int64_t most) {
-    const auto value = number(column, static_cast<double>(least), static_cast<double>(most));
-    if (!value) return std::nullopt;
-    if (*value != std::floor(*value)) {
-      refuse(column, fmt::format("{} is no whole number", text(column)), "write a whole number");
-      return std::nullopt;
-    }
-    return static_cast<int64_t>(*value);
+    if (!stated(column)) return std::nullopt;
+    const auto value = number_of(text(column));
+    if (!value || *value != std::floor(*value))
+      refuse(column, fmt::format("`{}` is not a whole number", text(column)), "write digits alone, without a fraction or a unit");
+    else if (*value < static_cast<double>(least) || *value > static_cast<double>(most))
+      refuse_range(column, fmt::format("{} to {}", least, most));
+    return failed() ? std::nullopt : std::optional(static_cast<int64_t>(*value));
   }
   void read_size(std::string_view column, int64_t most, int64_t& out, int64_t least = 1) {
     if (const auto value = size(column, least, most)) out = *value;
@@ -118,7 +117,7 @@ class RowReader {
   std::string word(std::string_view column, const Words& allowed) {
     const std::string value = lower(text(column));
     if (value.empty() || std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return value;
-    refuse(column, fmt::format("`{}` is unknown", text(column)), fmt::format("one of: {}", fmt::join(allowed, " ")));
+    refuse(column, fmt::format("`{}` is unknown", text(column)), fmt::format("expected one of: {}", fmt::join(allowed, " ")));
     return {};
   }
 
@@ -131,6 +130,15 @@ class RowReader {
   }
 
  private:
+  void refuse_range(std::string_view column, const std::string& range) {
+    const std::string_view unit = column == "measured_tokens_per_s" ? " tokens/s"
+                                  : column.ends_with("_s")          ? " seconds"
+                                  : column.ends_with("_gbps")       ? " GB/s"
+                                  : column.ends_with("bytes")       ? " bytes"
+                                                                    : "";
+    refuse(column, fmt::format("{} is outside {}{}", text(column), range, unit), "check the unit, the sign and the digits");
+  }
+
   const CsvTable& csv_;
   const std::vector<CsvField>& record_;
   const std::string& file_;
@@ -371,8 +379,10 @@ void read_ranks(RowReader& in, Run& run) {
                      fmt::format("at most {}", kMostDevices));
   if (!in.stated("devices")) run.devices = l.world_size();
   if (run.devices != l.world_size())
-    in.refuse("devices", fmt::format("{} devices and dp * tp * pp * cp = {} ranks", run.devices, l.world_size()),
-              "the two must be equal: correct one of them");
+    in.refuse("devices",
+              fmt::format("{}, but dp * tp * pp * cp = {} * {} * {} * {} = {} ranks", run.devices, l.dp, l.tp, l.pp, l.cp,
+                          l.world_size()),
+              "make the two equal");
   const auto cut = in.size("expert_tp", 1, kMostDevices);
   if (in.failed()) return;
   const int64_t ranks = l.dp * l.cp * l.tp, expert_tp = cut.value_or(l.tp);
@@ -469,7 +479,7 @@ void read_profile(RowReader& in, Run& run) {
   const auto is_of = [&](const std::string& framework) { return name == framework || name.starts_with(framework + "-"); };
   if (!name.empty() && std::none_of(kProfiles.begin(), kProfiles.end(), is_of))
     return in.refuse("profile", fmt::format("`{}` is unknown", in.text("profile")),
-                     fmt::format("one of: {}", fmt::join(kProfiles, " ")));
+                     fmt::format("expected one of: {}", fmt::join(kProfiles, " ")));
   if (!name.empty()) run.profile = name;
 }
 
@@ -498,9 +508,9 @@ Result<Run> read_run(RowReader& in, const Resolver& resolver) {
   return run;
 }
 
-Error missing(const std::string& file, const std::string& what) {
-  return {ExitCode::kUsage, fmt::format("there is no column {}", what),
-          fmt::format("columns that are read: {}", fmt::join(kColumns, " ")), fmt::format("{}:1:1", file)};
+Error missing(const std::string& file, std::string_view columns, std::string_view hint) {
+  return {ExitCode::kUsage, fmt::format("the header has {}", columns),
+          fmt::format("add {}; columns that are read: {}", hint, fmt::join(kColumns, " ")), fmt::format("{}:1:1", file)};
 }
 
 }  // namespace
@@ -517,12 +527,17 @@ Result<RowTable> read_rows(std::string_view text, const std::string& file, const
   if (!csv.ok()) return csv.error();
   RowTable table;
   table.name = std::filesystem::path(file).stem().string();
+  table.file = file;
   table.csv = std::move(*csv);
   const auto has = [&](std::string_view column) { return table.csv.column(column) >= 0; };
-  if (!has("machine")) return missing(file, "`machine`");
-  if (!has("seq_len")) return missing(file, "`seq_len`");
-  if (!has("model") && !has("layers")) return missing(file, "`model`, nor `layers`");
-  if (!has("devices") && !has("dp")) return missing(file, "`devices`, nor `dp`");
+  if (!has("machine"))
+    return missing(file, "no column `machine`", "`machine`: a name that `shardlab machine list` prints, or a machine file");
+  if (!has("seq_len")) return missing(file, "no column `seq_len`", "`seq_len`: tokens of a sequence");
+  if (!has("model") && !has("layers"))
+    return missing(file, "neither a column `model` nor a column `layers`",
+                   "`model`, a model's name, or `layers`, `hidden`, `heads` and the other sizes");
+  if (!has("devices") && !has("dp"))
+    return missing(file, "neither a column `devices` nor a column `dp`", "one of the two: all devices, or data-parallel ranks");
   for (const std::string& column : table.csv.columns)
     if (std::find(kColumns.begin(), kColumns.end(), column) == kColumns.end()) table.unread.push_back(column);
   for (const auto& record : table.csv.records) {

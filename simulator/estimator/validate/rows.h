@@ -130,6 +130,7 @@ struct Row {
 
 struct RowTable {
   std::string name;  ///< of the file, without folder and ending
+  std::string file;  ///< as messages name it
   CsvTable csv;
   std::vector<Row> rows;            ///< as many as `csv.records`
   std::vector<std::string> unread;  ///< columns carried through
