@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <vector>
 
 #include "cli/common.h"
+#include "plan/reason_code.h"
 #include "reports/columns.h"
 #include "reports/table.h"
 
@@ -30,6 +32,10 @@ void print_reasons(const Reasons& reasons) {
               {}};
   for (const Reason& r : reasons.list()) table.rows.push_back({r.cases, r.text, r.example});
   print(table, TableFormat::kTable);
+  std::set<std::string_view> codes;
+  for (const Reason& r : reasons.list())
+    if (const std::string_view code = code_in(r.text); !code.empty()) codes.insert(code);
+  for (const std::string_view code : codes) fmt::print("more: shardlab explain {}\n", code);
 }
 
 void count_refused(const CaseOutcome& outcome, Reasons& reasons) {

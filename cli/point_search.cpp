@@ -20,14 +20,17 @@ std::optional<double> step_of(const CaseOutcome& outcome) {
 
 bool estimates_first(const Search& search) { return search.kind == SearchKind::kHalving || search.kind == SearchKind::kGoal; }
 
-Result<void> check_search(const Search& search, Resolution resolution, bool sharded) {
+Result<void> check_search(const Search& search, const std::string& file, Resolution resolution, bool sharded) {
   if (!estimates_first(search)) return {};
   if (resolution == Resolution::kAnalytic)
-    return refusal(
-        fmt::format("search {} at the analytic resolution, which is the estimate that it begins with", name_of(search.kind)),
-        "use search: grid or random, or --resolution segments or timeline");
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("search {} needs the resolution segments or timeline: it orders the points by their analytic estimates, "
+                    "and then runs the best",
+                    name_of(search.kind)),
+        "set resolution: segments or timeline, or search: grid or random", Problems(file).where(search.mark)};
   if (sharded)
-    return refusal(fmt::format("--shard of a search by {}, which compares all points", name_of(search.kind)),
+    return refusal(fmt::format("--shard with search {}, which compares all points", name_of(search.kind)),
                    "leave --shard out, or use search: grid or random");
   return {};
 }

@@ -23,8 +23,9 @@ namespace shardlab::cli {
 /// Whether a search estimates every point before it runs some.
 bool estimates_first(const sweeps::Search& search);
 
-/// Refuses a search whose estimate is all that the sweep asks for, and a part of a search that compares all points.
-Result<void> check_search(const sweeps::Search& search, sweeps::Resolution resolution, bool sharded);
+/// Refuses a search whose estimate is all that the sweep asks for, and a part of a search that compares all points. `file` is the
+/// sweep's.
+Result<void> check_search(const sweeps::Search& search, const std::string& file, sweeps::Resolution resolution, bool sharded);
 
 class PointSearch {
  public:

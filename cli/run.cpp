@@ -537,9 +537,10 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
     print(case_table(rows, kColumns), format);
     return counts.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
   }
-  fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(),
-             counts.combinations, counts.excluded, counts.included, counts.duplicates, counts.points, counts.runnable(),
-             counts.refused);
+  const auto counted = [](int64_t n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); };
+  fmt::print("{}: {}, {} excluded, {} included, {}\n{}: {} to run, {} refused\n", sweep.name(),
+             counted(counts.combinations, "combination"), counts.excluded, counts.included, counted(counts.duplicates, "duplicate"),
+             counted(counts.points, "point"), counts.runnable(), counts.refused);
   if (const Search& search = search_of(sweep); estimates_first(search))
     fmt::print("search {}: all are estimated, at most {} run\n", name_of(search.kind),
                survivors(static_cast<size_t>(counts.runnable()), search.kind == SearchKind::kHalving ? search.keep : 1));
@@ -587,7 +588,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
     if (!counts.ok()) return counts.error();
     points->counts = *counts;
   }
-  SHARDLAB_TRY(check_search(search, *resolution, shard->of > 1));
+  SHARDLAB_TRY(check_search(search, sweep->file(), *resolution, shard->of > 1));
   keep_shard(*points, *shard);
   if (flags.dry_run) return dry_run(*sweep, *points, mode, *format);
   const Expansion& expansion = points->kept;

@@ -208,8 +208,8 @@ Result<void> check_missing(const Case& c) {
   if (c.train.precision == Precision::kFp4)
     return missing(fmt::format("precision={}", name_of(c.train.precision)), "precision: fp32, bf16, fp16 or fp8");
   if (c.profile != "shardlab")
-    return refusal(fmt::format("profile={}: shardlab estimates frameworks, and runs its own profile alone", c.profile),
-                   "use resolution: analytic, or profile: shardlab", ErrorKind::kMissing);
+    return refusal(fmt::format("profile={}: frameworks other than shardlab are only estimated", c.profile),
+                   "set resolution: analytic, or profile: shardlab", ErrorKind::kMissing);
   return {};
 }
 

@@ -363,7 +363,10 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "dense fp4 flops a second of a device"}
         .from(0).up_to(kRate),
 
-    CaseKey{"profile", "", Form::kText, "", "", FIELD_TEXT(profile),
+    CaseKey{"profile", "", Form::kWord,
+     "shardlab deepspeed deepspeed-2021 llm-foundry llm.c llmq megatron megatron-2021 megatron-2022 megatron-2026 megatron-bridge megatron-deepspeed "
+     "megatron-deepspeed-vtrain megatron-functional megatron-functional-local megatron-functional-plain megatron-nemo-2023 megatron-zero-bubble nanotron torchtitan "
+     "torchtitan-2024 torchtitan-2025 torchtitan-2025-compiled torchtitan-2025-rowwise torchtitan-compiled torchtitan-rowwise", "", FIELD_TEXT(profile),
             "framework whose run is predicted"},
 
     CaseKey{"data.text", "", Form::kPath, "", "", FIELD_TEXT(data.text),
@@ -410,7 +413,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
         .axis().estimated(),
     CaseKey{"layout.schedule", "schedule", Form::kAny,
      "auto",
-     "a schedule's name, a .csv file of its slots (one row a stage, cells as 0F0), or these in one line, with ; between rows", set_schedule, get_schedule,
+     "a schedule's name (1f1b, interleaved, zb-h1, ...: docs/pipelines.md has all), a .csv file with one row for each stage (cells such as 0F0), or its rows in one line with ; between them", set_schedule, get_schedule,
             "order of the pipeline's micro-batches"}
         .axis().estimated(),
     CaseKey{"layout.stage_layers", "stage_layers", Form::kText, "", "", FIELD_TEXT(layout.stage_layers),
@@ -421,7 +424,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"layout.tensor_overlap", "tensor_overlap", Form::kBool, "", "", FIELD_BOOL(layout.tensor_overlap),
             "matrix products in strips of the sequence, each beside the messages of another (collective matmul, async tensor parallel)"}
         .flag().estimated(),
-    CaseKey{"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, a list of sub-layers, or runs of layers as 3*full 5*none", set_recompute, get_recompute,
+    CaseKey{"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, a list of sub-layers, or runs of layers such as 3*full 5*none", set_recompute, get_recompute,
             "what backward computes again"}
         .axis().estimated(),
     CaseKey{"layout.recompute_options.every", "recompute_options.every", Form::kInteger, "", "", FIELD_INT(layout.recompute_options.every),
@@ -433,7 +436,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"layout.loss_chunks", "loss_chunks", Form::kInteger, "", "", FIELD_INT(layout.loss_chunks),
             "pieces of a micro-batch that go through head and loss one after another, so that their logits are never whole"}
         .from(1).up_to(1 << 20).flag().estimated(),
-    CaseKey{"layout.offload", "offload", Form::kMap, "none", "none, or a map of activations, optimizer and parameters to cpu or nvme", set_offload, get_offload,
+    CaseKey{"layout.offload", "offload", Form::kMap, "none", "none, or a map such as {optimizer: cpu} with keys of: activations optimizer parameters, and values of: none cpu nvme", set_offload, get_offload,
             "what lives outside device memory"}
         .axis().estimated(),
     CaseKey{"layout.delayed_update", "delayed_update", Form::kBool, "", "", FIELD_BOOL(layout.offload.delayed_update),
@@ -681,10 +684,34 @@ bool in_range(const Range& range, double value) {
   return (range.above ? value > range.least : value >= range.least) && (range.below ? value < range.most : value <= range.most);
 }
 
+/// 1073741824 is "1Gi"; a bound that a person can read is written in digits.
+std::string bound_text(double v) {
+  constexpr std::pair<double, const char*> kBinary[] = {
+      {double{int64_t{1} << 40}, "Ti"}, {double{1 << 30}, "Gi"}, {double{1 << 20}, "Mi"}};
+  if (v == 0x1p63) return fmt::format("{}", std::numeric_limits<int64_t>::max());
+  for (const auto& [unit, suffix] : kBinary)
+    if (v >= 1e7 && v <= kExact && std::fmod(v, unit) == 0) return fmt::format("{:.0f}{}", v / unit, suffix);
+  if (v < 1e7) return to_text(v);
+  if (v < kExact && std::fmod(v, 1e6) != 0) return fmt::format("{:.0f}", v);
+  std::string text = fmt::format("{:g}", v);  // "1e+12"
+  std::erase(text, '+');
+  return text;
+}
+
 std::string range_text(const Range& range) {
-  const auto number = [](double v) { return v >= 1e7 ? fmt::format("{:.4g}", v) : to_text(v); };
-  return fmt::format("{} {} {} {}", range.above ? "above" : "from", number(range.least), range.below ? "to below" : "to",
-                     number(range.most));
+  return fmt::format("{} {} {} {}", range.above ? "above" : "from", bound_text(range.least), range.below ? "to below" : "to",
+                     bound_text(range.most));
+}
+
+/// ", for example 8, 64k or 1Mi": those of the texts that are in the range.
+std::string examples_in(const Range& range, std::initializer_list<const char*> texts) {
+  std::vector<std::string> good;
+  for (const char* text : texts)
+    if (in_range(range, parse_number(text).value())) good.emplace_back(text);
+  if (good.empty()) return "";
+  std::string list = good.front();
+  for (size_t i = 1; i < good.size(); ++i) list += (i + 1 < good.size() ? ", " : " or ") + good[i];
+  return ", for example " + list;
 }
 
 bool has_word(std::string_view list, std::string_view word) {
@@ -775,13 +802,15 @@ Range range_of(const CaseKey& key) {
 std::string expected(const CaseKey& key) {
   switch (key.form) {
     case Form::kInteger:
-    case Form::kCount: return fmt::format("a whole number {} (8, 64k, 1Mi)", range_text(range_of(key)));
-    case Form::kNumber: return fmt::format("a number {} (0.1, 1e-3, 16k)", range_text(range_of(key)));
+    case Form::kCount:
+      return fmt::format("a whole number {}{}", range_text(range_of(key)), examples_in(range_of(key), {"8", "64k", "1Mi"}));
+    case Form::kNumber:
+      return fmt::format("a number {}{}", range_text(range_of(key)), examples_in(range_of(key), {"0.1", "1e-3", "16k"}));
     case Form::kBool: return "true or false";
     case Form::kWord: return fmt::format("one of: {}", key.words);
     case Form::kText: return "a text";
     case Form::kPath: return "a path";
-    case Form::kDuration: return "a duration above 0 and up to 1e8 s (90s, 5m, 2h)";
+    case Form::kDuration: return "a duration above 0 and up to 1e8 s, for example 90s, 5m or 2h";
     case Form::kMap:
     case Form::kAny: return std::string(key.holds);
   }

@@ -128,7 +128,7 @@ MapForm map_form(const CaseKey& key);
 /// `CaseKey::words`, one by one.
 std::vector<std::string> words_of(const CaseKey& key);
 
-/// What a text must look like, for messages: "a whole number from 1 to 1024 (8, 64k, 1Mi)", "one of: none afab 1f1b".
+/// What a text must look like, for messages: "a whole number from 1 to 1024, for example 8", "one of: none afab 1f1b".
 std::string expected(const CaseKey& key);
 
 /// True when `text` has the key's form, and a number is in the key's range.

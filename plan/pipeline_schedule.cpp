@@ -88,13 +88,19 @@ int parts_of(const PipelineShape& shape) {
 Result<void> check(const PipelineShape& s) {
   const std::string name(name_of(s.schedule));
   if ((s.stages == 1) != (s.schedule == Schedule::kNone))
-    return refusal(fmt::format("schedule={} with pp={}", name, s.stages),
+    return refusal(fmt::format("schedule={} with pp={}: {}", name, s.stages,
+                               s.stages == 1 ? "there is no pipeline to be scheduled" : "a pipeline needs a schedule"),
                    s.stages == 1 ? "set schedule: none, or pp above 1" : "set schedule: 1f1b, interleaved, zb-h1, ...");
   if (is_looped(s.schedule) != (s.virtual_stages > 1))
-    return is_looped(s.schedule) ? refusal(fmt::format("schedule={} with vpp=1", name), "set vpp: 2 or more, or schedule: 1f1b")
-                                 : refusal(fmt::format("schedule={} with vpp={}", name, s.virtual_stages),
-                                           is_folded(s.schedule) ? "set vpp: 1: two parts a stage go without saying"
-                                                                 : "set vpp: 1, or schedule: interleaved or breadth-first");
+    return is_looped(s.schedule)
+               ? refusal(fmt::format("schedule={} with vpp=1: it needs several virtual stages on each rank", name),
+                         "set vpp: 2 or more, or schedule: 1f1b")
+           : is_folded(s.schedule)
+               ? refusal(fmt::format("schedule={} with vpp={}: it has two parts of the model on each rank by itself", name,
+                                     s.virtual_stages),
+                         "set vpp: 1")
+               : refusal(fmt::format("schedule={} with vpp={}: it has one virtual stage on each rank", name, s.virtual_stages),
+                         "set vpp: 1, or schedule: interleaved or breadth-first");
   if (s.schedule == Schedule::kDualPipe && s.stages % 2 != 0)
     return refusal(fmt::format("schedule=dualpipe with pp={}: each part lies on two stages, q and p - 1 - q", s.stages),
                    "set pp: an even number, or schedule: dualpipe-v");

@@ -235,8 +235,8 @@ class Expander {
   void take_name(const Point& point, Mark mark) {
     const auto [first, fresh] = names_.emplace(point.id, point.name);
     if (!fresh && first->second != point.name)
-      problems_.add(mark, fmt::format("`{}` and `{}` are one case: they differ in their name only", first->second, point.name),
-                    "results and claims tell points by their names: change a key of one of the two, or leave one out");
+      problems_.add(mark, fmt::format("`{}` and `{}` are the same case under two names", first->second, point.name),
+                    "a case is run once and has one name: change a key of one of the two, or remove one");
   }
 
   /// Where the file (or the command line) says what a refusal is about: the setting that its message names first, else the file.

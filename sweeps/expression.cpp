@@ -217,7 +217,7 @@ class Parser {
     if (in(vocabulary_.values)) return literal(token.column, token.text);
     std::vector<std::string> all = vocabulary_.keys;
     all.insert(all.end(), vocabulary_.values.begin(), vocabulary_.values.end());
-    const std::string close = nearest(token.text, all);
+    const std::string close = nearest_word(token.text, all);
     return fail(token.column, close.empty() ? fmt::format("unknown word `{}`; put text in quotes", token.text)
                                             : fmt::format("unknown word `{}`, did you mean `{}`?", token.text, close));
   }
@@ -227,6 +227,21 @@ class Parser {
   size_t position_ = 0;
   std::optional<ExpressionError> error_;
 };
+
+/// An operator that takes numbers, as it is written.
+std::string_view sign_of(Kind kind) {
+  switch (kind) {
+    case Kind::kLess: return "<";
+    case Kind::kLessEqual: return "<=";
+    case Kind::kGreater: return ">";
+    case Kind::kGreaterEqual: return ">=";
+    case Kind::kAdd: return "+";
+    case Kind::kMultiply: return "*";
+    case Kind::kDivide: return "/";
+    case Kind::kRemainder: return "%";
+    default: return "-";
+  }
+}
 
 /// Walks the tree; the first error stops it.
 class Evaluator {
@@ -238,7 +253,7 @@ class Evaluator {
       case Kind::kLiteral: return n.literal;
       case Kind::kKey: return key(n);
       case Kind::kNot: return !truth(*n.left);
-      case Kind::kNegate: return -number(*n.left);
+      case Kind::kNegate: return -number(*n.left, n);
       case Kind::kAnd: return truth(*n.left) && truth(*n.right);
       case Kind::kOr: return truth(*n.left) || truth(*n.right);
       case Kind::kEqual: return equal(n);
@@ -265,11 +280,30 @@ class Evaluator {
     fail(n, "expected a condition here, found a value: compare it with something");
     return false;
   }
-  double number(const Node& n) {
+  /// The value of an operand of `of`.
+  double number(const Node& n, const Node& of) {
     const ExpressionValue v = value(n);
     if (const double* d = std::get_if<double>(&v)) return *d;
-    fail(n, std::holds_alternative<bool>(v) ? "expected a number here, found true or false" : "expected a number here, found text");
+    const auto* text = std::get_if<std::string>(&n.literal);
+    const std::string what = n.kind == Kind::kKey ? fmt::format("`{}`", n.key) : text ? fmt::format("`{}`", *text) : "this";
+    const bool by_size =
+        of.kind == Kind::kLess || of.kind == Kind::kLessEqual || of.kind == Kind::kGreater || of.kind == Kind::kGreaterEqual;
+    fail(n, fmt::format("{} is {}, and `{}` {}", what, std::holds_alternative<bool>(v) ? "true or false" : "text", sign_of(of.kind),
+                        by_size ? "compares numbers: compare it with == or !=" : "takes numbers"));
     return 1;
+  }
+  /// " where dp=1, tp=2": the keys below `n`; nothing where it has none.
+  std::string values_in(const Node& n) {
+    std::string list;
+    const auto add = [&](const Node& part, const auto& again) -> void {
+      if (part.kind == Kind::kKey && list.find(fmt::format(" {}=", part.key)) == std::string::npos)
+        if (const ExpressionValue v = lookup_(part.key); const double* d = std::get_if<double>(&v))
+          list += fmt::format("{} {}={}", list.empty() ? "" : ",", part.key, to_text(*d));
+      if (part.left) again(*part.left, again);
+      if (part.right) again(*part.right, again);
+    };
+    add(n, add);
+    return list.empty() ? "" : " where" + list;
   }
   bool equal(const Node& n) {
     const ExpressionValue a = value(*n.left), b = value(*n.right);
@@ -278,8 +312,12 @@ class Evaluator {
     return x && y ? compared(*x, *y, false, a == b) : a == b;
   }
   ExpressionValue arithmetic(const Node& n) {
-    const double a = number(*n.left), b = number(*n.right);
-    if ((n.kind == Kind::kDivide || n.kind == Kind::kRemainder) && b == 0) fail(n, "division by zero");
+    const double a = number(*n.left, n), b = number(*n.right, n);
+    if ((n.kind == Kind::kDivide || n.kind == Kind::kRemainder) && b == 0) {
+      const std::string where = values_in(*n.right);
+      fail(n, fmt::format("division by zero{}{}", where,
+                          where.empty() ? "" : ": a condition before it, with `and` or `or`, can exclude that case"));
+    }
     switch (n.kind) {
       case Kind::kLess: return compared(a, b, true, a < b);
       case Kind::kLessEqual: return compared(a, b, true, a <= b);

@@ -32,27 +32,31 @@ const std::vector<std::string> kSweepOnly = {"description", "mode",         "axe
 
 /// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included: at most `room` values.
 std::optional<std::vector<std::string>> generated(const YamlNode& map, int64_t room, Problems& problems) {
-  const auto refuse = [&](Mark mark, std::string message) {
-    problems.add(mark, std::move(message), "write a list, {pow2: [1, 8]} or {range: [1, 9, 2]}");
+  const auto refuse = [&](Mark mark, std::string message, std::string hint = "write a list, {pow2: [1, 8]} or {range: [1, 9, 2]}") {
+    problems.add(mark, std::move(message), std::move(hint));
     return std::nullopt;
   };
   if (map.entries.size() != 1 || (map.entries[0].key != "pow2" && map.entries[0].key != "range"))
-    return refuse(map.mark, fmt::format("`{}` does not make an axis", to_flow(map)));
+    return refuse(map.mark, fmt::format("`{}` is not an axis", to_flow(map)));
   const YamlEntry& entry = map.entries[0];
   const bool pow2 = entry.key == "pow2";
   std::vector<int64_t> bounds;
   for (const YamlNode& item : entry.value.items) {
     const auto n = item.is_scalar() ? parse_count(item.text) : std::nullopt;
-    if (!n) return refuse(item.mark, fmt::format("`{}` is no whole number", to_flow(item)));
+    if (!n) return refuse(item.mark, fmt::format("`{}` is not a whole number", to_flow(item)));
     bounds.push_back(*n);
   }
   if (bounds.size() != 2 && !(bounds.size() == 3 && !pow2))
     return refuse(entry.value.mark, fmt::format("{} takes [first, last]{}", entry.key, pow2 ? "" : " or [first, last, step]"));
   const int64_t first = bounds[0], last = bounds[1], step = bounds.size() == 3 ? bounds[2] : 1;
-  if (first > last || step < 1)
-    return refuse(entry.value.mark, fmt::format("{} from {} to {} by {} is empty", entry.key, first, last, step));
+  if (step < 1)
+    return refuse(entry.value.mark, fmt::format("the step of `{}` is {}", to_flow(map), step),
+                  "write a step of 1 or more: {range: [1, 9, 2]}");
+  if (first > last)
+    return refuse(entry.value.mark, fmt::format("`{}` is empty, as {} is above {}", to_flow(map), first, last),
+                  "write the smaller number first, or a list for another order");
   if (pow2 && (first < 1 || (first & (first - 1)) != 0))
-    return refuse(entry.value.mark, fmt::format("pow2 begins at {}, no power of two", first));
+    return refuse(entry.value.mark, fmt::format("pow2 begins at {}, which is not a power of two", first));
   const uint64_t steps = (static_cast<uint64_t>(last) - static_cast<uint64_t>(first)) / static_cast<uint64_t>(step);
   if (!pow2 && steps >= static_cast<uint64_t>(room))
     return refuse(entry.value.mark,
@@ -137,7 +141,8 @@ class Loader {
   void read_version(const YamlNode& root) {
     const YamlNode* version = root.find("version");
     if (version && version->text != "1")
-      problems_.add(version->mark, fmt::format("version {} is not known", to_flow(*version)), "this program reads version 1");
+      problems_.add(version->mark, fmt::format("`version` is `{}`, which this program does not read", to_flow(*version)),
+                    "write `version: 1`");
   }
 
   /// `model: {hf: FILE, assume: llama}`, or model.assume=llama on the command line.
@@ -149,14 +154,21 @@ class Loader {
     reader_.assume(assume_);
   }
 
+  /// Says that `value` is none of the words that `key` may be.
+  void unknown_word(std::string_view key, const YamlNode& value, const std::vector<std::string>& words) {
+    problems_.add(value.mark, fmt::format("`{}` is `{}`{}", key, to_flow(value), did_you_mean(value.text, words)),
+                  fmt::format("expected one of: {}", fmt::join(words, " ")));
+  }
+
   void read_mode(const YamlNode* mode) {
     if (mode) {
+      mode_mark_ = mode->mark;
       if (const auto named = mode_named(mode->text))
         content_.mode = *named;
       else
-        problems_.add(mode->mark, fmt::format("`mode` is `{}`", to_flow(*mode)), "one of: simulate measure both");
+        unknown_word("mode", *mode, {"simulate", "measure", "both"});
     }
-    if (options_.mode) content_.mode = *options_.mode;
+    if (options_.mode) content_.mode = *options_.mode, mode_mark_ = {};
   }
 
   void read_resolution(const YamlNode* resolution) {
@@ -164,8 +176,7 @@ class Loader {
     if (const auto named = resolution_named(resolution->text))
       content_.resolution = *named;
     else
-      problems_.add(resolution->mark, fmt::format("`resolution` is `{}`", to_flow(*resolution)),
-                    "one of: timeline segments analytic");
+      unknown_word("resolution", *resolution, {"timeline", "segments", "analytic"});
   }
 
   void read_traces(const YamlNode* traces) {
@@ -173,7 +184,7 @@ class Loader {
     if (const auto named = traces_named(traces->text))
       content_.traces = *named;
     else
-      problems_.add(traces->mark, fmt::format("`traces` is `{}`", to_flow(*traces)), "one of: none measured all");
+      unknown_word("traces", *traces, {"none", "measured", "all"});
   }
 
   /// Calls `read` for every item of a list, a map as `example` is; anything else is a problem.
@@ -181,21 +192,26 @@ class Loader {
   void each(const YamlNode* list, std::string_view key, std::string_view example, const Read& read) {
     if (!list || list->is_null()) return;
     if (!list->is_sequence())
-      return problems_.add(list->mark, fmt::format("`{}` is {}", key, name_of(list->kind)),
+      return problems_.add(list->mark, fmt::format("`{}` {}", key, is_what(*list)),
                            "a list is expected: start each entry with `-`");
     for (const YamlNode& item : list->items) {
       if (item.is_map())
         read(item);
       else
-        problems_.add(item.mark, fmt::format("an entry of `{}` is {}", key, name_of(item.kind)),
+        problems_.add(item.mark, fmt::format("an entry of `{}` {}", key, is_what(item)),
                       fmt::format("a map is expected: {}", example));
     }
   }
 
-  void unknown_in(const YamlNode& map, std::string_view section, const std::vector<std::string>& allowed) {
-    for (const YamlEntry& e : map.entries)
-      if (std::find(allowed.begin(), allowed.end(), e.key) == allowed.end())
-        add_unknown_key(problems_, e.mark, e.key, section, allowed);
+  /// Says which keys of `map` are not allowed; whether there are any.
+  bool unknown_in(const YamlNode& map, std::string_view section, const std::vector<std::string>& allowed) {
+    bool any = false;
+    for (const YamlEntry& e : map.entries) {
+      if (std::find(allowed.begin(), allowed.end(), e.key) != allowed.end()) continue;
+      add_unknown_key(problems_, e.mark, e.key, section, allowed);
+      any = true;
+    }
+    return any;
   }
 
   // ---- axes and zip --------------------------------------------------------------------------------------------------------
@@ -203,7 +219,7 @@ class Loader {
   void read_axes(const YamlNode& axes) {
     if (axes.is_null()) return;
     if (!axes.is_map())
-      return problems_.add(axes.mark, fmt::format("`axes` is {}", name_of(axes.kind)), "a map from key to list is expected");
+      return problems_.add(axes.mark, fmt::format("`axes` {}", is_what(axes)), "a map from key to list is expected: {dp: [1, 2]}");
     for (const YamlEntry& entry : axes.entries) {
       const auto values = axis_values(entry);
       const std::string path = reader_.path_of(entry.key, values.empty() ? "" : values.front().text, entry.mark);
@@ -212,7 +228,8 @@ class Loader {
       for (const YamlNode& value : values)
         if (auto setting = value_in_axis(path, entry.key, value)) axis.rows.push_back({*setting});
       if (values.empty() && !entry.value.is_map())
-        problems_.add(entry.value.mark, fmt::format("axis `{}` has no values", entry.key), "give at least one");
+        problems_.add(entry.value.mark, fmt::format("axis `{}` has no values", entry.key),
+                      fmt::format("give at least one: `{}: [...]`", entry.key));
       add_axis(std::move(axis), entry.mark);
     }
   }
@@ -221,15 +238,17 @@ class Loader {
     SweepAxis axis;
     axis.zipped = true;
     size_t rows = 0;
+    std::string_view first;
     for (const YamlEntry& entry : block.entries) {
       const auto values = axis_values(entry);
       const std::string path = reader_.path_of(entry.key, values.empty() ? "" : values.front().text, entry.mark);
       if (path.empty()) continue;
-      if (axis.paths.empty()) rows = values.size();
+      if (axis.paths.empty()) rows = values.size(), first = entry.key;
       if (values.size() != rows)
         problems_.add(entry.value.mark,
-                      fmt::format("`{}` has {} values where the zip block has {}", entry.key, values.size(), rows),
-                      "the lists of one block have equal length");
+                      fmt::format("`{}` has {} value{}, but `{}` of the same zip block has {}", entry.key, values.size(),
+                                  values.size() == 1 ? "" : "s", first, rows),
+                      "give the lists of one block the same length");
       if (std::find(axis.paths.begin(), axis.paths.end(), path) != axis.paths.end())
         problems_.add(entry.mark, fmt::format("`{}` is twice in this zip block", entry.key), "keep one of the two");
       axis.paths.push_back(path);
@@ -273,14 +292,18 @@ class Loader {
 
   // ---- rules ---------------------------------------------------------------------------------------------------------------
 
-  std::optional<Expression> read_expression(const YamlNode& rule, const char* key, Mark& mark) {
-    return read_expression(rule, key, mark, expression_vocabulary(), "tp <= 8");
+  /// `what` calls the rule: "the constraint".
+  std::optional<Expression> read_expression(const YamlNode& rule, const char* what, const char* key, Mark& mark) {
+    return read_expression(rule, what, key, mark, expression_vocabulary(), "tp <= 8");
   }
-  std::optional<Expression> read_expression(const YamlNode& rule, const char* key, Mark& mark, const Vocabulary& vocabulary,
-                                            std::string_view example) {
+  std::optional<Expression> read_expression(const YamlNode& rule, const char* what, const char* key, Mark& mark,
+                                            const Vocabulary& vocabulary, std::string_view example) {
     const YamlNode* node = rule.find(key);
-    if (!node || !node->is_scalar()) {
-      problems_.add(node ? node->mark : rule.mark, fmt::format("`{}` is missing or no expression", key),
+    if (!node || !node->is_scalar() || node->text.find_first_not_of(" \t\n") == std::string::npos) {
+      problems_.add(node ? node->mark : rule.mark,
+                    !node               ? fmt::format("{} has no `{}`", what, key)
+                    : node->is_scalar() ? fmt::format("`{}` is empty", key)
+                                        : fmt::format("`{}` {}, and an expression is expected", key, is_what(*node)),
                     fmt::format("write `{}: \"{}\"`", key, example));
       return std::nullopt;
     }
@@ -303,41 +326,42 @@ class Loader {
   }
 
   void read_when(const YamlNode& rule) {
-    unknown_in(rule, "when", {"if", "set"});
+    if (unknown_in(rule, "when", {"if", "set"})) return;  // what is missing may be what is misspelt
     Mark mark;
-    auto condition = read_expression(rule, "if", mark);
+    auto condition = read_expression(rule, "the rule of `when`", "if", mark);
     Settings set;
     if (const YamlNode* values = rule.find("set"))
       reader_.read(*values, set);
     else
-      problems_.add(rule.mark, "`set` is missing", "write `set: {key: value}`");
+      problems_.add(rule.mark, "the rule of `when` has no `set`", "write `set: {key: value}`");
     if (condition) content_.whens.push_back({*std::move(condition), mark, std::move(set)});
   }
 
   void read_constraint(const YamlNode& rule) {
-    unknown_in(rule, "constraints", {"expr", "why"});
+    if (unknown_in(rule, "constraints", {"expr", "why"})) return;
     Mark mark;
-    auto expression = read_expression(rule, "expr", mark);
+    auto expression = read_expression(rule, "the constraint", "expr", mark);
     const YamlNode* why = rule.find("why");
     if (expression) content_.constraints.push_back({*std::move(expression), mark, why ? why->text : ""});
   }
 
   /// `check` is read again when the results are there: what it says of cases can only be known then.
   void read_claim(const YamlNode& rule) {
-    unknown_in(rule, "claims", {"says", "source", "check", "why"});
+    if (unknown_in(rule, "claims", {"says", "source", "check", "why"})) return;
     Claim claim;
     for (const auto& [key, field] : {std::pair{"says", &claim.says}, {"source", &claim.source}}) {
       const YamlNode* node = rule.find(key);
       if (node && node->is_scalar() && !node->text.empty())
         *field = node->text;
       else
-        problems_.add(rule.mark, fmt::format("a claim without `{}`", key),
+        problems_.add(rule.mark, fmt::format("the claim has no `{}`", key),
                       "a claim has the sentence (says), who says it (source) and a check");
     }
     Mark mark;
     Vocabulary vocabulary;
     vocabulary.figures = true;
-    const auto check = read_expression(rule, "check", mark, vocabulary, "zero1.predicted_peak_bytes < zero0.predicted_peak_bytes");
+    const auto check =
+        read_expression(rule, "the claim", "check", mark, vocabulary, "zero1.predicted_peak_bytes < zero0.predicted_peak_bytes");
     if (!check) return;
     claim.check = check->text();
     if (const YamlNode* why = rule.find("why")) claim.why = why->text;
@@ -353,16 +377,18 @@ class Loader {
     if (node.is_map()) unknown_in(node, "search", {"kind", "count", "seed", "keep", "margin"});
     const YamlNode* kind = node.is_map() ? node.find("kind") : &node;
     const auto named = kind && kind->is_scalar() ? search_kind_named(kind->text) : std::nullopt;
-    if (!named)
-      return problems_.add(kind ? kind->mark : node.mark, fmt::format("`search` is `{}`", to_flow(kind ? *kind : node)),
+    if (!kind)
+      return problems_.add(node.mark, "the search has no `kind`",
                            "write `search: {kind: K}`, with one of: grid random halving goal");
+    if (!named) return unknown_word(node.is_map() ? "kind" : "search", *kind, {"grid", "random", "halving", "goal"});
     Search& search = content_.search;
     search.kind = *named;
+    search.mark = node.mark;
     for (const auto& [part, of] : kParts) {
       const YamlNode* value = node.is_map() ? node.find(part) : nullptr;
       if (value == nullptr) continue;
       if (of != *named) {
-        problems_.add(value->mark, fmt::format("`{}` says nothing of a search by {}", part, name_of(*named)),
+        problems_.add(value->mark, fmt::format("`{}` has no effect on a search of kind {}", part, name_of(*named)),
                       fmt::format("remove it, or use kind: {}", name_of(of)));
         continue;
       }
@@ -375,10 +401,10 @@ class Loader {
                                          : share && *share >= 0 && *share < 1;
       if (!good) {
         problems_.add(value->mark, fmt::format("`{}` of the search is `{}`", part, to_flow(*value)),
-                      part == "count"  ? "expected a whole number of points, from 1"
-                      : part == "seed" ? "expected a whole number from 0"
-                      : part == "keep" ? "expected a share of the points, above 0 and up to 1 (0.25)"
-                                       : "expected a share of a step, from 0 to below 1 (0.05)");
+                      part == "count"  ? "expected a whole number of points, 1 or more"
+                      : part == "seed" ? "expected a whole number of 0 or more"
+                      : part == "keep" ? "expected a fraction of the points, above 0 and up to 1, for example 0.25"
+                                       : "expected a fraction of the step time, from 0 to below 1, for example 0.05 for 5 %");
         continue;
       }
       if (part == "count") search.count = *count;
@@ -387,7 +413,8 @@ class Loader {
       if (part == "margin") search.margin = *share;
     }
     if (*named == SearchKind::kRandom && !(node.is_map() && node.find("count")))
-      problems_.add(node.mark, "a random search without `count`", "write how many points: `search: {kind: random, count: 100}`");
+      problems_.add(node.mark, "a random search needs `count`, the number of its points",
+                    "write `search: {kind: random, count: 100}`");
   }
 
   /// `time_to_loss: 2.6`, or `{loss: 2.6, mean_of: 20}`.
@@ -402,7 +429,9 @@ class Loader {
     const auto steps = !mean_of ? LossTarget{}.mean_of : mean_of->is_scalar() ? parse_count(mean_of->text) : std::nullopt;
     if (!value || !(*value > 0) || !steps || *steps < 1 || *steps > kMostSteps)
       return problems_.add(
-          node.mark, fmt::format("time_to_loss `{}` is no loss above 0 with 1 to {} steps", to_flow(node), kMostSteps), kForms);
+          node.mark,
+          fmt::format("`time_to_loss` is `{}`, and a loss above 0 with 1 to {} steps is expected", to_flow(node), kMostSteps),
+          kForms);
     content_.loss_target = {*value, *steps};
   }
 
@@ -429,8 +458,8 @@ class Loader {
       inclusion.settings.erase(name);
     }
     if (!inclusion.name.empty() && !included_names_.insert(inclusion.name).second)
-      problems_.add(rule.mark, fmt::format("a second point is called `{}`", inclusion.name),
-                    "results and claims tell points by their names");
+      problems_.add(rule.mark, fmt::format("a second point has the name `{}`", inclusion.name),
+                    "give each point a name of its own");
     content_.inclusions.push_back(std::move(inclusion));
   }
 
@@ -445,24 +474,44 @@ class Loader {
     if (content_.name.empty()) content_.name = std::filesystem::path(content_.file).stem().string();
     if (!problems_.empty()) return;  // what is missing may be what could not be read
     if (!any_source("model") && content_.sources.inline_model.empty() && !any_key("model.layers"))
-      problems_.add(root, "no model is given",
-                    "add `model: {preset: NAME}` (`shardlab model list`), {hf: config.json} or {inline: {...}}");
+      problems_.add(
+          root, "no model is given",
+          "add `model: NAME` (`shardlab model list` prints the names), `model: {hf: config.json}` or `model: {inline: {...}}`");
     if (!any_source("machine"))
-      problems_.add(root, "no machine is given",
-                    "add `machine: {preset: NAME}` (`shardlab machine list`), {file: PATH} or {local: true}");
-    if (content_.mode != Mode::kSimulate) check_data(root);
+      problems_.add(
+          root, "no machine is given",
+          "add `machine: NAME` (`shardlab machine list` prints the names), `machine: {file: PATH}` or `machine: {local: true}`");
+    if (content_.mode != Mode::kSimulate) check_data();
   }
 
-  void check_data(Mark root) {
-    if (!any_key("data.text") && !any_key("data.tokens"))
-      problems_.add(root, fmt::format("mode {} trains on real input, and no data is given", name_of(content_.mode)),
-                    "add `data: {text: FILE-OR-FOLDER}` or {tokens: FILE.bin}");
+  void check_data() {
+    if (!any_key("data.text") && !any_key("data.tokens")) {
+      if (const Machine* other = only_other_machines())
+        return problems_.add(
+            mode_mark_, fmt::format("`mode` is `{}`, but the machine {} is not this machine", name_of(content_.mode), other->id),
+            "write `machine: {local: true}`, or `mode: simulate`");
+      problems_.add(mode_mark_,
+                    fmt::format("`mode` is `{}`, which trains on real text, but no `data` is given", name_of(content_.mode)),
+                    "add `data: {text: FILE-OR-FOLDER}` or `data: {tokens: FILE.bin}`");
+    }
     each_layer([&](const Settings& layer) {
       for (const char* path : {"data.text", "data.tokens"})
         if (const auto it = layer.find(path); it != layer.end() && !is_there(it->second.text))
-          problems_.add(it->second.mark, fmt::format("{} is not there", it->second.text),
-                        "paths in a file are relative to the folder of that file");
+          problems_.add(it->second.mark, fmt::format("{} does not exist", it->second.text),
+                        "check the path; a relative path begins in the folder of the file that has it");
     });
+  }
+
+  /// The first machine that is named, where none of them can be measured here; else null.
+  const Machine* only_other_machines() const {
+    const Sources& sources = content_.sources;
+    const Machine* first = sources.inline_machine ? &*sources.inline_machine : nullptr;
+    if (first != nullptr && first->local) return nullptr;
+    for (const auto& [text, machine] : sources.machines) {
+      if (machine.local) return nullptr;
+      if (first == nullptr) first = &machine;
+    }
+    return first;
   }
 
   void read_overrides() {
@@ -475,7 +524,7 @@ class Loader {
       std::string word = text.substr(0, equals);
       std::replace(word.begin(), word.end(), '-', '_');
       if (equals == std::string::npos || equals == 0) {
-        here.add({}, fmt::format("`{}` is no key=value", text), "write for example tp=2");
+        here.add({}, fmt::format("`{}` is not of the form key=value", text), "write for example tp=2");
         continue;
       }
       YamlNode value{YamlNode::Kind::kScalar, text.substr(equals + 1), {}, {}, {}};
@@ -532,6 +581,7 @@ class Loader {
   const LoadOptions& options_;
   static constexpr std::string_view kAssume = "model.assume=";
   std::string assume_;
+  Mark mode_mark_;
   SettingsReader reader_;
   std::set<std::string> included_names_;
 };
@@ -543,7 +593,9 @@ Result<Sweep> load(std::string_view text, const std::string& file, const LoadOpt
   const YamlNode root = parse_yaml(text, problems);
   if (!problems.empty() && root.is_null()) return problems.take();
   if (!root.is_map() && !root.is_null()) {
-    problems.add(root.mark, fmt::format("the file is {}", name_of(root.kind)), "a map is expected: `model: ...`, `machine: ...`");
+    problems.add(root.mark,
+                 root.is_scalar() ? fmt::format("the file holds only `{}`", root.text) : fmt::format("the file {}", is_what(root)),
+                 "a map is expected: `model: ...`, `machine: ...`");
     return problems.take();
   }
   auto content = std::make_shared<Sweep::Content>();

@@ -70,7 +70,7 @@ Result<std::string> name_meant(const std::string& said, const std::vector<std::s
   const std::string close = nearest(said, names);
   return Error{ExitCode::kUsage,
                fmt::format("named `{}`{}", said,
-                           !candidates.empty() ? fmt::format(": it could be {}", fmt::join(candidates, ", "))
+                           !candidates.empty() ? fmt::format(", did you mean `{}`?", fmt::join(candidates, "` or `"))
                            : close.empty()     ? ""
                                                : fmt::format(", did you mean `{}`?", close)),
                {},

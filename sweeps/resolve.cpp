@@ -82,17 +82,30 @@ Result<void> derive_dp(Case& c) {
   return {};
 }
 
+Result<void> check_ranks(const Case& c) {
+  const Layout& l = c.layout;
+  const double ranks = static_cast<double>(l.dp) * l.tp * l.pp * l.cp;
+  if (c.machine.local || ranks <= c.machine.devices()) return {};
+  const auto counted = [](int n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); };
+  return refusal(
+      fmt::format("dp*tp*pp*cp = {}*{}*{}*{} = {:.0f} ranks, but {} has {} ({} of {})", l.dp, l.tp, l.pp, l.cp, ranks, c.machine.id,
+                  counted(c.machine.devices(), "device"), counted(c.machine.nodes, "node"), c.machine.devices_per_node),
+      "lower dp, tp, pp or cp, or raise machine.nodes", ErrorKind::kTooManyRanks);
+}
+
 Result<void> derive_batch(Case& c, bool accumulation_given, bool tokens_given) {
   Train& t = c.train;
   const double positive = static_cast<double>(t.seq_len) * static_cast<double>(t.micro_batch) * c.layout.dp;
   if (t.seq_len < 1 || t.micro_batch < 1 || c.layout.dp < 1 || positive > 1e18) return {};  // `check` refuses it with its value
   const int64_t tokens = t.seq_len * t.micro_batch * c.layout.dp;
   if (tokens_given && !accumulation_given) {
-    if (t.global_batch_tokens < 1 || t.global_batch_tokens % tokens != 0)
+    if (t.global_batch_tokens < 1 || t.global_batch_tokens % tokens != 0) {
+      SHARDLAB_TRY(check_ranks(c));  // more ranks than devices are not cured by another batch
       return refusal(fmt::format("global_batch_tokens={} is not a positive multiple of seq_len {} * micro_batch {} * dp {} = {}",
                                  t.global_batch_tokens, t.seq_len, t.micro_batch, c.layout.dp, tokens),
                      fmt::format("set global_batch_tokens to a multiple of {}, or change micro_batch or dp", tokens),
                      ErrorKind::kBatch);
+    }
     t.grad_accumulation = t.global_batch_tokens / tokens;
   }
   if (!tokens_given && t.grad_accumulation > 0 && positive * static_cast<double>(t.grad_accumulation) < 1e18)
@@ -159,13 +172,9 @@ Result<void> check_point(const Draft& draft, Mode mode, Resolution resolution) {
                                path.starts_with("model.") || path.starts_with("machine.") ? path : word, text),
                    fmt::format("implemented: {}", key->holds), ErrorKind::kMissing);
   }
-  const double ranks = static_cast<double>(c.layout.dp) * c.layout.tp * c.layout.pp * c.layout.cp;
-  if (!c.machine.local && ranks > c.machine.devices())
-    return refusal(fmt::format("dp*tp*pp*cp = {:.0f} ranks on {} devices ({} nodes of {})", ranks, c.machine.devices(),
-                               c.machine.nodes, c.machine.devices_per_node),
-                   "raise machine.nodes, or lower dp, tp, pp or cp", ErrorKind::kTooManyRanks);
+  SHARDLAB_TRY(check_ranks(c));
   if (c.train.learning_rate.kind == LearningRate::Kind::kCosine && c.train.learning_rate.total_steps < 1)
-    return refusal("learning_rate.kind=cosine without total_steps", "set train.learning_rate.total_steps");
+    return refusal("learning_rate.kind=cosine needs total_steps", "set train.learning_rate.total_steps");
   if (c.machine.local && c.machine.cores < 1)
     return refusal(fmt::format("machine.cores={} on a local machine: its ranks run on cores", c.machine.cores),
                    "set machine.cores to 1 or more");

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sweeps/sweep.h"
+#include "sweeps/yaml.h"
 
 namespace shardlab::sweeps {
 
@@ -23,6 +24,7 @@ struct Search {
   int64_t seed = 1;      ///< of random
   double keep = 0.25;    ///< of halving: share of the estimated points that go on
   double margin = 0.05;  ///< of goal: share by which an estimate may be too slow
+  Mark mark;             ///< of the file's `search`
 };
 
 /// The file's; kGrid where it says nothing.

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <filesystem>
 
 #include "plan/base/files.h"
+#include "plan/base/values.h"
 #include "sweeps/expression_keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
+#include "sweeps/synonyms.h"
 
 namespace shardlab::sweeps {
 
@@ -41,17 +44,25 @@ std::string source_path(std::string_view group, std::string_view text, const std
 
 bool takes_more_than_a_scalar(const CaseKey& key) { return key.form == Form::kAny || key.form == Form::kMap; }
 
-/// ", did you mean `x`?", or nothing.
-std::string guess(const std::string& text, const std::vector<std::string>& words) {
-  if (text.find_first_not_of("0123456789.-") == std::string::npos) return "";  // a number has no near spelling
-  const std::string close = nearest(text, words);
-  return close.empty() ? "" : fmt::format(", did you mean `{}`?", close);
+/// The words that a value may be.
+std::vector<std::string> words_for(const CaseKey& key) {
+  return key.form == Form::kBool ? std::vector<std::string>{"true", "false"} : words_of(key);
 }
 
-/// How a list that stands where a value is expected becomes an axis; nothing of long lists.
-std::string as_axis(const CaseKey& key, const YamlNode& list) {
-  if (list.items.size() > 8) return "; a sweep varies it under `axes`";
-  return fmt::format("; a sweep varies it as `axes: {{{}: {}}}`", key.word(), to_flow(list));
+/// "; write it without a unit", where words follow a number.
+std::string unit_too_many(const CaseKey& key, std::string_view text) {
+  const bool number = key.form == Form::kInteger || key.form == Form::kCount || key.form == Form::kNumber;
+  const size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
+  const auto in_words = [](unsigned char c) { return std::isalpha(c) || c == ' '; };
+  const bool unit = end > 0 && end < text.size() && std::ranges::all_of(text.substr(end), in_words) && !parse_number(text);
+  return number && unit ? "; write it without a unit" : "";
+}
+
+/// How a list that stands where a value is expected becomes an axis; nothing of what is no list.
+std::string as_axis(std::string_view word, const YamlNode& value) {
+  if (!value.is_sequence()) return "";
+  if (value.items.size() > 8) return "; a sweep varies it under `axes`";
+  return fmt::format("; a sweep varies it as `axes: {{{}: {}}}`", word, to_flow(value));
 }
 
 /// Keys of which `word` is the last part, by their short forms in quotes: "steps" is that of `measure.steps` and `diloco.steps`.
@@ -64,10 +75,23 @@ std::vector<std::string> keys_ending_in(std::string_view word) {
   return found;
 }
 
-/// Keys that are meant by a word that stands where it is none.
-std::vector<std::string> keys_named(std::string_view word) {
+/// Keys that are meant by a word that stands where it is none; of synonyms those that the section cannot say.
+std::vector<std::string> keys_named(std::string_view word, std::string_view section) {
   if (const CaseKey* key = find_key(word)) return {fmt::format("`{}`", key->path)};
+  if (const CaseKey* key = find_key(meant_by(word))) {
+    const bool here = section.empty() ? !key->aliases.empty() : key->path.starts_with(fmt::format("{}.", section));
+    if (!here) return {fmt::format("`{}`", key->path)};
+  }
   return keys_ending_in(word);
+}
+
+/// What to do where keys of another section stand under `section`.
+std::string elsewhere(const std::vector<std::string>& keys, std::string_view section) {
+  if (section.empty()) return "write it in full, or in its section";
+  if (keys.size() > 1) return "write it in its section";
+  const std::string_view key = keys.front();  // in backticks
+  const size_t dot = key.rfind('.');
+  return dot == std::string_view::npos ? "write it at the top of the file" : fmt::format("write it under {}`", key.substr(0, dot));
 }
 
 std::vector<std::string> keys_of_section(const std::string& section) {
@@ -107,7 +131,8 @@ void SettingsReader::read(const YamlNode& map, Settings& out, const std::vector<
                           const std::vector<std::string>& listed) {
   if (map.is_null()) return;
   if (!map.is_map()) {
-    problems_.add(map.mark, fmt::format("found {} where a map of keys is expected", name_of(map.kind)), "write `key: value` lines");
+    problems_.add(map.mark, fmt::format("what stands here {}, and a map of keys is expected", is_what(map)),
+                  "write `{key: value}`");
     return;
   }
   read_section(map, "", out, skip, listed);
@@ -131,16 +156,17 @@ void SettingsReader::read_entry(const YamlEntry& entry, const std::string& secti
     return assign(out, std::string(key->path), entry.key, entry.value);
   if (is_section(path) && (entry.value.is_map() || entry.value.is_null())) return read_section(entry.value, path, out, {}, {});
   if (key)
-    problems_.add(entry.value.mark, fmt::format("`{}` is {}", entry.key, name_of(entry.value.kind)),
-                  fmt::format("expected {}{}", expected(*key), entry.value.is_sequence() ? as_axis(*key, entry.value) : ""));
+    problems_.add(entry.value.mark, fmt::format("`{}` {}", entry.key, is_what(entry.value)),
+                  fmt::format("expected {}{}", expected(*key), as_axis(key->word(), entry.value)));
   else if (is_section(path))
-    problems_.add(entry.value.mark, fmt::format("`{}` is {}", entry.key, name_of(entry.value.kind)),
-                  fmt::format("expected a map of {}", fmt::join(keys_of_section(path), " ")));
-  else if (const auto meant = keys_named(entry.key); !meant.empty() && !problems_.is_full())
+    problems_.add(entry.value.mark, fmt::format("`{}` {}", entry.key, is_what(entry.value)),
+                  fmt::format("expected {}a map with keys of: {}{}", group ? "a name, or " : "",
+                              fmt::join(keys_of_section(path), " "), group ? as_axis(path, entry.value) : ""));
+  else if (const auto meant = keys_named(entry.key, section); !meant.empty() && !problems_.is_full())
     problems_.add(entry.mark,
                   fmt::format("unknown key `{}`{}, did you mean {}?", entry.key,
                               section.empty() ? "" : fmt::format(" under `{}`", section), fmt::join(meant, " or ")),
-                  section.empty() ? "write it in full, or in its section" : "write it in its section");
+                  elsewhere(meant, section));
   else
     add_unknown_key(problems_, entry.mark, entry.key, section, listed.empty() ? keys_of_section(section) : listed,
                     section.empty() ? keys_under("") : std::vector<std::string>{});
@@ -152,12 +178,12 @@ void SettingsReader::read_source(const YamlEntry& entry, const std::string& path
     if (value.is_map())
       read_section(value, "model", sources_.inline_model, {}, {});
     else
-      problems_.add(value.mark, fmt::format("`inline` is {}", name_of(value.kind)), "a map of the model's shape is expected");
+      problems_.add(value.mark, fmt::format("`inline` {}", is_what(value)), "a map of the model's sizes is expected");
   } else if (path == "machine.inline") {
     sources_.inline_machine = read_machine(value, problems_);
     out[path] = {"true", value.mark};
   } else if (!value.is_scalar()) {
-    problems_.add(value.mark, fmt::format("`{}` is {}", entry.key, name_of(value.kind)), "a name or path is expected");
+    problems_.add(value.mark, fmt::format("`{}` {}", entry.key, is_what(value)), "a name or a path is expected");
   } else {
     const bool group = path == "model" || path == "machine";
     assign(out, group ? source_path(path, value.text, folder_) : path, entry.key, value);
@@ -168,7 +194,10 @@ void SettingsReader::assign(Settings& out, const std::string& path, std::string_
   const std::string_view group = source_group(path);
   for (const auto& [other, setting] : out)
     if (other == path || (!group.empty() && source_group(other) == group)) {
-      problems_.add(value.mark, fmt::format("`{}` says again what {} says on line {}", word, other, setting.mark.line),
+      problems_.add(value.mark,
+                    other == path
+                        ? fmt::format("`{}` is set a second time: line {} sets it as `{}`", word, setting.mark.line, other)
+                        : fmt::format("`{}` and `{}` (line {}) both choose the {}", word, other, setting.mark.line, group),
                     "keep one of the two");
       return;
     }
@@ -201,8 +230,10 @@ std::optional<Setting> SettingsReader::value_of(const std::string& path, std::st
   const bool scalar = value.is_scalar() || (takes_more_than_a_scalar(*key) && !value.is_null());
   if (key->form == Form::kMap && value.is_map() && !check_map(*key, word, value)) return std::nullopt;
   if (!scalar || !has_form(*key, setting.text)) {
-    problems_.add(value.mark, fmt::format("`{}` is `{}`{}", word, setting.text, guess(setting.text, words_of(*key))),
-                  fmt::format("expected {}", expected(*key)));
+    problems_.add(value.mark,
+                  value.is_null() ? fmt::format("`{}` has no value", word)
+                                  : fmt::format("`{}` is `{}`{}", word, setting.text, did_you_mean(setting.text, words_for(*key))),
+                  fmt::format("expected {}{}", expected(*key), unit_too_many(*key, setting.text)));
     return std::nullopt;
   }
   if (key->form == Form::kPath) setting.text = absolute(setting.text);
@@ -242,7 +273,7 @@ bool SettingsReader::check_map(const CaseKey& key, std::string_view word, const 
     } else if (std::any_of(map.entries.begin(), entry, again)) {
       refuse(entry->mark, fmt::format("`{}.{}` is said twice", word, entry->key), "keep one of the two");
     } else if (std::ranges::find(form.words, text) == form.words.end()) {
-      refuse(entry->value.mark, fmt::format("`{}.{}` is `{}`{}", word, entry->key, text, guess(text, form.words)),
+      refuse(entry->value.mark, fmt::format("`{}.{}` is `{}`{}", word, entry->key, text, did_you_mean(text, form.words)),
              fmt::format("expected one of: {}", fmt::join(form.words, " ")));
     }
   }
@@ -254,6 +285,13 @@ std::optional<Setting> SettingsReader::source_value(const std::string& path, Set
   // "org/name" that is no folder here stays what it is, for the message.
   const bool published = path == "model.hf" && !setting.text.ends_with(".json") && !is_there(absolute(setting.text));
   if ((path == "model.hf" || path == "machine.file") && !published) setting.text = absolute(setting.text);
+  const bool path_to = path == "machine.file" || (path == "model.hf" && !published);
+  if (path_to && !is_there(setting.text)) {
+    problems_.add(setting.mark, fmt::format("{} does not exist", setting.text),
+                  fmt::format("check the path; a relative path begins in {}",
+                              folder_.empty() ? "the current folder" : "the folder " + folder_));
+    return std::nullopt;
+  }
   // A preset is a word, whatever it looks like: `./x.json` under `preset` is a slip.
   const auto refuse = [&](const Error& e) {
     problems_.add(setting.mark, e.where.empty() ? e.message : e.where + ": " + e.message, e.hint);

@@ -12,15 +12,19 @@
 
 #include "plan/base/files.h"
 #include "plan/base/limits.h"
+#include "plan/base/nearest.h"
 #include "plan/base/utf8.h"
+#include "plan/keys.h"
+#include "sweeps/synonyms.h"
+#include "sweeps/yaml_faults.h"
 
 namespace shardlab::sweeps {
 
 namespace {
 
 constexpr size_t kMessage = 2000;  ///< bytes of a message about one place
-constexpr const char* kNul = "a NUL character, where the name of a file or folder would end";
-constexpr const char* kTakeOut = "take it out";
+constexpr const char* kNul = "a NUL character (byte 0) stands here, and no text may contain one";
+constexpr const char* kRemove = "remove it";
 constexpr int64_t kOpenBrackets = 10'000;  ///< beyond any text that means something, and before the library's tokens fill memory
 
 Mark mark_of(const YAML::Mark& m) { return m.is_null() ? Mark{} : Mark{m.line + 1, m.column + 1}; }
@@ -88,7 +92,7 @@ class Builder : public YAML::EventHandler {
 
   void leaf(YamlNode::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor, const std::string& text) {
     YamlNode node{kind, to_utf8(text), mark_of(mark), {}, {}};  // the library writes "\_" and "\N" as bytes of Latin-1
-    if (text.find('\0') != std::string::npos) problems_.add(node.mark, kNul, kTakeOut);
+    if (text.find('\0') != std::string::npos) problems_.add(node.mark, kNul, kRemove);
     count(1, node.mark);
     remember(anchor, node, 1);
     place(std::move(node), 1);
@@ -137,7 +141,7 @@ class Builder : public YAML::EventHandler {
   /// Whether the node is a key that the map can have.
   bool begin_entry(Frame& map, YamlNode& key) {
     if (!key.is_scalar()) {
-      problems_.add(key.mark, "a key must be a single word");
+      problems_.add(key.mark, fmt::format("this key {}, but a key is a single word", is_what(key)), "write `key: value`");
       return false;
     }
     if (key.text == "<<") {
@@ -194,17 +198,6 @@ bool is_plain(char c) {
          c == '+' || c == '-';
 }
 
-/// Whether a tab stands before the first sign of a line, counted from 0.
-bool indented_by_tab(std::string_view text, int line) {
-  for (; line > 0; --line) {
-    const size_t end = text.find('\n');
-    if (end == std::string_view::npos) return false;
-    text.remove_prefix(end + 1);
-  }
-  const std::string_view indent = text.substr(0, std::min(text.find_first_not_of(" \t"), text.size()));
-  return indent.find('\t') != std::string_view::npos;
-}
-
 /// A message or hint without most of a value that is longer than anybody reads.
 std::string shown(std::string message) {
   if (message.size() <= kMessage) return message;
@@ -228,6 +221,11 @@ std::string_view name_of(YamlNode::Kind kind) {
     case YamlNode::Kind::kMap: return "a map";
   }
   return "?";
+}
+
+std::string is_what(const YamlNode& node) {
+  if (node.is_null()) return "has no value";
+  return node.is_scalar() ? fmt::format("is `{}`", node.text) : fmt::format("is {}", name_of(node.kind));
 }
 
 bool is_plain_scalar(std::string_view text) {
@@ -280,6 +278,10 @@ void Problems::add(Error error) {
     ++untold_;
   else
     found_.push_back({Mark{std::numeric_limits<int>::max(), 0}, std::move(error)});
+}
+
+void Problems::take_back(Mark mark) {
+  std::erase_if(found_, [&](const Found& f) { return f.mark.line == mark.line && f.mark.column == mark.column; });
 }
 
 std::string Problems::where(Mark mark) const {
@@ -351,7 +353,7 @@ YamlNode parse_yaml(std::string_view text, Problems& problems) {
   }
   const bool wide = text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
   if (const auto mark = first_nul(text, wide)) {
-    problems.add(*mark, kNul, kTakeOut);
+    problems.add(*mark, kNul, kRemove);
     return {};
   }
   // The library reports with exceptions: they end here.
@@ -370,33 +372,42 @@ YamlNode parse_yaml(std::string_view text, Problems& problems) {
       problems.add(place, "not YAML: nothing can begin with this sign",
                    "look at the brackets, quotes and commas just before this place");
     else
-      problems.add(place, "a second YAML document in one file", "one file holds one document: remove the `---`");
+      problems.add(place, "the file contains a second YAML document", "one file holds one document: remove the `---`");
     return first.take();
   } catch (const YAML::Exception& e) {
-    if (indented_by_tab(text, e.mark.line))
-      problems.add(mark_of(e.mark), "not YAML: a tab in the indentation of this line",
-                   "indent with blanks: write two in place of each tab");
-    else if (e.msg == YAML::ErrorMsg::EOF_IN_SCALAR)
-      problems.add(mark_of(e.mark), "not YAML: the file ends within quotes",
-                   "close the quote: from its sign on, every line was taken for its text");
-    else if (e.msg == YAML::ErrorMsg::UNKNOWN_ANCHOR)
-      problems.add(mark_of(e.mark), fmt::format("not YAML: {}", e.msg),
-                   "mark a value above this place with &NAME, or write the value here");
-    else
-      problems.add(mark_of(e.mark), fmt::format("not YAML: {}", e.msg),
-                   "look at the brackets, quotes and indentation just before this place");
+    const Mark mark = mark_of(e.mark);
+    YamlFault fault = yaml_fault(wide ? std::string_view() : text, e.msg, mark);
+    problems.take_back(mark);  // what was read there is part of the fault
+    problems.add(fault.mark, std::move(fault.message), std::move(fault.hint));
   } catch (const Unreadable& e) { problems.add(e.mark, e.message, e.hint); }
   return {};
 }
 
 Result<std::string> read_text_file(const std::string& path) { return read_file_within(path, limits::kYamlBytes); }
 
+std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates) {
+  if (const std::string_view meant = meant_by(word); !meant.empty()) {
+    const CaseKey* const key = find_key(meant);
+    const auto is_meant = [&](const std::string& candidate) {
+      return candidate == meant || (key != nullptr && (find_key(candidate) == key || key->path.ends_with("." + candidate)));
+    };
+    if (const auto found = std::ranges::find_if(candidates, is_meant); found != candidates.end()) return *found;
+  }
+  return nearest(word, candidates);
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+  if (word.find_first_not_of("0123456789.-") == std::string::npos) return "";  // a number has no near spelling
+  const std::string close = nearest_word(word, candidates);
+  return close.empty() ? "" : fmt::format(", did you mean `{}`?", close);
+}
+
 void add_unknown_key(Problems& problems, Mark mark, std::string_view key, std::string_view section,
                      const std::vector<std::string>& allowed, const std::vector<std::string>& also) {
   if (problems.is_full()) return problems.add(mark, {});  // only counted: spellings take time
   std::vector<std::string> candidates = allowed;
   candidates.insert(candidates.end(), also.begin(), also.end());
-  const std::string close = nearest(key, candidates);
+  const std::string close = nearest_word(key, candidates);
   const std::string place = section.empty() ? "here" : fmt::format("under `{}`", section);
   problems.add(mark, fmt::format("unknown key `{}`{}", key, close.empty() ? "" : fmt::format(", did you mean `{}`?", close)),
                fmt::format("allowed {}: {}", place, fmt::join(allowed, " ")));

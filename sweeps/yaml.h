@@ -47,6 +47,9 @@ struct YamlEntry {
 /// "a map", "a list", "a single value" or "nothing".
 std::string_view name_of(YamlNode::Kind kind);
 
+/// "is a list", "is `text`" or "has no value".
+std::string is_what(const YamlNode& node);
+
 /// One line of YAML that reads back as the node: `{a: 1, b: [x, y]}`.
 std::string to_flow(const YamlNode& node);
 
@@ -65,6 +68,8 @@ class Problems {
   void add(Mark mark, std::string message, std::string hint = {});
   /// A problem that another reader found elsewhere.
   void add(Error error);
+  /// Forgets what was said of this place.
+  void take_back(Mark mark);
   bool empty() const { return found_.empty(); }
   /// Whether a further problem is only counted.
   bool is_full() const { return found_.size() >= limits::kProblems; }
@@ -92,6 +97,12 @@ YamlNode parse_yaml(std::string_view text, Problems& problems);
 
 /// The bytes of a file that holds YAML or JSON, or why it cannot be read.
 Result<std::string> read_text_file(const std::string& path);
+
+/// The candidate that the table of synonyms gives for `word`; else `nearest` (plan/base/nearest.h).
+std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates);
+
+/// ", did you mean `nearest_word`?"; nothing where there is none, or where the word is a number.
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
 /// Says that `key` is not known under `section`: the nearest spelling, among `allowed` and `also`, and the allowed keys.
 void add_unknown_key(Problems& problems, Mark mark, std::string_view key, std::string_view section,

@@ -1,6 +1,7 @@
 // Profiles are data: all that ship are read, and what is wrong in one is refused where it stands.
 #include <set>
 
+#include "plan/keys.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
@@ -19,6 +20,8 @@ TEST_CASE("every framework of the contract has a profile that reads") {
   }
   for (const char* needed : {"shardlab", "megatron", "nanotron", "torchtitan", "deepspeed", "llm-foundry", "llm.c", "llmq"})
     CHECK(names.count(needed) == 1);
+  const std::vector<std::string> words = words_of(*find_key("profile"));
+  CHECK(std::set<std::string_view>(words.begin(), words.end()) == names);  // a sweep can ask for each, and for no other
 }
 
 TEST_CASE("a profile starts from another and changes what it names") {

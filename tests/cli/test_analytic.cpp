@@ -181,7 +181,7 @@ TEST_CASE("what the analytic resolution cannot do is said before anything runs")
   const std::string sweep = scratch.write("s.yaml", "model: tiny-llama\nmachine: hgx-h100-ndr\n");
   const Output measure = shardlab_program(scratch, "run " + sweep + " --mode measure --resolution analytic");
   CHECK(measure.code == 2);
-  CHECK((measure.err.find("no plan to measure") != std::string::npos || measure.err.find("data") != std::string::npos));
+  CHECK(measure.err.find("`mode` is `measure`, but the machine hgx-h100-ndr is not this machine") != std::string::npos);
   const Output unknown = shardlab_program(scratch, "run " + sweep + " --resolution exact");
   CHECK(unknown.code == 2);
   CHECK(unknown.err.find("timeline, segments or analytic") != std::string::npos);

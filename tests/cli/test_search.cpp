@@ -481,7 +481,7 @@ TEST_CASE("what makes no search is refused in words") {
        "is no multiple of seq_len 256\n  set 768 or 1024"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens -1", "no size"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --seq-len 256 --global-batch-tokens 9223372036854775807",
-       "--global-batch-tokens 9223372036854775807 is no size\n  expected a whole number from 1 to 9.007e+15"},
+       "--global-batch-tokens 9223372036854775807 is no size\n  expected a whole number from 1 to 8192Ti"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 9223372036854775807",
        "--seq-len 9223372036854775807 is no size"}};
   for (const Bad& bad : table) {

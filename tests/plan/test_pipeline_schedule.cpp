@@ -235,10 +235,11 @@ TEST_CASE("a CSV that is no schedule is refused with its cell") {
 
 TEST_CASE("what a schedule cannot have is refused") {
   const auto refusal = [](PipelineShape shape) { return check(shape).error().message; };
-  REQUIRE(refusal({Schedule::k1F1B, 1, 1, 4}) == "schedule=1f1b with pp=1");
-  REQUIRE(refusal({Schedule::kNone, 2, 1, 4}) == "schedule=none with pp=2");
-  REQUIRE(refusal({Schedule::kInterleaved, 2, 1, 4}) == "schedule=interleaved with vpp=1");
-  REQUIRE(refusal({Schedule::kZbV, 2, 2, 4}) == "schedule=zb-v with vpp=2");
+  REQUIRE(refusal({Schedule::k1F1B, 1, 1, 4}) == "schedule=1f1b with pp=1: there is no pipeline to be scheduled");
+  REQUIRE(refusal({Schedule::kNone, 2, 1, 4}) == "schedule=none with pp=2: a pipeline needs a schedule");
+  REQUIRE(refusal({Schedule::kInterleaved, 2, 1, 4}) ==
+          "schedule=interleaved with vpp=1: it needs several virtual stages on each rank");
+  REQUIRE(refusal({Schedule::kZbV, 2, 2, 4}) == "schedule=zb-v with vpp=2: it has two parts of the model on each rank by itself");
   REQUIRE(refusal({Schedule::kDualPipe, 3, 1, 4}) == "schedule=dualpipe with pp=3: each part lies on two stages, q and p - 1 - q");
 }
 

@@ -89,7 +89,7 @@ TEST_CASE("illegal layouts are refused with their values") {
   REQUIRE(refusal(with_pipeline(tiny_case(), 3, Schedule::k1F1B, 1)) == "pp=3 stages for 2 layers: a stage would be empty");
   c = tiny_case();
   c.layout.schedule = Schedule::k1F1B;
-  REQUIRE(refusal(c) == "schedule=1f1b with pp=1");
+  REQUIRE(refusal(c) == "schedule=1f1b with pp=1: there is no pipeline to be scheduled");
   c = tiny_case();
   c.layout.zero = 1;
   REQUIRE(refusal(c) == "zero=1 with dp=1: there is nothing to shard over");

@@ -350,7 +350,7 @@ TEST_CASE("models and machines are found as people name them") {
   CHECK(model("gpt-2") == "gpt2");
   CHECK(model("Qwen/Qwen2.5-7B-Instruct") == "qwen2.5-7b");
   CHECK(model("neox") == "gpt-neox-20b");
-  CHECK(model("gpt-oss") == "no model is named `gpt-oss`: it could be gpt-oss-120b, gpt-oss-20b");
+  CHECK(model("gpt-oss") == "no model is named `gpt-oss`, did you mean `gpt-oss-120b` or `gpt-oss-20b`?");
   CHECK(model("someone/else") == "`someone/else` is no folder here, and no shipped model is called so");
   CHECK(load_model_config("someone/else").error().hint.find("someone/else/config.json") != std::string::npos);
   CHECK(load_model_config("./gpt2").error().where == "./gpt2");  // a path, and there is no such file
@@ -364,7 +364,7 @@ TEST_CASE("models and machines are found as people name them") {
   CHECK(machine("RTX 4090") == "rtx-4090-24gb");
   CHECK(machine("l40") == "l40-48gb");
   CHECK(machine("h100 pcie") == "h100-pcie-80gb");
-  CHECK(machine("a100-pcie") == "no machine is named `a100-pcie`: it could be a100-pcie-40gb, a100-pcie-80gb");
+  CHECK(machine("a100-pcie") == "no machine is named `a100-pcie`, did you mean `a100-pcie-40gb` or `a100-pcie-80gb`?");
   for (const std::string& name : list_machines()) CHECK(machine_name(name).ok());
   for (const std::string& name : list_models()) CHECK(load_model_config(name)->model.name == name);
 }

@@ -85,7 +85,7 @@ TEST_CASE("a refused point says where the file, or the command line, asks for wh
 TEST_CASE("two points of one name are refused: results and claims tell them by it") {
   const std::string errors = errors_of(small("include:\n  - {name: a, dp: 1}\n  - {name: a, dp: 2}\n"));
   CHECK(says(errors, "s.yaml:5"));
-  CHECK(says(errors, "a second point is called `a`"));
+  CHECK(says(errors, "a second point has the name `a`"));
 }
 
 TEST_CASE("axes multiply in order, the last fastest") {
@@ -113,7 +113,7 @@ TEST_CASE("a zip block is one axis") {
 
 TEST_CASE("no name that a file gives is lost: two for one point are a problem") {
   const std::string twins = errors_of(small("include:\n  - {name: a, tp: 1}\n  - {name: b, tp: 1}\n"));
-  CHECK(twins.find("`a` and `b` are one case: they differ in their name only") != std::string::npos);
+  CHECK(twins.find("`a` and `b` are the same case under two names") != std::string::npos);
   // A name that is given replaces one made of values.
   const Expansion e = points_of(small("axes: {tp: [1, 2]}\ninclude:\n  - {name: b, tp: 2}\n  - {tp: 1}\n"));
   CHECK(names_of(e) == Names{"tp=1", "b"});
@@ -199,7 +199,7 @@ TEST_CASE("time_to_loss is a loss above 0, or a map of a loss and the steps whos
   CHECK(target("{loss: 2.5, mean_of: 4}") == LossTarget{2.5, 4});
   CHECK(load_sweep_text(small(""), "s.yaml", with_local())->loss_target() == LossTarget{});
   for (const char* bad : {"-1", "0", "low", "[2]", "{mean_of: 3}", "{loss: 2, mean_of: 0}", "{loss: 2, mean_of: 2000000}"})
-    CHECK(says(errors_of(small(std::string("time_to_loss: ") + bad + "\n")), "is no loss above 0 with 1 to 1000000 steps"));
+    CHECK(says(errors_of(small(std::string("time_to_loss: ") + bad + "\n")), "a loss above 0 with 1 to 1000000 steps is expected"));
   CHECK(says(errors_of(small("time_to_loss: {loss: 2, window: 3}\n")), "window"));
 }
 
@@ -227,7 +227,8 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("guard: {window: 5}\n")) ==
         "settings of guard without guard.nonfinite and guard.spike: they would change nothing");
   CHECK(reason(small("precision: fp4\n")) == "precision=fp4 is not implemented in this version");
-  CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved with vpp=1");
+  CHECK(reason(small("schedule: interleaved\npp: 2\n")) ==
+        "schedule=interleaved with vpp=1: it needs several virtual stages on each rank");
   CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute of `attn`, which is no sub-layer that can be made again by itself");
   CHECK(reason(small("layout: {offload: {parameters: cpu}}\n")) ==
         "offload.parameters=cpu with zero=0: only zero 3 brings parameters unit by unit to where they compute");
@@ -236,10 +237,11 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
         "tiny-gpt is not executed: its layers are mixtures of experts");
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, inter_bandwidth: 5}\n") ==
         "machine.inter_bandwidth=5 is not implemented in this version");
-  CHECK(reason("model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 16\n") == "dp*tp*pp*cp = 16 ranks on 8 devices (1 nodes of 8)");
+  CHECK(reason("model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 16\n") ==
+        "dp*tp*pp*cp = 16*1*1*1 = 16 ranks, but hgx-h100-ndr has 8 devices (1 node of 8)");
   CHECK(reason("model: tiny-gpt\nmachine: hgx-h100-ndr\nmode: both\ndata: {text: .}\n") ==
         "mode both measures this machine, not hgx-h100-ndr");
-  CHECK(reason(small("train: {learning_rate: {kind: cosine}}\n")) == "learning_rate.kind=cosine without total_steps");
+  CHECK(reason(small("train: {learning_rate: {kind: cosine}}\n")) == "learning_rate.kind=cosine needs total_steps");
   // The values at which a key means nothing are accepted.
   CHECK(points_of(small("layout: {offload: none, fsdp: none, compression: none}\ntrain: {clip_norm: 0, reduce_dtype: fp32}\n"))
             .refused() == 0);
@@ -343,8 +345,8 @@ TEST_CASE("claims are read with the file, and checked for form") {
   REQUIRE(sweep.ok());
   REQUIRE(sweep->claims().size() == 1);
   CHECK(sweep->claims()[0] == Claim{"b is smaller", "us", "b.predicted_peak_bytes < 0.9 * a.predicted_peak_bytes", ""});
-  CHECK(says(errors_of(small("claims: [{says: x, check: \"a.loss_last < 1\"}]\n"), with_local()), "a claim without `source`"));
-  CHECK(says(errors_of(small("claims: [{says: x, source: y}]\n"), with_local()), "`check` is missing or no expression"));
+  CHECK(says(errors_of(small("claims: [{says: x, check: \"a.loss_last < 1\"}]\n"), with_local()), "the claim has no `source`"));
+  CHECK(says(errors_of(small("claims: [{says: x, source: y}]\n"), with_local()), "the claim has no `check`"));
   CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b <\"}]\n"), with_local()), "in the expression `a.b <`"));
   CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"tp < 2\"}]\n"), with_local()), "unknown word `tp`"));
   CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b < 2\", because: z}]\n"), with_local()), "`because`"));
@@ -369,7 +371,7 @@ TEST_CASE("the command line speaks the words of the file") {
   CHECK(offloaded.points[0].config.layout.offload.activations == OffloadTo::kNvme);
   CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: unknown key `tpp`, did you mean `tp`?"));
   CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: `tp` is `x`"));
-  CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: `seed` is no key=value"));
+  CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: `seed` is not of the form key=value"));
   CHECK(says(errors_of(small("zip: [{tp: [1, 2], seed: [1, 2]}]\n"), with_local({"tp=1"})), "`tp` is part of a zip block"));
   LoadOptions mode = with_local();
   mode.mode = Mode::kSimulate;
@@ -412,11 +414,11 @@ TEST_CASE("a map of named parts takes its own parts and words, and nothing else"
   };
   const std::string parts = "allowed under `offload`: activations optimizer parameters", words = "expected one of: none cpu nvme";
   says_of("{activation: cpu}", "s.yaml:1:11: unknown key `activation`, did you mean `activations`?", parts);
-  says_of("{activations: disk}", "s.yaml:1:24: `offload.activations` is `disk`", words);
+  says_of("{activations: disk}", "s.yaml:1:24: `offload.activations` is `disk`, did you mean `nvme`?", words);
   says_of("{optimizer: nvm}", "s.yaml:1:22: `offload.optimizer` is `nvm`, did you mean `nvme`?", words);
   says_of("{optimizer: [cpu]}", "s.yaml:1:22: `offload.optimizer` is `[cpu]`", words);
-  says_of("nonne", "s.yaml:1:10: `offload` is `nonne`, did you mean `none`?", "expected none, or a map of activations");
-  says_of("[cpu]", "s.yaml:1:10: `offload` is `[cpu]`", "expected none, or a map of activations");
+  says_of("nonne", "s.yaml:1:10: `offload` is `nonne`, did you mean `none`?", "expected none, or a map such as {optimizer: cpu}");
+  says_of("[cpu]", "s.yaml:1:10: `offload` is `[cpu]`", "expected none, or a map such as {optimizer: cpu}");
   CHECK(
       says(errors_of(small("axes: {offload: [none, {optimiser: cpu}]}\n")), "unknown key `optimiser`, did you mean `optimizer`?"));
   CHECK(says(errors_of(small(""), with_local({"offload=activation=cpu"})),
@@ -442,7 +444,7 @@ TEST_CASE("all errors of a file are reported at once, each with its place") {
       "exclude: [{}, 4]\n"                                        // 10
       "include: {tp: 4}\n"                                        // 11
       "tp: 2\nlayout: {tp: 2}\n");                                // 12, 13
-  CHECK(says(text, "s.yaml:1:10: version 2 is not known"));
+  CHECK(says(text, "s.yaml:1:10: `version` is `2`, which this program does not read"));
   CHECK(says(text, "s.yaml:2:17: no model is named `gpt9`, did you mean `gpt2`?"));
   CHECK(says(text, "s.yaml:2:23: unknown key `layer`, did you mean `layers`?"));
   CHECK(says(text, "s.yaml:4:1: unknown key `trian`, did you mean `train`?"));
@@ -450,19 +452,41 @@ TEST_CASE("all errors of a file are reported at once, each with its place") {
   CHECK(says(text, "s.yaml:5:24: unknown key `global_batch_token`, did you mean `global_batch_tokens`?"));
   CHECK(says(text, "allowed under `train`: seq_len global_batch_tokens micro_batch"));
   CHECK(says(text, "s.yaml:6:16: `tp` is `x`"));
-  CHECK(says(text, "s.yaml:6:31: pow2 begins at 3, no power of two"));
+  CHECK(says(text, "s.yaml:6:31: pow2 begins at 3, which is not a power of two"));
   CHECK(says(text, "s.yaml:6:40: unknown key `tpp`, did you mean `tp`?"));
   CHECK(says(text, "s.yaml:6:52: axis `dp` has no values"));
-  CHECK(says(text, "s.yaml:7:25: `ep` has 1 values where the zip block has 2"));
+  CHECK(says(text, "s.yaml:7:25: `ep` has 1 value, but `vpp` of the same zip block has 2"));
   CHECK(says(text, "s.yaml:8:14: unknown word `ppp`, did you mean `pp`?"));
   CHECK(says(text, "s.yaml:8:41: `schedule` is `nine`, did you mean `none`?"));
   CHECK(says(text, "s.yaml:9:26: the expression ends where a value is expected"));
-  CHECK(says(text, "s.yaml:9:29: `expr` is missing"));
+  CHECK(says(text, "s.yaml:9:29: the constraint has no `expr`"));
   CHECK(says(text, "s.yaml:10:11: an empty exclusion would exclude every point"));
-  CHECK(says(text, "s.yaml:10:15: an entry of `exclude` is a single value"));
+  CHECK(says(text, "s.yaml:10:15: an entry of `exclude` is `4`"));
   CHECK(says(text, "s.yaml:11:10: `include` is a map"));
-  CHECK(says(text, "s.yaml:13:14: `tp` says again what layout.tp says on line 12"));
+  CHECK(says(text, "s.yaml:13:14: `tp` is set a second time: line 12 sets it as `layout.tp`"));
   CHECK(says(text, "19 errors. Nothing was run."));
+}
+
+TEST_CASE("what is misspelt, or a framework's word, is answered with the key or value that is meant") {
+  CHECK(says(errors_of(small("profile: megatorn\n")), "`profile` is `megatorn`, did you mean `megatron`?"));
+  CHECK(says(errors_of(small("mode: simulated\n")), "`mode` is `simulated`, did you mean `simulate`?"));
+  CHECK(says(errors_of(small("backend: gpu\n")), "`backend` is `gpu`, did you mean `cuda`?"));
+  CHECK(says(errors_of(small("overlap: yes\n")), "`overlap` is `yes`, did you mean `true`?"));
+  CHECK(says(errors_of(small("tensor_model_parallel_size: 2\n")), "unknown key `tensor_model_parallel_size`, did you mean `tp`?"));
+  CHECK(says(errors_of(small("num_nodes: 2\n")), "unknown key `num_nodes`, did you mean `machine.nodes`?"));
+  CHECK(says(errors_of(small("train: {zero_stage: 2}\n")),
+             "`zero_stage` under `train`, did you mean `layout.zero`?\n  write it under `layout`"));
+  CHECK(says(errors_of(small("axes: {gradient-accumulation-steps: [2]}\n")), "did you mean `grad_accumulation`?"));
+  CHECK(says(errors_of(small(""), with_local({"zero-stage=2"})), "did you mean `zero`?"));
+  CHECK(says(errors_of(small("seq_len: 4kb\n")), "from 1 to 1Gi, for example 8, 64k or 1Mi; write it without a unit"));
+}
+
+TEST_CASE("of two faults the one that remains is told") {
+  const std::string more = "model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 16\ntp: 8\nseq_len: 64\nglobal_batch_tokens: 512\n";
+  CHECK(points_of(more).points[0].refusal->message ==
+        "dp*tp*pp*cp = 16*8*1*1 = 128 ranks, but hgx-h100-ndr has 8 devices (1 node of 8)");
+  CHECK(says(errors_of("model: tiny-gpt\nmachine: hgx-h100-ndr\nmode: measure\n"),
+             "s.yaml:3:7: `mode` is `measure`, but the machine hgx-h100-ndr is not this machine"));
 }
 
 TEST_CASE("numbers outside their range are refused with the file, and wherever a sweep can say them") {
@@ -493,18 +517,18 @@ TEST_CASE("files that miss something say what to add") {
   CHECK(says(errors_of(""), "no machine is given"));
   CHECK(says(errors_of("- a\n"), "the file is a list"));
   CHECK(says(errors_of("model: gpt2\nmachine: local\n", {}), "s.yaml:2:10: this machine is not known here"));
-  CHECK(says(errors_of(small("mode: measure\n")), "mode measure trains on real input, and no data is given"));
-  CHECK(says(errors_of(small("mode: both\ndata: {text: no/such/file.txt}\n")), "no/such/file.txt is not there"));
+  CHECK(says(errors_of(small("mode: measure\n")),
+             "s.yaml:3:7: `mode` is `measure`, which trains on real text, but no `data` is given"));
+  CHECK(says(errors_of(small("mode: both\ndata: {text: no/such/file.txt}\n")), "no/such/file.txt does not exist"));
   CHECK(says(errors_of(small("mode: fast\n")), "s.yaml:3:7: `mode` is `fast`"));
   CHECK(says(errors_of("model: {preset: gpt2, hf: x.json}\nmachine: local\n"), "keep one of the two"));
-  CHECK(says(errors_of("model: sweeps/none/config.json\nmachine: local\n"),
-             "none/config.json: cannot be opened: No such file or directory"));
-  CHECK(says(errors_of(small("train: 5\n")), "s.yaml:3:8: `train` is a single value"));
+  CHECK(says(errors_of("model: sweeps/none/config.json\nmachine: local\n"), "none/config.json does not exist"));
+  CHECK(says(errors_of(small("train: 5\n")), "s.yaml:3:8: `train` is `5`"));
   CHECK(says(errors_of(small("train: {micro_batch: [1, 2]}\n")), "s.yaml:3:22: `micro_batch` is a list"));
   CHECK(says(errors_of(small("tp: [1, 2]\n")), "a sweep varies it as `axes: {tp: [1, 2]}`"));
   CHECK(says(errors_of(small("steps: 2\n")), "unknown key `steps`, did you mean `diloco.steps` or `measure.steps`?"));
   CHECK(says(errors_of(small("axes: {layers: [2]}\n")), "unknown key `layers`, did you mean `model.layers`?"));
-  CHECK(says(errors_of(small("tp:\n")), "`tp` is nothing"));
+  CHECK(says(errors_of(small("tp:\n")), "`tp` has no value"));
   CHECK(says(errors_of(small("axes: {tp: [1], layout.tp: [2]}\n")), "`tp` is in two axes"));
   CHECK(says(errors_of(small("axes: {name: [a]}\n")), "unknown key `name`"));
   CHECK(says(errors_of(small("axes: {seed: {range: [1, 4000000000000]}}\n")),
@@ -516,8 +540,8 @@ TEST_CASE("files that miss something say what to add") {
   CHECK(says(errors_of(small("axes: {seed: {range: [1, 2000]}, dp: {range: [1, 2000]}}\n")),
              "the axes make 4000000 points, more than 1000000"));
   CHECK(says(errors_of(small("when: [{if: dp == 1, set: {tp: 2}}]\n")), "s.yaml:3:13: `dp` has no value here"));
-  CHECK(
-      says(errors_of(small("constraints: [{expr: \"tp + schedule > 1\"}]\n")), "s.yaml:3:28: expected a number here, found text"));
+  CHECK(says(errors_of(small("constraints: [{expr: \"tp + schedule > 1\"}]\n")),
+             "s.yaml:3:28: `schedule` is text, and `+` takes numbers"));
   CHECK(load_sweep("no/such.yaml").error().where == "no/such.yaml");
   CHECK(load_sweep("no/such.yaml").error().code == ExitCode::kUsage);
   CHECK(load_sweep(testing::source_dir()).error().message == "is a folder, not a file");

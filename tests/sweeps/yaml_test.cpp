@@ -2,6 +2,8 @@
 #include "sweeps/yaml.h"
 
 #include "plan/base/values.h"
+#include "plan/keys.h"
+#include "sweeps/synonyms.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -42,7 +44,7 @@ TEST_CASE("duplicates, merge keys and broken YAML are problems") {
   CHECK(problems_of("base: &b {x: 1}\nc:\n  <<: *b\n") ==
         std::vector<std::string>{"f.yaml:3:3: merge keys (<<) are not supported"});
   CHECK(problems_of("a: [1, 2\nb: 3\n").size() == 1);
-  CHECK(problems_of("[a, b]: 1\n") == std::vector<std::string>{"f.yaml:1:1: a key must be a single word"});
+  CHECK(problems_of("[a, b]: 1\n") == std::vector<std::string>{"f.yaml:1:1: this key is a list, but a key is a single word"});
   CHECK(problems_of("a: 1\n---\nb: 2\n").size() == 1);
   CHECK(problems_of("a: &x 1\nb: *x\n").empty());
   CHECK(problems_of(std::string(200, '[') + std::string(200, ']')).size() == 1);
@@ -103,7 +105,7 @@ TEST_CASE("a file without an end is refused") {
 }
 
 TEST_CASE("a NUL is refused where it stands, in every encoding; escapes of wide blanks are UTF-8") {
-  const std::string said = ": a NUL character, where the name of a file or folder would end";
+  const std::string said = ": a NUL character (byte 0) stands here, and no text may contain one";
   using namespace std::string_literals;
   CHECK(problems_of("a: 1\nb: x\0_y\n"s) == std::vector{"f.yaml:2:5" + said});
   CHECK(problems_of("a: \"x\\0y\"\n") == std::vector{"f.yaml:1:4" + said});
@@ -157,9 +159,57 @@ TEST_CASE("texts stand for quantities") {
 
 TEST_CASE("slips of the finger find their key") {
   const std::vector<std::string> keys = {"micro_batch", "seq_len", "tp", "schedule"};
-  CHECK(nearest("microbatch", keys) == "micro_batch");
-  CHECK(nearest("seqlen", keys) == "seq_len");
-  CHECK(nearest("shcedule", keys) == "schedule");
-  CHECK(nearest("pt", keys) == "tp");
-  CHECK(nearest("temperature", keys).empty());
+  CHECK(nearest_word("microbatch", keys) == "micro_batch");
+  CHECK(nearest_word("seqlen", keys) == "seq_len");
+  CHECK(nearest_word("shcedule", keys) == "schedule");
+  CHECK(nearest_word("pt", keys) == "tp");
+  CHECK(nearest_word("temperature", keys).empty());
+}
+
+TEST_CASE("words of other programs find ours") {
+  for (const Synonym& synonym : synonyms()) {
+    INFO(synonym.said);
+    CHECK(meant_by(synonym.said) == synonym.meant);
+    CHECK(find_key(synonym.said) == nullptr);
+    if (synonym.meant.find('.') == std::string_view::npos) continue;
+    const CaseKey* key = find_key(synonym.meant);
+    REQUIRE(key != nullptr);
+    const size_t dot = key->path.find('.');
+    const std::string short_word(key->word());
+    CHECK(nearest_word(synonym.said, {"epsilon", "seed", short_word}) == short_word);
+    CHECK(nearest_word(synonym.said, {"epsilons", "seeds", std::string(key->path.substr(dot + 1))}) == key->path.substr(dot + 1));
+  }
+  CHECK(meant_by("--Tensor-Model-Parallel-Size") == "layout.tp");
+  CHECK(nearest_word("gpu", {"cpu", "cuda", "dry"}) == "cuda");
+  CHECK(nearest_word("gpu", {"cpu", "dry"}) == "cpu");
+  CHECK(did_you_mean("float16", {"fp32", "bf16", "fp16"}) == ", did you mean `fp16`?");
+  CHECK(did_you_mean("16", {"1", "8"}).empty());
+}
+
+TEST_CASE("text that is no YAML is refused in words that name the sign and its place") {
+  const std::pair<const char*, const char*> table[] = {
+      {"a: {b: [1, 2}\n", "1:13: not YAML: `}` stands here, but the `[` of 1:8 is still open"},
+      {"a: {b: 2\nc: 3\n", "2:2: not YAML: the `{` of 1:4 is not closed before this place"},
+      {"why: a [b, don't\na: {b: 2\nc: 3\n", "3:2: not YAML: the `{` of 2:4 is not closed before this place"},
+      {"a: &x {b: '}', # }\n c: \"\\\"}\"\nd: 3\n", "3:1: not YAML: the `{` of 1:7 is not closed before this place"},
+      {"a: ]\n", "1:4: not YAML: a bracket is closed that was not opened"},
+      {"a:\n  b: 1\n c: 2\n", "3:2: not YAML: this line is indented by 1 space, which fits no key above it"},
+      {"a:\n\tb: 1\n", "2:3: not YAML: this line is indented with a tab"},
+      {"{\"a\": 1, // one\n \"b\": 2}\n", "1:10: not YAML: a comment begins with `#`, not with `//`"},
+      {"a: 'it''s\nb: 1\n", "1:4: not YAML: the quote that begins here is never closed"},
+      {"a: \"\\\"\nb: 1\n", "1:4: not YAML: the quote that begins here is never closed"},
+      {"a: \"\\q\"\n", "1:7: not YAML: `\\q` is no escape in double quotes"},
+      {"a: [*b]\n", "1:5: not YAML: `*b` refers to an anchor that is not defined above"},
+      {"a: b: c\n", "1:5: not YAML: a second `:` stands where the value is"},
+      {"a: 1\n  b: 2\n", "2:3: not YAML: this line is indented by 2 spaces, which fits no key above it"},
+      {"a:1\nb: 2\n", "1:1: not YAML: this line is not an entry `key: value`"},
+      {"a: 1\nb: [2\n", "3:1: not YAML: the `[` of 2:4 is not closed before this place"},
+      {"a: | b\n", "1:6: not YAML: text follows `|` or `>` on its line"},
+      {"a: @b\n", "1:4: not YAML: no value begins with this sign"},
+      {"a: - b\n", "1:4: not YAML: an entry `- value` cannot stand here"},
+  };
+  for (const auto& [text, message] : table) {
+    INFO(text);
+    CHECK(problems_of(text) == std::vector<std::string>{std::string("f.yaml:") + message});
+  }
 }
