@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "cli/common.h"
+#include "cli/environment.h"
 #include "reports/columns.h"
+#include "reports/format.h"
 #include "reports/table.h"
 
 namespace shardlab::cli {
@@ -37,7 +39,14 @@ void count_refused(const CaseOutcome& outcome, Reasons& reasons) {
 }
 
 void print_rows(std::span<const CaseOutcome> cases) {
-  if (!cases.empty()) print(without_empty_columns(case_table(cases, summary_columns())), TableFormat::kTable);
+  if (cases.empty()) return;
+  print(without_empty_columns(case_table(cases, summary_columns())), TableFormat::kTable);
+  if (std::ranges::any_of(cases, [](const CaseOutcome& o) { return step_error_pct(o).has_value(); }))
+    fmt::print("error: the predicted step over the measured one, minus 1\n");
+}
+
+void print_statements(std::span<const Statement> statements) {
+  for (const Statement& s : statements) fmt::print("{}\n", wrapped(s.text, terminal_width(), 2));
 }
 
 void print_cases(std::span<const CaseOutcome> cases) {

@@ -53,7 +53,8 @@ void complete_inline(Model& m, const Settings& said, const Settings& over) {
   if (!given("model.kv_heads")) m.kv_heads = m.heads;
   if (!given("model.head_dim") && m.heads > 0) m.head_dim = m.hidden / m.heads;
   if (!given("model.ffn") && !m.is_llama()) m.ffn = 4 * m.hidden;
-  if (!given("model.ffn") && m.is_mixture() && m.mixture_layers() == m.layers) m.ffn = m.experts.ffn;  // as Mixtral's config.json says it
+  if (!given("model.ffn") && m.is_mixture() && m.mixture_layers() == m.layers)
+    m.ffn = m.experts.ffn;  // as Mixtral's config.json says it
   if (!given("model.tied_embeddings")) m.tied_embeddings = !m.is_llama();
   if (!given("model.name")) m.name = "inline";
 }
@@ -161,8 +162,8 @@ Result<void> check_point(const Draft& draft, Mode mode, Resolution resolution) {
   }
   const double ranks = static_cast<double>(c.layout.dp) * c.layout.tp * c.layout.pp * c.layout.cp;
   if (!c.machine.local && ranks > c.machine.devices())
-    return refusal(fmt::format("dp*tp*pp*cp = {:.0f} ranks on {} devices ({} nodes of {})", ranks, c.machine.devices(),
-                               c.machine.nodes, c.machine.devices_per_node),
+    return refusal(fmt::format("dp*tp*pp*cp = {:.0f} ranks on {} devices ({} {} of {})", ranks, c.machine.devices(),
+                               c.machine.nodes, c.machine.nodes == 1 ? "node" : "nodes", c.machine.devices_per_node),
                    "raise machine.nodes, or lower dp, tp, pp or cp", ErrorKind::kTooManyRanks);
   if (c.train.learning_rate.kind == LearningRate::Kind::kCosine && c.train.learning_rate.total_steps < 1)
     return refusal("learning_rate.kind=cosine without total_steps", "set train.learning_rate.total_steps");

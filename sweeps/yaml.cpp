@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kSpelled = 64;    ///< a longer word is nobody's slip of the finger
 constexpr size_t kMessage = 2000;  ///< bytes of a message about one place
-constexpr const char* kNul = "a NUL character, where the name of a file or folder would end";
+constexpr const char* kNul = "a NUL character, as files have that are not text";
 constexpr const char* kTakeOut = "take it out";
 constexpr int64_t kOpenBrackets = 10'000;  ///< beyond any text that means something, and before the library's tokens fill memory
 

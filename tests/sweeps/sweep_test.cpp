@@ -236,7 +236,7 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
         "tiny-gpt is not executed: its layers are mixtures of experts");
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, inter_bandwidth: 5}\n") ==
         "machine.inter_bandwidth=5 is not implemented in this version");
-  CHECK(reason("model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 16\n") == "dp*tp*pp*cp = 16 ranks on 8 devices (1 nodes of 8)");
+  CHECK(reason("model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 16\n") == "dp*tp*pp*cp = 16 ranks on 8 devices (1 node of 8)");
   CHECK(reason("model: tiny-gpt\nmachine: hgx-h100-ndr\nmode: both\ndata: {text: .}\n") ==
         "mode both measures this machine, not hgx-h100-ndr");
   CHECK(reason(small("train: {learning_rate: {kind: cosine}}\n")) == "learning_rate.kind=cosine without total_steps");
@@ -497,8 +497,7 @@ TEST_CASE("files that miss something say what to add") {
   CHECK(says(errors_of(small("mode: both\ndata: {text: no/such/file.txt}\n")), "no/such/file.txt is not there"));
   CHECK(says(errors_of(small("mode: fast\n")), "s.yaml:3:7: `mode` is `fast`"));
   CHECK(says(errors_of("model: {preset: gpt2, hf: x.json}\nmachine: local\n"), "keep one of the two"));
-  CHECK(says(errors_of("model: sweeps/none/config.json\nmachine: local\n"),
-             "none/config.json: cannot be opened: No such file or directory"));
+  CHECK(says(errors_of("model: sweeps/none/config.json\nmachine: local\n"), "none/config.json: there is no such file"));
   CHECK(says(errors_of(small("train: 5\n")), "s.yaml:3:8: `train` is a single value"));
   CHECK(says(errors_of(small("train: {micro_batch: [1, 2]}\n")), "s.yaml:3:22: `micro_batch` is a list"));
   CHECK(says(errors_of(small("tp: [1, 2]\n")), "a sweep varies it as `axes: {tp: [1, 2]}`"));

@@ -103,7 +103,7 @@ TEST_CASE("a file without an end is refused") {
 }
 
 TEST_CASE("a NUL is refused where it stands, in every encoding; escapes of wide blanks are UTF-8") {
-  const std::string said = ": a NUL character, where the name of a file or folder would end";
+  const std::string said = ": a NUL character, as files have that are not text";
   using namespace std::string_literals;
   CHECK(problems_of("a: 1\nb: x\0_y\n"s) == std::vector{"f.yaml:2:5" + said});
   CHECK(problems_of("a: \"x\\0y\"\n") == std::vector{"f.yaml:1:4" + said});
