@@ -85,6 +85,7 @@ std::string percent_text(double fraction) {
 }
 
 std::string signed_percent_text(double percent) {
+  if (std::abs(percent) < 0.005) return "0.00 %";
   return std::isfinite(percent) ? fmt::format("{:+.2f} %", percent) : number_text(percent);
 }
 

@@ -31,7 +31,7 @@ std::string bytes_per_second_text(double bytes_per_s);
 /// `fraction` 0.0312 is "3.12 %".
 std::string percent_text(double fraction);
 
-/// `percent` -2.5 is "-2.50 %", 2.5 "+2.50 %": a residual always has its sign.
+/// `percent` -2.5 is "-2.50 %", 2.5 "+2.50 %": a residual has its sign, unless it reads "0.00 %".
 std::string signed_percent_text(double percent);
 
 /// Quantities as in a sentence or a narrow table, with three significant digits: "78.0 GiB", "55.1 s", "1.19 k".
