@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "cli/common.h"
+#include "cli/environment.h"
 #include "plan/reason_code.h"
 #include "reports/columns.h"
+#include "reports/format.h"
 #include "reports/table.h"
 
 namespace shardlab::cli {
@@ -43,7 +45,14 @@ void count_refused(const CaseOutcome& outcome, Reasons& reasons) {
 }
 
 void print_rows(std::span<const CaseOutcome> cases) {
-  if (!cases.empty()) print(without_empty_columns(case_table(cases, summary_columns())), TableFormat::kTable);
+  if (cases.empty()) return;
+  print(without_empty_columns(case_table(cases, summary_columns())), TableFormat::kTable);
+  if (std::ranges::any_of(cases, [](const CaseOutcome& o) { return step_error_pct(o).has_value(); }))
+    fmt::print("error: the predicted step over the measured one, minus 1\n");
+}
+
+void print_statements(std::span<const Statement> statements) {
+  for (const Statement& s : statements) fmt::print("{}\n", wrapped(s.text, terminal_width(), 2));
 }
 
 void print_cases(std::span<const CaseOutcome> cases) {

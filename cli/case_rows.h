@@ -7,6 +7,7 @@
 #include "cli/namespaces.h"
 #include "plan/outcome.h"
 #include "plan/reasons.h"
+#include "reports/summary.h"
 
 namespace shardlab::cli {
 
@@ -21,5 +22,8 @@ void print_rows(std::span<const CaseOutcome> cases);
 
 /// Both, of all cases.
 void print_cases(std::span<const CaseOutcome> cases);
+
+/// A sentence a line, broken where the terminal ends.
+void print_statements(std::span<const Statement> statements);
 
 }  // namespace shardlab::cli

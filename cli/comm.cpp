@@ -211,8 +211,16 @@ Result<ExitCode> say(const std::vector<CommRow>& rows, const CommOptions& option
   if (!flags.output.empty()) write_file_atomically(flags.output, json);
   if (*format == TableFormat::kJson)
     fmt::print("{}", json);
-  else
+  else if (*format != TableFormat::kTable)
     print(table_of(rows, options), *format);
+  else {
+    fmt::print(
+        "{} ranks, transport {}. time: a call from one buffer into another; in place: a call within one buffer, and the columns\n"
+        "after it. algbw: bytes over time; busbw: what each link carries, as nccl-tests has it. reduce_scatter is done in place\n"
+        "alone, all_to_all into another buffer alone.\n\n",
+        options.ranks, shardlab::name_of(options.transport));
+    print(table_of(rows, options), *format);
+  }
   int64_t wrong = 0;
   for (const CommRow& row : rows)
     for (const std::optional<CommTime>& time : {row.apart, row.in_place})
@@ -321,6 +329,9 @@ Result<ExitCode> comm(const CommFlags& flags, const Invocation& invocation) {
   int processes = placed ? (*placement)->world_size : flags.processes;
   if (!apart && (placed || processes > 1))
     return refusal("--transport threads in several processes", "use --transport processes, tcp or gloo");
+  if (apart && !placed && processes == 1)
+    return refusal(fmt::format("-n 1 with --transport {}, which joins processes", flags.transport),
+                   "give -n 2 or more; ranks of one process are measured by --transport threads");
   options->ranks = flags.ranks > 0 ? flags.ranks : std::max(processes, 2);
   if (processes == 0) processes = apart ? options->ranks : 1;
   if (options->ranks % processes != 0)
@@ -350,8 +361,8 @@ void add_comm(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("--launcher", flags->launcher,
                    "with --transport mpi: the command that starts the processes, `-n N` follows; mpirun by default");
   verb->add_option("--collectives", flags->collectives,
-                   "all, or some of all_reduce, reduce_scatter, all_gather, broadcast, all_to_all");
-  verb->add_option("--algorithm", flags->algorithm, "auto, ring, halving-doubling, direct, tree or hierarchical");
+                   "all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, separated by commas; all by default");
+  verb->add_option("--algorithm", flags->algorithm, "auto, ring, halving-doubling, direct, tree or hierarchical; auto by default");
   verb->add_option("--per-node", flags->per_node, "ranks of a node, with --algorithm hierarchical; those of a process by default")
       ->check(number_in(1, 4096));
   verb->add_option("-b,--min-bytes", flags->min_bytes, "the smallest size, of the whole buffer; 1Ki by default");
@@ -359,8 +370,8 @@ void add_comm(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("-f,--factor", flags->factor, "from one size to the next; 4 by default")->check(number_in(1.01, 1e6));
   verb->add_option("--iterations", flags->iterations, "calls that are timed together; 10 by default")->check(number_in(1, 1e6));
   verb->add_option("--warmup", flags->warmup, "calls before; 2 by default")->check(number_in(0, 1e6));
-  verb->add_option("--dtype", flags->dtype, "f32, f64, i32 or i64");
-  verb->add_option("--reduce", flags->reduce, "sum or max");
+  verb->add_option("--dtype", flags->dtype, "f32, f64, i32 or i64; f32 by default");
+  verb->add_option("--reduce", flags->reduce, "sum or max; sum by default");
   verb->add_flag("--no-check", flags->unchecked, "leave out the check of every element after the timed calls");
   verb->add_option("--timeout", flags->timeout_s, "the longest that one wait may last, seconds; 60 by default")
       ->check(number_in(0.1, 1e5));

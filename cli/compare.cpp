@@ -93,6 +93,10 @@ struct Row {
 };
 
 std::string value_text(const Change& change, double value) {
+  // Bytes that differ and would read the same are given in full.
+  if (change.unit == Unit::kBytes && change.a != change.b &&
+      bytes_text(std::llround(change.a)) == bytes_text(std::llround(change.b)))
+    return fmt::format("{} B", std::llround(value));
   const bool whole = value == std::floor(value) && std::abs(value) < 9e15;
   return human_text(whole && (change.unit == Unit::kBytes || change.unit == Unit::kCount || change.unit == Unit::kNone)
                         ? Value(static_cast<int64_t>(value))
@@ -100,11 +104,25 @@ std::string value_text(const Change& change, double value) {
                     change.unit);
 }
 
+/// The change in percent; for people nothing where there is none, and a small one with a digit that is not 0.
+Value change_cell(const Change& c, bool for_people) {
+  if (!std::isfinite(c.relative())) return {};
+  const double percent = 100 * c.relative();
+  if (!for_people) return percent;
+  if (c.verdict == Verdict::kSame) return {};
+  return std::abs(percent) < 0.005 ? Value(fmt::format("{:+.1g} %", percent)) : Value(signed_percent_text(percent));
+}
+
 /// In people's tables figures have their units; in the others they are bare numbers.
 Table table_of(const std::vector<Row>& rows, bool for_people) {
   Table table;
-  table.columns = {{"case", Unit::kNone, "", true},           {"metric"}, {"a"}, {"b"}, {"change_pct", Unit::kPercent, "change"},
-                   {"noise_pct", Unit::kPercent, "noise +-"}, {"verdict"}};
+  table.columns = {{"case", Unit::kNone, "", true},
+                   {"metric"},
+                   {"a", Unit::kNone, "A"},
+                   {"b", Unit::kNone, "B"},
+                   {.name = "change_pct", .heading = "change", .right = true},
+                   {.name = "noise_pct", .heading = "noise +-", .right = true},
+                   {"verdict"}};
   table.columns[2].right = table.columns[3].right = true;
   if (!for_people) table.columns.insert(table.columns.begin(), TableColumn{"case_id"});
   for (const Row& row : rows) {
@@ -119,15 +137,18 @@ Table table_of(const std::vector<Row>& rows, bool for_people) {
       cells.emplace_back(c.a);
       cells.emplace_back(c.b);
     }
-    cells.push_back(std::isfinite(c.relative()) ? Value(100 * c.relative()) : Value());
-    cells.push_back(c.noise > 0 && scale > 0 ? Value(100 * c.noise / scale) : Value());
+    cells.push_back(change_cell(c, for_people));
+    if (c.noise <= 0 || scale <= 0)
+      cells.emplace_back();
+    else
+      cells.push_back(for_people ? Value(percent_text(c.noise / scale)) : Value(100 * c.noise / scale));
     cells.emplace_back(std::string(name_of(c.verdict)));
     table.rows.push_back(std::move(cells));
   }
   return table;
 }
 
-/// "step_s: 2 worse, 1 better, 20 within noise; median change +0.4 % (95 %: -0.1 % to +0.9 %)".
+/// "step_s: 2 worse, 1 better, 20 noise; median change +0.4 % (95 %: -0.1 % to +0.9 %)".
 void print_metric(const Metric& metric, const std::vector<Row>& rows) {
   std::map<Verdict, int> counts;
   std::vector<double> changes;
@@ -146,8 +167,8 @@ void print_metric(const Metric& metric, const std::vector<Row>& rows) {
                                                               {Verdict::kBetter, "better"},
                                                               {Verdict::kChanged, "changed"},
                                                               {Verdict::kUnsure, "differ, of figures without a recorded spread"},
-                                                              {Verdict::kNoise, "within noise"},
-                                                              {Verdict::kSame, "equal"}})
+                                                              {Verdict::kNoise, "noise"},
+                                                              {Verdict::kSame, "same"}})
     if (counts.contains(verdict)) parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", counts[verdict], words);
   fmt::print("{}: {}", metric.name, parts);
   if (const MedianChange median = median_change(changes);
@@ -183,13 +204,17 @@ void print_kinds(const CaseOutcome& a, const CaseOutcome& b) {
   std::ranges::stable_sort(rows, std::greater{}, [](const auto& r) { return std::abs(r.second.second - r.second.first); });
   Table table;
   table.columns = {{"kind"}, {"a_s", Unit::kSeconds, "A"}, {"b_s", Unit::kSeconds, "B"}, {"difference_s", Unit::kSeconds, "B - A"}};
+  size_t changed = 0;
   for (const auto& [kind, s] : rows) {
-    if (table.rows.size() == kMostKinds || s.first == s.second) break;
-    table.rows.push_back({kind, s.first, s.second, s.second - s.first});
+    if (std::abs(s.second - s.first) <= 1e-6 * std::max(s.first, s.second)) continue;  // alike but for the rounding of sums
+    ++changed;
+    if (table.rows.size() < kMostKinds) table.rows.push_back({kind, s.first, s.second, s.second - s.first});
   }
   if (table.rows.empty()) return;
   fmt::print("\nSeconds by kind of op, {}, one rank of each stage:\n", measured ? "measured" : "predicted");
   print(table, TableFormat::kTable);
+  if (changed > table.rows.size()) fmt::print("the {} kinds that changed most, of {} that changed\n", table.rows.size(), changed);
+  if (kinds.size() > changed) fmt::print("unchanged: {} kinds\n", kinds.size() - changed);
 }
 
 /// The settings in which pairs differ; of a single pair the op kinds too.
@@ -311,9 +336,12 @@ Result<ExitCode> compare(const CompareFlags& flags) {
     if (!shown.empty()) {
       fmt::print("\n");
       print(table_of(shown, true), *format);
+      const auto too_noisy = [](const Row& row) { return row.change.noise > std::abs(row.change.a) && row.change.a != 0; };
+      if (std::ranges::any_of(shown, too_noisy))
+        fmt::print("\nA noise above 100 % tells no change from none: measure more steps (measure.steps, measure.repeat).\n");
     }
     if (shown.size() < rows.size())
-      fmt::print("\n{} figures are equal or within noise; --all shows them\n", rows.size() - shown.size());
+      fmt::print("\n{} figures are the same or differ by noise alone; --all shows them\n", rows.size() - shown.size());
     print_settings(*a, *b, pairing);
   }
   for (const std::string& crossing : crossings) fmt::print(stderr, "{}\n", crossing);
@@ -325,19 +353,20 @@ Result<ExitCode> compare(const CompareFlags& flags) {
 void add_compare(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("compare", "two runs, case by case: change, noise and verdict");
   auto flags = std::make_shared<CompareFlags>();
-  verb->add_option("a", flags->a, "a run directory, or DIRECTORY/CASE: what was")->required();
-  verb->add_option("b", flags->b, "another, of another commit or with other settings: what is")->required();
+  verb->add_option("a", flags->a, "the run before: a run directory, or DIRECTORY/CASE")->required();
+  verb->add_option("b", flags->b, "the run after, by another commit or with other settings")->required();
   verb->add_option("--metric", flags->metrics,
                    "figures to compare, as results.csv names them, or without measured_ and predicted_; step_s, peak_bytes, "
                    "wire_bytes and loss_last by default")
       ->delimiter(',');
   verb->add_option("--fail-if", flags->thresholds,
                    "METRIC:CHANGE, as step_s:+5%; exit code 5 where a case changed by more, and beyond noise; may be repeated");
-  verb->add_flag("--all", flags->all, "show what is equal or within noise too");
+  verb->add_flag("--all", flags->all, "show what is the same or noise too");
   add_format(*verb, flags->format);
   verb->footer(
       "A measured time is uncertain by the spread of its steps; a change within three standard errors is noise. Predictions, "
-      "bytes and losses are exact. With --fail-if, a case that was ok and no longer is crosses the bound too.");
+      "bytes and losses are exact; times, rates and losses that read the same in four digits are called the same. --fail-if goes "
+      "by the exact figures, and a case that was ok and no longer is crosses its bound too.");
   verb->callback([&action, flags] { action = [flags] { return compare(*flags); }; });
 }
 

@@ -30,7 +30,8 @@ Result<ExitCode> launch(const LaunchFlags& flags, const Invocation& invocation) 
   const bool measures = !flags.command.empty() && flags.command.front() == "comm";
   if (flags.command.empty() || (flags.command.front() != "run" && !measures))
     return Error{ExitCode::kUsage,
-                 fmt::format("launch {}: only `run` and `comm` have ranks to launch", fmt::join(flags.command, " ")),
+                 "`launch` needs `run` or `comm` after its options" +
+                     (flags.command.empty() ? std::string() : fmt::format(", not `{}`", flags.command.front())),
                  "for example: shardlab launch -n 4 run SWEEP.yaml",
                  {}};
   std::optional<Placement> placement;

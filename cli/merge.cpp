@@ -127,7 +127,8 @@ Result<ExitCode> merge(const MergeFlags& flags, const Invocation& invocation) {
     if (is_there(machine)) fs::copy_file(machine, flags.out + "/machine.yaml", fs::copy_options::skip_existing);
   }
   into->finish();
-  fmt::print("{}: {} cases of {} {}\n", flags.out, into->size(), parts.size(), parts.size() == 1 ? "directory" : "directories");
+  fmt::print("{}: {} {} of {} {}\n", flags.out, into->size(), into->size() == 1 ? "case" : "cases", parts.size(),
+             parts.size() == 1 ? "directory" : "directories");
   return ExitCode::kDone;
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cli/common.h"
+#include "cli/environment.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/run_directory.h"
@@ -59,21 +60,23 @@ Table ops_of(const Plan& plan) {
   return table;
 }
 
+constexpr std::string_view kOps = "ops of kind ";
+
 /// The figures of a plan, as rows that can stand beside another plan's.
 std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed) {
   std::map<std::string, std::pair<int64_t, Unit>> rows;
   const Plan& plan = *placed.plan;
   rows["ranks"] = {plan.mesh.world_size(), Unit::kNone};
-  rows["roles"] = {static_cast<int64_t>(plan.roles.size()), Unit::kNone};
-  for (const auto& [comm, bytes] : total_wire_bytes(plan)) rows["wire " + comm] = {bytes, Unit::kBytes};
+  rows["stages with a program of their own"] = {static_cast<int64_t>(plan.roles.size()), Unit::kNone};
+  for (const auto& [comm, bytes] : total_wire_bytes(plan)) rows[fmt::format("sent by all ranks, {}", comm)] = {bytes, Unit::kBytes};
   for (int role = 0; role < static_cast<int>(plan.roles.size()); ++role) {
     const MemoryPeak peak = memory_peak(plan, role)[0];
-    auto& most = rows["peak of a rank"];
+    auto& most = rows["live peak of the largest rank"];
     most = {std::max(most.first, peak.peak_bytes), Unit::kBytes};
-    auto& kept = rows["persistent of a rank"];
+    auto& kept = rows["held all the step by the largest rank"];
     kept = {std::max(kept.first, peak.persistent_bytes), Unit::kBytes};
     for (const Instruction& i : placed.programs[static_cast<size_t>(role)].instructions)
-      if (i.kind == Instruction::Kind::kRun) rows["ops " + std::string(kind_of(i.op->work))].first += 1;
+      if (i.kind == Instruction::Kind::kRun) rows[std::string(kOps) + std::string(kind_of(i.op->work))].first += 1;
   }
   return rows;
 }
@@ -116,7 +119,7 @@ Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, Tab
     return ExitCode::kDone;
   }
   const PlacedPlan placed = place(std::move(*plan));
-  fmt::print("{}: nothing found\n", flags.file);
+  fmt::print("{}: verify finds nothing wrong\n", flags.file);
   for (const auto& [name, figure] : figures(placed))
     fmt::print("  {}: {}\n", name, figure.second == Unit::kBytes ? bytes_text(figure.first) : fmt::format("{}", figure.first));
   return ExitCode::kDone;
@@ -131,6 +134,39 @@ std::string layers_text(const PipelineSchedule& schedule, int stage, const std::
     text += (text.empty() ? "" : ", ") + (end - begin == 1 ? fmt::format("{}", begin) : fmt::format("{}-{}", begin, end - 1));
   }
   return text.empty() ? "none" : text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    if (end > at) lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+/// The drawing in blocks that are no wider than `width`, each of whole slots.
+std::string folded_grid(const PipelineSchedule& schedule, const std::string& grid, int width) {
+  size_t slot = 2;
+  for (const auto& order : schedule.order)
+    for (const PipelineSlot& s : order) slot = std::max(slot, print(s).size() + 1);
+  const size_t label = fmt::format("stage {} ", schedule.stages - 1).size(), most = static_cast<size_t>(width);
+  const std::vector<std::string> rows = lines_of(grid);
+  size_t longest = 0;
+  for (const std::string& row : rows) longest = std::max(longest, row.size());
+  if (width <= 0 || longest <= most || most < label + slot) return grid;
+  const size_t part = (most - label) / slot * slot;
+  std::string text;
+  for (size_t begin = label; begin < longest; begin += part) {
+    if (begin > label) text += fmt::format("\nfrom time {} on\n", (begin - label) / slot);
+    for (const std::string& row : rows) {
+      std::string line = row.substr(0, label) + (begin < row.size() ? row.substr(begin, part) : std::string());
+      line.erase(line.find_last_not_of(' ') + 1);
+      text += line + "\n";
+    }
+  }
+  return text;
 }
 
 /// The schedule of a case's pipeline: its slots against time, where each takes one unit, and what each stage holds. As csv the
@@ -161,10 +197,11 @@ ExitCode print_schedule(const Case& config, TableFormat format) {
     return ExitCode::kDone;
   }
   fmt::print(
-      "{}: {} stages, {} parts, {} micro-batches. F: forward, I: gradient of the part's input, W: of its weights, B: both.\n"
+      "{}: {} stages, {} parts, {} {}. F: forward, I: gradient of the part's input, W: of its weights, B: both.\n"
       "With one unit of time a slot, two for B, stages idle for {} of the step.\n\n{}\n",
-      name_of(config.layout.schedule), schedule.stages, schedule.parts, schedule.micro_batches, percent_text(idle),
-      print_grid(schedule, costs));
+      name_of(config.layout.schedule), schedule.stages, schedule.parts, schedule.micro_batches,
+      schedule.micro_batches == 1 ? "micro-batch" : "micro-batches", percent_text(idle),
+      folded_grid(schedule, print_grid(schedule, costs), terminal_width()));
   print(table, format);
   fmt::print("\nheld: activations between a forward and its W or B, in those of a micro-batch on a whole stage\n");
   return ExitCode::kDone;
@@ -221,16 +258,6 @@ std::string line_difference(const std::vector<std::string>& a, const std::vector
   return text;
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    if (end > at) lines.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return lines;
-}
-
 std::map<std::string, std::vector<std::string>> segments_of(const Plan& plan) {
   std::map<std::string, std::vector<std::string>> segments;
   for (const Segment& s : plan.segments) segments[s.name] = lines_of(print(plan, s));
@@ -272,19 +299,31 @@ Result<ExitCode> diff(const DiffFlags& flags) {
     placed.push_back(std::move(*prepared));
   }
   const auto a = figures(placed[0]), b = figures(placed[1]);
-  Table table{{{"what"}, {"a", Unit::kNone, flags.a}, {"b", Unit::kNone, flags.b}, {"change"}}, {}};
+  Table table{{{"what", Unit::kNone, "", false, true},
+               {.name = "a", .heading = flags.a, .right = true},
+               {.name = "b", .heading = flags.b, .right = true},
+               {.name = "change", .right = true}},
+              {}};
   std::set<std::string> names;
   for (const auto& [name, value] : a) names.insert(name);
   for (const auto& [name, value] : b) names.insert(name);
+  int64_t equal = 0, equal_kinds = 0;
   const auto text = [](int64_t v, Unit unit) { return unit == Unit::kBytes ? bytes_text(v) : fmt::format("{}", v); };
   for (const std::string& name : names) {
     const auto left = a.find(name), right = b.find(name);
     const Unit unit = (left != a.end() ? left : right)->second.second;
     const int64_t x = left == a.end() ? 0 : left->second.first, y = right == b.end() ? 0 : right->second.first;
+    if (x == y && *format == TableFormat::kTable) {  // people are shown differences
+      ++(name.starts_with(kOps) ? equal_kinds : equal);
+      continue;
+    }
     const std::string change = x == y ? "" : fmt::format("{}{}", y > x ? "+" : "-", text(std::abs(y - x), unit));
     table.rows.push_back({name, text(x, unit), text(y, unit), change});
   }
-  print(table, *format);
+  if (!table.rows.empty() || *format != TableFormat::kTable) print(table, *format);
+  if (equal + equal_kinds > 0)
+    fmt::print("{}The same in both: {}{} figures and the number of ops of {} kinds; --format csv has them.\n",
+               table.rows.empty() ? "" : "\n", equal, table.rows.empty() ? "" : " other", equal_kinds);
   if (*format == TableFormat::kTable) print_segment_differences(*placed[0].plan, *placed[1].plan);
   return ExitCode::kDone;
 }
@@ -311,7 +350,7 @@ void add_diff(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("diff", "what differs between the plans of two cases: ops, memory, wire bytes, segments");
   auto flags = std::make_shared<DiffFlags>();
   verb->add_option("a", flags->a, "a case file, or DIR/CASE of a run")->required();
-  verb->add_option("b", flags->b, "another")->required();
+  verb->add_option("b", flags->b, "a second case: its file, or DIR/CASE of a run")->required();
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--set", flags->set, "key=value instead of what both files say; may be repeated");
   add_format(*verb, flags->format);

@@ -13,8 +13,12 @@ std::string counts(const Progress& p) {
   std::string text = fmt::format("[{}/{}]", p.done, p.total);
   if (p.failed + p.timeout > 0) text += fmt::format(" {} failed", p.failed + p.timeout);
   if (p.oom > 0) text += fmt::format(" {} oom", p.oom);
-  if (p.remaining_s) text += fmt::format(" {} left", seconds_text(*p.remaining_s));
   return text;
+}
+
+/// "; 3.1 s left", at the end of a line.
+std::string time_left(const Progress& p) {
+  return p.remaining_s && *p.remaining_s > 0 ? fmt::format("; {} left", brief_seconds(*p.remaining_s)) : std::string();
 }
 
 std::string figures(const CaseOutcome& outcome) {
@@ -30,7 +34,7 @@ std::string figures(const CaseOutcome& outcome) {
 
 void ProgressPrinter::started(const Point& point, const Progress& progress) {
   if (!terminal_) return;
-  fmt::print(stderr, "\r\033[K{} {}", counts(progress), visible_line(point.name));
+  fmt::print(stderr, "\r\033[K{} {}{}", counts(progress), visible_line(point.name), time_left(progress));
   std::fflush(stderr);
   line_open_ = true;
 }
@@ -40,7 +44,8 @@ void ProgressPrinter::finished(const CaseOutcome& outcome, const Progress& progr
       !terminal_ ? outcome.status != Status::kRefused : outcome.status != Status::kOk && outcome.status != Status::kRefused;
   if (!news) return;
   if (terminal_) fmt::print(stderr, "\r\033[K");
-  fmt::print(stderr, "{} {}: {}\n", counts(progress), visible_line(outcome.config.name), visible_line(figures(outcome)));
+  fmt::print(stderr, "{} {}: {}{}\n", counts(progress), visible_line(outcome.config.name), visible_line(figures(outcome)),
+             time_left(progress));
   line_open_ = false;
 }
 

@@ -242,9 +242,9 @@ Result<ExitCode> report(const ReportFlags& flags) {
     return ExitCode::kDone;
   }
   print_cases(built->cases);
-  for (const auto* said : {&built->notes, &built->verdicts})
-    for (const Statement& s : *said) fmt::print("{}\n", s.text);
-  for (const Statement& s : statements(built->cases, summarise(built->cases, built->left_out))) fmt::print("{}\n", s.text);
+  if (!built->cases.empty()) fmt::print("\n");
+  for (const auto* said : {&built->notes, &built->verdicts}) print_statements(*said);
+  print_statements(statements(built->cases, summarise(built->cases, built->left_out)));
   return ExitCode::kDone;
 }
 
@@ -303,9 +303,12 @@ Result<ExitCode> explain_verb(const ExplainFlags& flags) {
   const CaseOutcome* chosen = nullptr;
   if (name.empty()) {
     const Summary summary = summarise(cases, selection.left_out);
-    const bool prose = *format == TableFormat::kTable;  // other formats are for programs: the table of ops alone
-    if (prose)
-      for (const Statement& s : statements(cases, summary)) fmt::print("{}\n", s.text);
+    const bool prose = *format == TableFormat::kTable;     // other formats are for programs: the table of ops alone
+    if (prose && summary.fastest < 0 && !cases.empty()) {  // nothing to explain but why
+      print_cases(cases);
+      fmt::print("\n");
+    }
+    if (prose) print_statements(statements(cases, summary));
     if (summary.fastest < 0) return ExitCode::kDone;
     chosen = &cases[static_cast<size_t>(summary.fastest)];
     if (prose) fmt::print("\nThe fastest case in detail; for another: shardlab explain {}/CASE\n\n", directory);

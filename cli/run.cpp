@@ -304,8 +304,8 @@ void print_results(Digest& digest, const std::vector<Claim>& claims) {
     print_cases(selection.cases);
   }
   fmt::print("\n");
-  for (const Statement& s : verdicts(claims, selection.cases)) fmt::print("{}\n", s.text);
-  for (const Statement& s : statements(selection.cases, summarise(selection.cases, selection.left_out))) fmt::print("{}\n", s.text);
+  print_statements(verdicts(claims, selection.cases));
+  print_statements(statements(selection.cases, summarise(selection.cases, selection.left_out)));
 }
 
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
@@ -537,10 +537,15 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
     print(case_table(rows, kColumns), format);
     return counts.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
   }
-  const auto counted = [](int64_t n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); };
-  fmt::print("{}: {}, {} excluded, {} included, {}\n{}: {} to run, {} refused\n", sweep.name(),
-             counted(counts.combinations, "combination"), counts.excluded, counts.included, counted(counts.duplicates, "duplicate"),
-             counted(counts.points, "point"), counts.runnable(), counts.refused);
+  std::string parts;
+  for (const auto& [number, words] : {std::pair{counts.combinations, counts.combinations == 1 ? "combination" : "combinations"},
+                                      {counts.excluded, "excluded"},
+                                      {counts.included, "listed under include"},
+                                      {counts.duplicates, "left out, as they repeat another"}})
+    if (number > 0) parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", number, words);
+  fmt::print("{}: {}\n{} point{}: {} to run, {} refused\n", sweep.name(), parts.empty() ? "no combinations" : parts, counts.points,
+             counts.points == 1 ? "" : "s", counts.runnable(), counts.refused);
+  if (counts.runnable() > 0) fmt::print("some of those to run may still be refused, or not fit, once they are planned\n");
   if (const Search& search = search_of(sweep); estimates_first(search))
     fmt::print("search {}: all are estimated, at most {} run\n", name_of(search.kind),
                survivors(static_cast<size_t>(counts.runnable()), search.kind == SearchKind::kHalving ? search.keep : 1));
@@ -563,6 +568,11 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
   if (flags.mode != "simulate") SHARDLAB_TRY(check_backend(flags.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu));
   const auto options = sweep_options(flags);
   if (!options.ok()) return options.error();
+  if (is_there(flags.sweep + "/results.sqlite"))
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} is the directory of a run, and `run` takes a sweep file", flags.sweep),
+                 fmt::format("name the sweep file; `shardlab report {}` shows what ran", flags.sweep),
+                 {}};
   const auto sweep = load_sweep(shipped_or_here(flags.sweep), *options);
   if (!sweep.ok()) return sweep.error();
   const Mode mode = options->mode.value_or(sweep->mode());
@@ -703,7 +713,8 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
       "measured by default, so that simulated sweeps keep none");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--backend", flags->backend,
-                   "cpu, cuda or dry, instead of the file's; cuda with transport one-gpu, or --transport");
+                   "cpu, cuda or dry (memory and wire bytes are counted, nothing is computed), instead of the file's; cuda with "
+                   "transport one-gpu, or --transport");
   verb->add_option("--transport", flags->transport, "threads, processes, tcp, gloo, mpi, one-gpu or nccl, instead of the file's");
   verb->add_option(
           "--processes", flags->share.processes,
@@ -711,13 +722,14 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
       ->check(number_in(1, 4096));
   verb->add_option("--launcher", flags->share.launcher,
                    "with transport mpi: the command that starts a case's processes, `-n N` follows; mpirun by default");
-  verb->add_option("--ranks-per-process", flags->share.ranks_per_process, "the same, by ranks of each process")
+  verb->add_option("--ranks-per-process", flags->share.ranks_per_process, "in place of --processes: ranks of each process")
       ->check(number_in(1, 4096));
   add_placement_flags(*verb, flags->placement, "");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->add_option("--replay", flags->replay,
                    "a run directory: parameter servers with a staleness repeat the arrivals that its cases logged");
-  verb->add_flag("--dry-run", flags->dry_run, "print counts, reasons and the expected time; run nothing");
+  verb->add_flag("--dry-run", flags->dry_run,
+                 "run nothing: print counts and reasons, and where cases are measured the expected time");
   verb->add_flag("--resume", flags->resume, "skip cases that the run directory already has");
   verb->add_option("--jobs", flags->jobs, "cases at once, with --mode simulate")->check(number_in(1, 1024));
   add_format(*verb, flags->format);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <tuple>
 #include <vector>
 
 #include "cli/namespaces.h"
@@ -34,10 +35,40 @@ std::pair<std::string, std::string> split_case(const std::string& where) {
 
 std::string case_folder(const std::string& directory, const CaseOutcome& outcome) { return directory + "/" + outcome.case_id; }
 
+namespace {
+
+/// A run where one of its cases is asked for.
+Error names_no_case(const std::string& directory) {
+  constexpr size_t kListed = 20;
+  const auto store = open_store(directory);
+  if (!store.ok()) return store.error();
+  size_t cases = 0;
+  std::string names;
+  store->for_each([&](const CaseOutcome& outcome) {
+    if (++cases <= kListed)
+      names += fmt::format("\n  {}/{}", directory, outcome.config.name.empty() ? outcome.case_id : outcome.config.name);
+  });
+  if (cases > kListed) names += fmt::format("\n  and {} more", cases - kListed);
+  return Error{ExitCode::kUsage,
+               fmt::format("{} is a run of {} {}, and this is about one case", directory, cases, cases == 1 ? "case" : "cases"),
+               "name it:" + names,
+               {}};
+}
+
+}  // namespace
+
 Result<std::string> case_file(const std::string& where) {
   if (std::filesystem::is_regular_file(where)) return where;
-  const auto [directory, name] = split_case(where);
-  if (name.empty()) return where;
+  auto [directory, name] = split_case(where);
+  std::string wanted = "case.yaml";
+  if (name.empty() && is_there(std::filesystem::path(directory) / "results.sqlite")) return names_no_case(directory);
+  if (name.empty()) {  // RUN/CASE/FILE, where CASE is a name and the folder is called by the id
+    const std::filesystem::path path = std::filesystem::path(where).lexically_normal();
+    if (!path.has_parent_path() || !path.has_filename()) return where;
+    std::tie(directory, name) = split_case(path.parent_path().string());
+    if (name.empty()) return where;
+    wanted = path.filename().string();
+  }
   const auto store = open_store(directory);
   if (!store.ok()) return store.error();
   NamedCases<CaseOutcome> named(name);
@@ -56,7 +87,12 @@ Result<std::string> case_file(const std::string& where) {
     for (const CaseOutcome& c : found) ids += fmt::format("\n  {}  {}", c.case_id, c.config.name);
     return Error{ExitCode::kUsage, fmt::format("`{}` names {} cases", name, found.size()), "take one by its id:" + ids, {}};
   }
-  std::string file = case_folder(directory, found.front()) + "/case.yaml";
+  std::string file = case_folder(directory, found.front()) + "/" + wanted;
+  if (!is_there(file) && wanted != "case.yaml")
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` of {} left no file {}", name, directory, wanted),
+                 fmt::format("its folder is {}", case_folder(directory, found.front())),
+                 {}};
   if (!is_there(file))
     return Error{ExitCode::kUsage,
                  fmt::format("`{}` of {} left no case file", name, directory),

@@ -39,8 +39,9 @@ class NamedCases {
 /// The folder that the run gave the case.
 std::string case_folder(const std::string& directory, const CaseOutcome& outcome);
 
-/// The case file that the words name: a file as it is, or `case.yaml` of a case, by id or name, in a run directory. Words that name
-/// neither are given back for the reader of files to refuse. A usage error where the directory has no such case, or several.
+/// The file that the words name: one as it is; `case.yaml` of a case, by id or name, in a run directory (RUN/CASE); or another file
+/// of the case (RUN/CASE/plan.txt). Words that name none of these are given back for the reader of files to refuse. A usage error
+/// where the directory has no such case, or several, and where a run is named without a case.
 Result<std::string> case_file(const std::string& where);
 
 }  // namespace shardlab::cli

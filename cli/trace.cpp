@@ -43,6 +43,9 @@ struct Traced {
   std::vector<Program> programs;
   Trace trace;
   std::string source;  ///< for messages
+  /// Of a measured case, as the run has it: steps, and the median of their times.
+  int samples = 0;
+  double step_s = 0;
 };
 
 Result<Traced> simulated(const TraceFlags& flags) {
@@ -81,11 +84,20 @@ Result<Traced> traced(const TraceFlags& flags) {
     for (const std::string& problem : recorded.problems) fmt::print(stderr, "{}\n", problem);
     const bool measured = recorded.measured && of != "predicted";
     if (measured || (recorded.predicted && of != "measured"))
-      return Traced{std::move(recorded.plan), std::move(recorded.programs),
-                    std::move(measured ? *recorded.measured : *recorded.predicted), measured ? "measured" : "predicted"};
+      return Traced{std::move(recorded.plan),
+                    std::move(recorded.programs),
+                    std::move(measured ? *recorded.measured : *recorded.predicted),
+                    measured ? "measured" : "predicted",
+                    measured && of_case.measured ? of_case.measured->samples : 0,
+                    measured && of_case.measured ? of_case.measured->step_s : 0};
+    if (of == "measured" && !of_case.measured)
+      return Error{ExitCode::kUsage,
+                   fmt::format("{} was not measured, only predicted", flags.point.file),
+                   "leave --of out, or run the sweep with --mode both or measure",
+                   {}};
     if (of == "measured" || !recorded.problems.empty())
       return Error{ExitCode::kUsage,
-                   fmt::format("{} has no {} trace", flags.point.file, of.empty() ? "readable" : of),
+                   fmt::format("the run kept no {} trace of {}", of.empty() ? "readable" : of, flags.point.file),
                    "keep traces with `shardlab run --traces all`, or `measured`",
                    {}};
     fmt::print(stderr, "the run kept no trace of this case: simulated now\n");
@@ -106,6 +118,7 @@ struct RankSummary {
   StepParts parts;
   Breakdown breakdown;
   IdleBreakdown idle;
+  double bubble_s = 0;  ///< of the pipeline, whatever else runs meanwhile: `Breakdown::bubble_fraction` in seconds
 };
 
 RankSummary summarise_rank(const Traced& t, int rank) {
@@ -118,6 +131,7 @@ RankSummary summarise_rank(const Traced& t, int rank) {
     for (double Breakdown::*seconds : {&Breakdown::wall_s, &Breakdown::compute_s, &Breakdown::comm_s, &Breakdown::exposed_comm_s,
                                        &Breakdown::copy_s, &Breakdown::exposed_copy_s})
       sum.breakdown.*seconds += part * (b.*seconds);
+    sum.bubble_s += part * b.bubble_fraction * b.wall_s;
     const IdleBreakdown idle = idle_by_cause(*t.plan, t.programs, t.trace, rank, step);
     for (double IdleBreakdown::*seconds :
          {&IdleBreakdown::idle_s, &IdleBreakdown::peer_s, &IdleBreakdown::dependency_s, &IdleBreakdown::host_s,
@@ -142,17 +156,24 @@ Tables summary_tables(const Traced& t, bool people) {
   const std::vector<TableColumn> head{{"rank"}, {"stage"}, {"step_s", Unit::kSeconds, "step"}};
   for (Table* table : {&tables.parts, &tables.overlap, &tables.idle}) table->columns = head;
   for (const StepPartField& field : kStepParts)
-    tables.parts.columns.push_back({fmt::format("{}_s", field.name), Unit::kSeconds, std::string(field.name)});
-  for (const TableColumn& column : {TableColumn{"busy_compute_s", Unit::kSeconds, "compute"},
+    tables.parts.columns.push_back({fmt::format("{}_s", field.name), Unit::kSeconds,
+                                    std::string(field.seconds == &StepParts::bubble_s ? "idle bubble" : field.name)});
+  for (const TableColumn& column : {TableColumn{"busy_compute_s", Unit::kSeconds, "compute and update"},
                                     {"busy_comm_s", Unit::kSeconds, "communication"},
                                     {"exposed_comm_s", Unit::kSeconds, "exposed"},
                                     {"comm_overlap", Unit::kFraction, "overlapped"},
                                     {"busy_copy_s", Unit::kSeconds, "copies"},
-                                    {"exposed_copy_s", Unit::kSeconds, "exposed copies"}})
+                                    {"exposed_copy_s", Unit::kSeconds, "exposed copies"},
+                                    {"pipeline_bubble_s", Unit::kSeconds, "bubble"}})
     tables.overlap.columns.push_back(column);
-  for (const char* cause : {"idle", "peer", "dependency", "host", "latency", "tail", "other"})
-    tables.idle.columns.push_back(
-        {fmt::format("{}{}_s", cause == std::string_view("idle") ? "" : "idle_", cause), Unit::kSeconds, cause});
+  for (const auto& [name, heading] : {std::pair{"idle_s", "idle"},
+                                      {"idle_peer_s", "waits for a peer"},
+                                      {"idle_dependency_s", "for another stream"},
+                                      {"idle_host_s", "for the host"},
+                                      {"idle_latency_s", "for the device to begin"},
+                                      {"idle_tail_s", "after the last op"},
+                                      {"idle_other_s", "between ops"}})
+    tables.idle.columns.push_back({name, Unit::kSeconds, heading});
   for (const int rank : interop::traced_ranks(t.trace)) {
     const RankSummary s = summarise_rank(t, rank);
     const int64_t stage = t.plan->roles[static_cast<size_t>(t.plan->mesh.role_of(rank))].stage;
@@ -163,7 +184,8 @@ Tables summary_tables(const Traced& t, bool people) {
     overlap.insert(overlap.end(), {seconds_or_nothing(b.compute_s, people), seconds_or_nothing(b.comm_s, people),
                                    seconds_or_nothing(b.exposed_comm_s, people),
                                    b.comm_s > 0 ? Value((b.comm_s - b.exposed_comm_s) / b.comm_s) : Value(std::monostate{}),
-                                   seconds_or_nothing(b.copy_s, people), seconds_or_nothing(b.exposed_copy_s, people)});
+                                   seconds_or_nothing(b.copy_s, people), seconds_or_nothing(b.exposed_copy_s, people),
+                                   seconds_or_nothing(s.bubble_s, people)});
     const IdleBreakdown& i = s.idle;
     for (const double seconds : {i.idle_s, i.peer_s, i.dependency_s, i.host_s, i.latency_s, i.tail_s, i.other_s})
       idle.push_back(seconds_or_nothing(seconds, people));
@@ -197,11 +219,24 @@ Result<ExitCode> summary(const TraceFlags& flags) {
     return ExitCode::kDone;
   }
   const size_t ranks = tables.parts.rows.size();
-  fmt::print("{} of {} ranks, {}, mean of {} step{}\n\nWhere the step went: the parts add up to it\n\n", ranks, t->trace.world_size,
-             t->source, t->trace.steps * t->plan->period, t->trace.steps * t->plan->period == 1 ? "" : "s");
+  const int steps = t->trace.steps * t->plan->period;
+  fmt::print("{} of {} ranks, {}, {}", ranks, t->trace.world_size, t->source,
+             steps == 1 ? "one step" : fmt::format("mean of {} steps", steps));
+  if (t->samples > steps) fmt::print(" of {}; the median of all, which `report` has, is {}", t->samples, seconds_text(t->step_s));
+  fmt::print("\n\nWhere the step went: the parts add up to it\n\n");
   print(without_empty_columns(tables.parts), *format);
+  const auto any = [&](double StepParts::*part) {
+    const size_t column =
+        3 + static_cast<size_t>(std::ranges::find(kStepParts, part, &StepPartField::seconds) - kStepParts.begin());
+    return std::ranges::any_of(tables.parts.rows,
+                               [&](const auto& row) { return !std::holds_alternative<std::monostate>(row[column]); });
+  };
+  if (any(&StepParts::bubble_s))
+    fmt::print("\nidle bubble: the part of the pipeline's bubble in which nothing runs and no message is on its way\n");
   fmt::print("\nOverlap: communication with and without compute beside it, waits for peers included\n\n");
   print(without_empty_columns(tables.overlap), *format);
+  if (any(&StepParts::bubble_s))
+    fmt::print("\nbubble: compute waits for another stage, whatever else runs meanwhile; `explain` has the same figure\n");
   fmt::print("\nWhy nothing ran\n\n");
   print(without_empty_columns(tables.idle), *format);
   for (const std::string& line : unexplained(t->trace.accounting)) fmt::print("\n{}\n", line);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -31,6 +32,7 @@ struct WhatIfFlags {
 
 struct PriceQuestion {
   std::string text;  ///< as the table has it
+  std::string sort;  ///< what sort of word it is; empty where several are asked about
   std::vector<PriceChange> changes;
   double at_least_s = 0;  ///< of the step: ops that hide still occupy their stream
 };
@@ -112,10 +114,14 @@ Result<PriceChange> parse_speed_up(const std::string& text) {
 /// The changes that were asked for, each alone and, where there are several, all together.
 Result<std::vector<PriceQuestion>> asked(const WhatIfFlags& flags, const PricedStep& step) {
   const std::vector<PriceWord> known = words_of_prices(step.plan());
+  const auto sort_of = [&](const std::string& word) {
+    const auto found = std::ranges::find(known, word, &PriceWord::word);
+    return found == known.end() ? std::string() : std::string(name_of(found->sort));
+  };
   std::vector<PriceQuestion> questions;
   for (const std::string& word : flags.free) {
     SHARDLAB_TRY(check_word(word, known));
-    questions.push_back({fmt::format("{} free", word), {{word, 0}}, 0});
+    questions.push_back({fmt::format("{} free", word), sort_of(word), {{word, 0}}, 0});
   }
   for (const std::string& word : flags.hide) {
     SHARDLAB_TRY(check_word(word, known));
@@ -124,16 +130,17 @@ Result<std::vector<PriceQuestion>> asked(const WhatIfFlags& flags, const PricedS
                    fmt::format("--hide {}: there is nothing to hide it behind", word),
                    fmt::format("--free {0}, or --speed-up {0}=2", word),
                    {}};
-    questions.push_back({fmt::format("{} hidden", word), {{word, 0}}, step.occupied(word)});
+    questions.push_back({fmt::format("{} hidden", word), sort_of(word), {{word, 0}}, step.occupied(word)});
   }
   for (const std::string& text : flags.speed_up) {
     const auto change = parse_speed_up(text);
     if (!change.ok()) return change.error();
     SHARDLAB_TRY(check_word(change->what, known));
-    questions.push_back({fmt::format("{} {}x as fast", change->what, text.substr(text.rfind('=') + 1)), {*change}, 0});
+    questions.push_back(
+        {fmt::format("{} {}x as fast", change->what, text.substr(text.rfind('=') + 1)), sort_of(change->what), {*change}, 0});
   }
   if (questions.size() < 2) return questions;
-  PriceQuestion together{"all of these", {}, 0};
+  PriceQuestion together{"all of these", "", {}, 0};
   for (const PriceQuestion& q : questions) {
     together.changes.insert(together.changes.end(), q.changes.begin(), q.changes.end());
     together.at_least_s = std::max(together.at_least_s, q.at_least_s);
@@ -148,29 +155,33 @@ std::vector<PriceQuestion> all_free(const Plan& plan, bool labels) {
   for (const PriceWord& w : words_of_prices(plan)) {
     const bool whole = w.word.find('.') == std::string::npos;
     if (labels ? w.sort == PriceWord::Sort::kLabel : w.sort != PriceWord::Sort::kLabel && whole)
-      questions.push_back({w.word, {{w.word, 0}}, 0});
+      questions.push_back({w.word, std::string(name_of(w.sort)), {{w.word, 0}}, 0});
   }
   return questions;
 }
 
+constexpr size_t kSaved = 3;           ///< the column of what is saved
+constexpr double kWorthARow = 0.5e-4;  ///< of the step: less prints as 0.00 %
+
 Table table_of(const Case& config, const StepAnswer& now, const std::vector<PriceQuestion>& questions,
                const std::vector<StepAnswer>& answers) {
   Table table{{{"what"},
+               {"sort", Unit::kNone, "is a"},
                {"step_s", Unit::kSeconds, "step"},
                {"saved_s", Unit::kSeconds, "saved"},
                {"change_pct", Unit::kPercent, "change"},
                {"tokens_per_s", Unit::kTokensPerSecond, "tokens/s"},
                {"compute_s", Unit::kSeconds, "compute"},
-               {"exposed_comm_s", Unit::kSeconds, "exposed comm"},
+               {"exposed_comm_s", Unit::kSeconds, "exposed comm and waits"},
                {"exposed_copy_s", Unit::kSeconds, "exposed copies"}},
               {}};
-  const auto add = [&](const std::string& what, const StepAnswer& a) {
-    table.rows.push_back({what, a.step_s, now.step_s - a.step_s, 100 * (a.step_s / now.step_s - 1),
+  const auto add = [&](const std::string& what, const std::string& sort, const StepAnswer& a) {
+    table.rows.push_back({what, sort, a.step_s, now.step_s - a.step_s, 100 * (a.step_s / now.step_s - 1),
                           static_cast<double>(config.train.global_batch_tokens) / a.step_s, a.compute_s, a.exposed_comm_s,
                           a.exposed_copy_s});
   };
-  add("as it is", now);
-  for (size_t i = 0; i < questions.size(); ++i) add(questions[i].text, answers[i]);
+  add("as it is", "", now);
+  for (size_t i = 0; i < questions.size(); ++i) add(questions[i].text, questions[i].sort, answers[i]);
   return table;
 }
 
@@ -199,10 +210,29 @@ Result<ExitCode> what_if(const WhatIfFlags& flags) {
   Table table = table_of(*config, now, *questions, answers);
   if (open)
     std::stable_sort(table.rows.begin() + 1, table.rows.end(),
-                     [](const auto& a, const auto& b) { return std::get<double>(a[2]) > std::get<double>(b[2]); });
-  if (*format == TableFormat::kTable && open)
-    fmt::print("What the step would take if this were free: no optimisation of it gives more.\n\n");
-  print(*format == TableFormat::kTable ? without_empty_columns(table) : table, *format);
+                     [](const auto& a, const auto& b) { return std::get<double>(a[kSaved]) > std::get<double>(b[kSaved]); });
+  if (*format != TableFormat::kTable) {
+    print(table, *format);
+    return ExitCode::kDone;
+  }
+  std::string nothing;  // words that give nothing that the table could show
+  if (open)
+    std::erase_if(table.rows, [&](const auto& row) {
+      if (&row == &table.rows.front() || std::abs(std::get<double>(row[kSaved])) >= kWorthARow * now.step_s) return false;
+      nothing += (nothing.empty() ? "" : ", ") + std::get<std::string>(row[0]);
+      return true;
+    });
+  table.rows.front()[kSaved] = table.rows.front()[kSaved + 1] = std::monostate{};
+  for (auto& row : table.rows)
+    if (row.back() == Value(0.0)) row.back() = std::monostate{};  // a column that is empty is left out
+  if (open) fmt::print("What the step would take if this were free: no optimisation of it gives more.\n\n");
+  print(without_empty_columns(table), *format);
+  if (!nothing.empty()) fmt::print("\nLess than 0.01 % of the step: {}\n", nothing);
+  if (open && !flags.all)
+    fmt::print(
+        "\nAn op counts under its class, its kind and its strategy, so rows overlap. The strategy `step` has the ops of the "
+        "model,\n"
+        "which no strategy added.\n");
   return ExitCode::kDone;
 }
 

@@ -1,5 +1,7 @@
 #include "plan/reasons.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 
@@ -90,10 +92,24 @@ void Reasons::add(std::string_view text, std::string_view example) {
   }
 }
 
+std::string Reasons::values_of(const Place& place) {
+  std::string text;
+  if (place.more) {
+    const bool again = place.last == place.values[0] || place.last == place.values[1];
+    return fmt::format("{}, {}, ...{}", place.values[0], place.values[1], again ? "" : ", " + place.last);
+  }
+  for (size_t i = 0; i < place.values.size(); ++i)
+    text += (i == 0 ? "" : i + 1 < place.values.size() ? ", " : " or ") + place.values[i];
+  return text;
+}
+
 std::vector<Reason> Reasons::list() const {
   std::vector<Reason> all;
   for (const Kind& kind : kinds_) {
     Reason reason{"", kind.cases, kind.example};
+    // Long lists of several places say nothing of which values go together: there the first case stands for the others.
+    const bool first_alone = std::ranges::any_of(kind.places, &Place::more) &&
+                             std::ranges::count_if(kind.places, [](const Place& p) { return p.values.size() > 1; }) > 1;
     size_t place = 0;
     for (const char c : kind.frame) {
       if (c != '\0') {
@@ -101,10 +117,9 @@ std::vector<Reason> Reasons::list() const {
         continue;
       }
       const Place& p = kind.places[place++];
-      const size_t shown = p.more ? 2 : p.values.size();
-      for (size_t i = 0; i < shown; ++i) reason.text += (i == 0 ? "" : "/") + p.values[i];
-      if (p.more) reason.text += "/../" + p.last;
+      reason.text += first_alone ? p.values[0] : values_of(p);
     }
+    if (first_alone) reason.text += " (the first case; the others have other values)";
     if (kind.one_advice) reason.text += kind.advice;
     all.push_back(std::move(reason));
   }

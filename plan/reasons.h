@@ -16,14 +16,15 @@ std::string reason_of(const Error& error);
 
 /// One reason and the cases that have it.
 struct Reason {
-  std::string text;  ///< "zero=1/2/3 with dp=1: there is nothing to shard over": values that differ stand beside one another
+  std::string text;  ///< "zero=1, 2 or 3 with dp=1: there is nothing to shard over": values that differ are listed
   int64_t cases = 0;
   std::string example;  ///< name of the first case
 };
 
 /// Counts reasons that differ in their values alone as one. What to do about it, after the first "; ", tells no reasons apart, and
 /// is left out where it is not the same. A value is a word with a digit in it, or one that follows "=". Of more than four values of
-/// a place the first two and the last stand in the text: "tp=1/2/../64".
+/// a place the first two and the last stand in the text: "tp=1, 2, ..., 64"; where other places have several values too, all values
+/// are those of the first case, and the text says so.
 class Reasons {
  public:
   /// `text` as it stands in a row of results.
@@ -47,6 +48,7 @@ class Reasons {
     std::string example;
   };
   static constexpr size_t kValues = 4;
+  static std::string values_of(const Place& place);
   std::vector<Kind> kinds_;
   std::unordered_map<std::string, size_t> position_;  ///< in `kinds_`, by frame
 };

@@ -374,7 +374,7 @@ Table case_table(std::span<const CaseOutcome> cases, std::span<const std::string
   }
   Table table;
   for (const CaseColumn* c : columns)
-    table.columns.push_back({std::string(c->name), c->unit, std::string(c->heading), c->name == "reason" || c->name == "name"});
+    table.columns.push_back({std::string(c->name), c->unit, std::string(c->heading), c->name == "name", c->name == "reason"});
   for (const CaseOutcome& o : cases) {
     auto& row = table.rows.emplace_back();
     for (const CaseColumn* c : columns) row.push_back(c->get(o));

@@ -121,7 +121,11 @@ Change judge(const Metric& metric, const CaseColumn& column, const Sample& a, co
   const bool known = a.standard_error && b.standard_error;
   if (known) change.noise = kStandardErrors * std::hypot(*a.standard_error, *b.standard_error);
   const double difference = change.difference();
-  if (difference == 0) return change;
+  // Bytes and counts are exact. Other figures that read the same are the same to whoever reads them: sums in another order differ in
+  // bits that mean nothing.
+  const bool rounded = column.unit == Unit::kSeconds || column.unit == Unit::kNats || column.unit == Unit::kTokensPerSecond ||
+                       column.unit == Unit::kFraction;
+  if (difference == 0 || (rounded && human_text(a.value, column.unit) == human_text(b.value, column.unit))) return change;
   if (!known)
     change.verdict = Verdict::kUnsure;
   else if (std::abs(difference) <= change.noise)
@@ -185,7 +189,7 @@ MedianChange median_change(std::vector<double> changes) {
 }
 
 bool Threshold::crossed(const Change& change) const {
-  if (change.verdict == Verdict::kSame || change.verdict == Verdict::kNoise) return false;
+  if (change.verdict == Verdict::kNoise) return false;  // of two that read the same the exact difference counts
   const double way = direction * (relative ? change.relative() : change.difference());
   return way > limit;
 }

@@ -46,7 +46,7 @@ struct Sample {
 std::optional<Sample> sample_of(const CaseColumn& column, const CaseOutcome& outcome);
 
 enum class Verdict : uint8_t {
-  kSame,     ///< equal
+  kSame,     ///< equal; of times, rates and losses also what reads the same in four digits
   kNoise,    ///< a difference within three standard errors
   kBetter,   ///< a difference beyond noise, in the better direction
   kWorse,    ///< in the other

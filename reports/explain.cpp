@@ -21,6 +21,13 @@ namespace {
 /// The time by which ops are ranked and shared out: measured where the case was measured.
 double seconds_of(const OpComparison& op, bool measured) { return measured ? op.measured_s : op.predicted_s; }
 
+/// Rounded: ops that are alike on several stages tie, whatever the order of their sums.
+double five_digits(double seconds) {
+  if (seconds <= 0) return seconds;
+  const double unit = std::pow(10.0, std::floor(std::log10(seconds)) - 4);
+  return std::round(seconds / unit) * unit;
+}
+
 /// The least share of the step for which a figure is mentioned.
 constexpr double kWorthSaying = 0.02;
 
@@ -54,9 +61,10 @@ Table selected(const Table& table, std::initializer_list<std::string_view> names
 void step_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   if (o.measured && o.predicted) {
     const double error = *step_error_pct(o);
-    out.push_back(fmt::format("A step takes {} (spread {}, {} samples); predicted were {}, {} off.",
+    out.push_back(fmt::format("A step takes {} (spread {}, {} samples); {} were predicted, {} too {}.",
                               seconds_text(o.measured->step_s), percent_text(o.measured->step_spread), o.measured->samples,
-                              seconds_text(o.predicted->step_s), signed_percent_text(error)));
+                              seconds_text(o.predicted->step_s), percent_text(std::abs(error) / 100),
+                              error < 0 ? "little" : "much"));
     if (std::abs(error) / 100 < o.measured->step_spread / 2)
       out.push_back("The error is within half the spread of the measurement: a closer prediction could not be told from this one.");
   } else if (o.measured) {
@@ -104,10 +112,11 @@ void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
     const PipelineSchedule schedule = schedule_of(o.config);
     const double end = play(schedule, SlotCosts::uniform(schedule.parts, 1, 1, 1)).value().end;
     const double busy = 3.0 * schedule.parts * schedule.micro_batches / schedule.stages;
-    out.push_back(
-        fmt::format("Within it the pipeline's bubble, compute that waits for another stage, is {}, {} of the step; that of "
-                    "schedule {} with even stages and slots of equal length is {}: more grad_accumulation makes it smaller.",
-                    seconds_text(bubble * step), percent_text(bubble), name_of(l.schedule), percent_text((end - busy) / end)));
+    out.push_back(fmt::format(
+        "The pipeline's bubble, in which compute waits for another stage, whatever else runs meanwhile, is {}, {} of the "
+        "step; that of schedule {} with even stages and slots of equal length is {}: more grad_accumulation makes it "
+        "smaller.",
+        seconds_text(bubble * step), percent_text(bubble), name_of(l.schedule), percent_text((end - busy) / end)));
   }
   if (measured) {
     const double unplanned = o.measured->unplanned_time_s;
@@ -129,21 +138,24 @@ void idle_reason(const CaseOutcome& o, std::vector<std::string>& out) {
     double IdleBreakdown::*part;
     std::string_view says;
   };
-  std::vector<Cause> causes = {{&IdleBreakdown::peer_s, "a peer was not there yet"},
-                               {&IdleBreakdown::dependency_s, "an op of another stream had to end first"},
-                               {&IdleBreakdown::host_s, "the host had not launched the next op"},
-                               {&IdleBreakdown::latency_s, "the device had not begun what was launched"},
-                               {&IdleBreakdown::tail_s, "the host ended the step"},
+  std::vector<Cause> causes = {{&IdleBreakdown::peer_s, "because a peer was not there yet"},
+                               {&IdleBreakdown::dependency_s, "because an op of another stream had to end first"},
+                               {&IdleBreakdown::host_s, "because the host had not launched the next op"},
+                               {&IdleBreakdown::latency_s, "because the device had not begun what was launched"},
+                               {&IdleBreakdown::tail_s, "while the host ended the step"},
                                {&IdleBreakdown::other_s, "between ops"}};
   std::ranges::stable_sort(causes, std::greater(), [&](const Cause& c) { return idle.*c.part; });
+  // Means over the recorded steps, as shares of the idle time that the step is said to be made of.
+  const double whole = step_parts(o).at(StepPart::kIdle).seconds, scale = whole > 0 ? whole / idle.idle_s : 1;
   std::string text;
   for (const Cause& c : causes) {
     if (idle.*c.part / step <= kWorthSaying / 2) break;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", seconds_text(idle.*c.part), c.says);
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", seconds_text(scale * idle.*c.part), c.says);
     if (measured && predicted && predicted->idle_s > 0) text += fmt::format(" (predicted {})", seconds_text(predicted->*c.part));
   }
   if (!text.empty())
-    out.push_back(fmt::format("{} for {}: {}.", measured ? "Idle" : "Predicted to be idle", seconds_text(idle.idle_s), text));
+    out.push_back(
+        fmt::format("{} for {}: {}.", measured ? "Idle" : "Predicted to be idle", seconds_text(scale * idle.idle_s), text));
 }
 
 /// The items that take a device's memory beside the arenas, the largest first.
@@ -240,7 +252,8 @@ Table op_table(const CaseOutcome& outcome, int rows) {
     ops.push_back(&op);
   }
   std::stable_sort(ops.begin(), ops.end(), [&](const OpComparison* a, const OpComparison* b) {
-    return seconds_of(*a, measured) > seconds_of(*b, measured);
+    const double left = five_digits(seconds_of(*a, measured)), right = five_digits(seconds_of(*b, measured));
+    return left != right ? left > right : a->stage < b->stage;
   });
   if (rows > 0 && ops.size() > static_cast<size_t>(rows)) ops.resize(static_cast<size_t>(rows));
   for (const OpComparison* op : ops) {
@@ -261,6 +274,13 @@ Table op_table(const CaseOutcome& outcome, int rows) {
 std::vector<StepPart> step_parts(const CaseOutcome& o) {
   if (!o.measured && !o.predicted) return {};
   const auto of = [](const auto& figures) {
+    // The parts are of one set of steps and add up; the sums below may be of different ones.
+    if (const StepParts& p = figures.parts; p.total() > 0) {
+      const double communication = p.tensor_s + p.context_s + p.expert_s + p.data_s + p.pipeline_s + p.communication_s;
+      const bool apart = figures.idle.idle_s <= 0;  // of closed forms
+      return std::array{p.compute_s + p.recompute_s + p.update_s, communication, p.copies_s, apart ? p.bubble_s : 0.0,
+                        p.wait_s + p.launch_s + p.unplanned_s + (apart ? 0.0 : p.bubble_s)};
+    }
     const double compute = figures.compute_s, copies = figures.exposed_copy_s, idle = figures.idle.idle_s;
     const double bubble = figures.bubble_fraction * figures.step_s;
     // Idle time has the waits of collectives in it, which `exposed_comm_s` has too: what is left is bytes on their way. Closed
@@ -272,8 +292,8 @@ std::vector<StepPart> step_parts(const CaseOutcome& o) {
   const std::array seconds = o.measured ? of(*o.measured) : of(*o.predicted);
   const double whole = std::accumulate(seconds.begin(), seconds.end(), 0.0);
   if (whole <= 0) return {};
-  constexpr std::array<std::string_view, 5> kNames = {"compute", "communication that nothing covers", "copies that nothing covers",
-                                                      "the pipeline's bubble", "idle time"};
+  constexpr std::array<std::string_view, 5> kNames = {"compute", "exposed communication", "exposed copies", "the pipeline's bubble",
+                                                      "idle time"};
   std::vector<StepPart> parts;
   int left = 1000;
   for (size_t i = 0; i < seconds.size(); ++i) {
@@ -323,17 +343,22 @@ double share_below(const CaseOutcome& outcome, int rows) {
 std::string explain(const CaseOutcome& outcome, const ExplainOptions& options) {
   std::string out = headline(outcome) + "\n\n";
   if (!outcome.ops.empty()) {
-    const Table ops = selected(op_table(outcome, options.rows), {"stage", "op", "kind", "count", "predicted_s", "measured_s",
-                                                                 "residual_s", "residual_pct", "share", "flops_per_s"});
+    const Table ops = without_empty_columns(selected(
+        op_table(outcome, options.rows),
+        {"stage", "op", "kind", "count", "predicted_s", "measured_s", "residual_s", "residual_pct", "share", "flops_per_s"}));
     out += print_aligned(ops, options.width);
     if (options.rows > 0 && outcome.ops.size() > static_cast<size_t>(options.rows))
       out += fmt::format("({} more ops take {}; --rows 0 shows all)\n", outcome.ops.size() - static_cast<size_t>(options.rows),
                          percent_text(share_below(outcome, options.rows)));
-    out +=
-        "Seconds are summed over a step of one rank of the stage, shares are of all ops of all stages; residual is measured minus "
-        "predicted; a wait for peers belongs to no op.\n\n";
+    std::string legend =
+        "Seconds are summed over a step of one rank of the stage; shares are of all ops of all stages; a wait for peers belongs to "
+        "no "
+        "op. F: forward; I: gradient of the input; W: gradient of the weights; B: both; accumulate: added to what earlier "
+        "micro-batches gave.";
+    if (outcome.predicted && outcome.measured) legend += " Residual: measured minus predicted.";
+    out += wrapped(legend, options.width) + "\n\n";
   }
-  for (const std::string& reason : reasons(outcome)) out += "- " + reason + "\n";
+  for (const std::string& reason : reasons(outcome)) out += wrapped("- " + reason, options.width, 2) + "\n";
   return out;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <span>
@@ -85,6 +86,7 @@ std::string percent_text(double fraction) {
 }
 
 std::string signed_percent_text(double percent) {
+  if (std::abs(percent) < 0.005) return "0.00 %";
   return std::isfinite(percent) ? fmt::format("{:+.2f} %", percent) : number_text(percent);
 }
 
@@ -118,6 +120,26 @@ std::string brief_percent(double fraction) {
   return std::isfinite(fraction) ? fmt::format("{:.0f} %", fraction * 100) : number_text(fraction);
 }
 
+namespace {
+
+/// The end of the word at `at`; a number and its unit are one word: "6.6 %", "169.5 ms".
+size_t end_of_word(std::string_view text, size_t at) {
+  constexpr std::array<std::string_view, 16> kUnits{"%",   "s",   "ms",  "us",   "ns", "B", "KiB", "MiB",
+                                                    "GiB", "TiB", "PiB", "GB/s", "k",  "M", "G",   "T"};
+  const auto end_at = [&](size_t from) {
+    const size_t end = text.find_first_of(" \n", from);
+    return end == std::string_view::npos ? text.size() : end;
+  };
+  const size_t end = end_at(at);
+  if (end == at || text[end - 1] < '0' || text[end - 1] > '9' || end >= text.size() || text[end] != ' ') return end;
+  const size_t after = end_at(end + 1);
+  std::string_view unit = text.substr(end + 1, after - end - 1);
+  while (!unit.empty() && std::string_view(".,;:)").find(unit.back()) != std::string_view::npos) unit.remove_suffix(1);
+  return std::ranges::find(kUnits, unit) == kUnits.end() ? end : after;
+}
+
+}  // namespace
+
 std::string wrapped(std::string_view text, int width, int indent) {
   std::string out;
   int column = 0;
@@ -130,7 +152,7 @@ std::string wrapped(std::string_view text, int width, int indent) {
     size_t end = at;
     while (end < text.size() && text[end] == ' ') ++end;
     const size_t word = end;
-    while (end < text.size() && text[end] != ' ' && text[end] != '\n') ++end;
+    end = end_of_word(text, word);
     const int blanks = static_cast<int>(word - at), letters = display_width(text.substr(word, end - word));
     if (width > 0 && !first && letters > 0 && column + blanks + letters > width) {
       out += '\n' + std::string(static_cast<size_t>(indent), ' ');

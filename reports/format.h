@@ -31,7 +31,7 @@ std::string bytes_per_second_text(double bytes_per_s);
 /// `fraction` 0.0312 is "3.12 %".
 std::string percent_text(double fraction);
 
-/// `percent` -2.5 is "-2.50 %", 2.5 "+2.50 %": a residual always has its sign.
+/// `percent` -2.5 is "-2.50 %", 2.5 "+2.50 %": a residual has its sign, unless it reads "0.00 %".
 std::string signed_percent_text(double percent);
 
 /// Quantities as in a sentence or a narrow table, with three significant digits: "78.0 GiB", "55.1 s", "1.19 k".
@@ -48,8 +48,8 @@ std::string brief_percent(double fraction);
 /// Columns that `text` (UTF-8) takes in a terminal: one for every code point, none for the marks of `visible_line`.
 int display_width(std::string_view text);
 
-/// `text` with lines of at most `width` columns, broken at blanks; lines after the first begin with `indent` blanks. A word that is
-/// longer stays whole, and so does every line where `width` is 0.
+/// `text` with lines of at most `width` columns, broken at blanks, though not between a number and its unit; lines after the first
+/// begin with `indent` blanks. A word that is longer stays whole, and so does every line where `width` is 0.
 std::string wrapped(std::string_view text, int width, int indent = 0);
 
 /// `text` cut to at most `width` columns, the last one "…" when something is missing.

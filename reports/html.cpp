@@ -191,7 +191,7 @@ std::string render_markdown(const Report& report) {
     add(std::string("all"), summary.all);
     out += "\n" + print_markdown(table);
   }
-  out += "\n" + print_markdown(case_table(report.cases, kPlainColumns));
+  out += "\n" + print_markdown(without_empty_columns(case_table(report.cases, kPlainColumns)));
   if (std::ranges::any_of(report.cases, is_outside)) out += "\n" + print_markdown(case_table(report.cases, kOutsideColumns));
   const Table unplanned = unplanned_memory_table(report.cases);
   if (!unplanned.rows.empty()) out += "\n" + print_markdown(unplanned);

@@ -137,22 +137,23 @@ std::string counted(int64_t n, std::string_view one, std::string_view many) { re
 double step_of(const CaseOutcome& o, bool measured) { return measured ? o.measured->step_s : o.predicted->step_s; }
 int64_t peak_of(const CaseOutcome& o, bool measured) { return measured ? o.measured->peak_bytes : o.predicted->peak_bytes; }
 
-/// `of`: " of MODEL" where several models ran, else nothing.
-Statement fastest_statement(std::span<const CaseOutcome> cases, const ModelBest& best, bool by_measurement, std::string_view of) {
+/// `head`: "Fastest", "Fastest of MODEL", or what else the case is.
+Statement fastest_statement(std::span<const CaseOutcome> cases, const ModelBest& best, bool by_measurement, std::string_view head) {
   const CaseOutcome& o = cases[static_cast<size_t>(best.fastest)];
   const double step = step_of(o, by_measurement);
-  std::string text = fmt::format("Fastest{}: {}, {} {}, {} a step", of, case_title(o.config),
+  std::string text = fmt::format("{}: {}, {} {}, {} a step", head, case_title(o.config),
                                  tokens_per_second_text(static_cast<double>(o.config.train.global_batch_tokens) / step),
                                  by_measurement ? "measured" : "predicted", seconds_text(step));
   if (const auto use = mfu(o, step)) text += fmt::format(", MFU {}", percent_text(*use));
-  return {Statement::Mood::kAnswer, text + fmt::format(", {} for the largest rank.", bytes_text(peak_of(o, by_measurement)))};
+  return {Statement::Mood::kAnswer,
+          text + fmt::format(", {} of live tensors on the largest rank.", bytes_text(peak_of(o, by_measurement)))};
 }
 
 Statement smallest_statement(std::span<const CaseOutcome> cases, const ModelBest& best, bool by_measurement, std::string_view of) {
   const CaseOutcome& o = cases[static_cast<size_t>(best.smallest)];
   const CaseOutcome& fastest = cases[static_cast<size_t>(best.fastest)];
-  std::string text =
-      fmt::format("Smallest{}: {}, {} for the largest rank", of, case_title(o.config), bytes_text(peak_of(o, by_measurement)));
+  std::string text = fmt::format("Smallest{}: {}, {} of live tensors on the largest rank", of, case_title(o.config),
+                                 bytes_text(peak_of(o, by_measurement)));
   if (best.smallest == best.fastest) return {Statement::Mood::kAnswer, text + "; it is the fastest too."};
   const double rate = static_cast<double>(o.config.train.global_batch_tokens) / step_of(o, by_measurement);
   const double most = static_cast<double>(fastest.config.train.global_batch_tokens) / step_of(fastest, by_measurement);
@@ -166,7 +167,11 @@ void best_statements(std::span<const CaseOutcome> cases, const Summary& s, std::
   for (size_t i = 0; i < std::min(s.by_model.size(), kModelsSaid); ++i) {
     const ModelBest& best = s.by_model[i];
     const std::string of = one ? std::string() : " of " + best.model;
-    out.push_back(fastest_statement(cases, best, s.by_measurement, of));
+    if (s.by_status[static_cast<size_t>(Status::kOk)] == 1) {  // fastest and smallest of itself
+      out.push_back(fastest_statement(cases, best, s.by_measurement, "One case ran"));
+      continue;
+    }
+    out.push_back(fastest_statement(cases, best, s.by_measurement, "Fastest" + of));
     // Of several models a smallest case that is the fastest too needs no line of its own.
     if (one || best.smallest != best.fastest) out.push_back(smallest_statement(cases, best, s.by_measurement, of));
   }

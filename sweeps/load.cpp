@@ -124,9 +124,11 @@ class Loader {
     read_version(root);
     read_assumption(root);
     for (const std::string& key : kSweepOnly)
-      if (const YamlNode* value = root.find(key))
+      if (const YamlNode* value = root.find(key)) {  // one of them tells what the file is
         problems_.add(value->mark, fmt::format("`{}` belongs to a sweep file; a case file has single values", key),
-                      "remove it, or use `shardlab run`");
+                      "use `shardlab run`, and name a case of the run as DIR/CASE; in a case file remove it");
+        break;
+      }
     std::vector<std::string> skip = kSweepOnly;
     skip.emplace_back("version");
     std::vector<std::string> listed = top_keys();

@@ -53,7 +53,8 @@ void complete_inline(Model& m, const Settings& said, const Settings& over) {
   if (!given("model.kv_heads")) m.kv_heads = m.heads;
   if (!given("model.head_dim") && m.heads > 0) m.head_dim = m.hidden / m.heads;
   if (!given("model.ffn") && !m.is_llama()) m.ffn = 4 * m.hidden;
-  if (!given("model.ffn") && m.is_mixture() && m.mixture_layers() == m.layers) m.ffn = m.experts.ffn;  // as Mixtral's config.json says it
+  if (!given("model.ffn") && m.is_mixture() && m.mixture_layers() == m.layers)
+    m.ffn = m.experts.ffn;  // as Mixtral's config.json says it
   if (!given("model.tied_embeddings")) m.tied_embeddings = !m.is_llama();
   if (!given("model.name")) m.name = "inline";
 }

@@ -43,6 +43,8 @@ Result<std::string> read_file_within(const std::string& path, int64_t most) {
   const bool pipe = std::filesystem::is_fifo(path, ignored);
   // To open a pipe waits for whoever writes, and to read one without waiting tells whether there is one: an end where nobody is.
   const Opened opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  if (opened.file < 0 && errno == ENOENT)
+    return refusal("there is no such file", "check the path; a relative one begins at the current folder");
   if (opened.file < 0) return refusal(fmt::format("cannot be opened: {}", std::strerror(errno)), "check the path");
   std::string text;
   char part[1 << 16];

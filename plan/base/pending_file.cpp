@@ -160,7 +160,12 @@ void PendingFile::place(const std::string& path) {
 }
 
 void PendingFile::fail(const char* doing) {
-  throw WorldError(fmt::format("{}{}: {} while {}", what_, path_, std::strerror(errno), doing), remedy_);
+  const int code = errno;
+  const fs::path folder = fs::path(path_).parent_path();
+  std::error_code unknown;
+  if (code == ENOENT && !folder.empty() && !fs::exists(folder, unknown))
+    throw WorldError(fmt::format("{}{}: there is no folder {}", what_, path_, folder.string()), "make it, or name another file");
+  throw WorldError(fmt::format("{}{}: {} while {}", what_, path_, std::strerror(code), doing), remedy_);
 }
 
 void write_file_atomically(const std::string& path, std::string_view text) {

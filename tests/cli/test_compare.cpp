@@ -44,15 +44,15 @@ TEST_CASE("equal runs compare equal, changed settings are named, and bounds deci
   const Output same = compare(before + " " + before + " --fail-if step_s:0 --fail-if peak_bytes:0");
   INFO(same.out << same.err);
   REQUIRE(same.code == 0);
-  REQUIRE(same.out.find("step_s: 2 equal\n") != std::string::npos);
-  REQUIRE(same.out.find("8 figures are equal") == std::string::npos);  // no losses were simulated
-  REQUIRE(same.out.find("6 figures are equal or within noise") != std::string::npos);
+  REQUIRE(same.out.find("step_s: 2 same\n") != std::string::npos);
+  REQUIRE(same.out.find("8 figures are the same") == std::string::npos);  // no losses were simulated
+  REQUIRE(same.out.find("6 figures are the same or differ by noise alone") != std::string::npos);
 
   const Output changed = compare(before + " " + after);
   INFO(changed.out);
   REQUIRE(changed.code == 0);
   REQUIRE(changed.out.find("layout.zero 0 -> 1") != std::string::npos);
-  REQUIRE(changed.out.find("peak_bytes: 1 better, 1 equal") != std::string::npos);
+  REQUIRE(changed.out.find("peak_bytes: 1 better, 1 same") != std::string::npos);
 
   // ZeRO-1 spends more on the update's gather than it saves: the step is another one, whichever way.
   const Output rows = compare(before + " " + after + " --metric peak_bytes --format csv");

@@ -387,7 +387,7 @@ TEST_CASE("plan prints a case's plan, and says what verify finds in a plan's tex
   const Output good = shardlab_program(scratch, "plan " + scratch.write("good.plan", printed.out));
   INFO(good.err);
   REQUIRE(good.code == 0);
-  CHECK(good.out.find("nothing found\n") != std::string::npos);
+  CHECK(good.out.find("verify finds nothing wrong\n") != std::string::npos);
   CHECK(good.out.find("  ranks: 2\n") != std::string::npos);
 
   std::string text = printed.out;  // without its first reduction
@@ -566,7 +566,7 @@ TEST_CASE("plan and diff read case files") {
   const Output diff = shardlab_program(scratch, "diff " + a + " " + b);
   INFO(diff.err);
   REQUIRE(diff.code == 0);
-  REQUIRE(diff.out.find("ops reduce_scatter") != std::string::npos);
+  REQUIRE(diff.out.find("ops of kind reduce_scatter") != std::string::npos);
 }
 
 TEST_CASE("flags that are no numbers, or absurd ones, are refused with exit code 2") {

@@ -117,7 +117,7 @@ TEST_CASE("trace summary: parts that add up to the step, rank by rank, from reco
     CHECK(number(rows, r, "comm_overlap") <= 1);
   }
   const Output page = shardlab_program(scratch, "trace summary " + (scratch / "run/case"));
-  CHECK(page.out.find("8 of 8 ranks, predicted, mean of 1 step\n") == 0);
+  CHECK(page.out.find("8 of 8 ranks, predicted, one step\n") == 0);
   CHECK(page.out.find("Why nothing ran") != std::string::npos);
 }
 

@@ -89,15 +89,21 @@ TEST_CASE("parts of a step are as uncertain as the step; figures without a recor
   REQUIRE(change("step_s", a, b).verdict == Verdict::kUnsure);
 }
 
-TEST_CASE("predictions, bytes and losses are exact: any difference is a change") {
+TEST_CASE("predictions, bytes and losses are exact: a difference that can be read is a change, and bounds see every one") {
   CaseOutcome a = small_outcome(), b = small_outcome();
   b.predicted->peak_bytes += 1;
   b.measured.reset();
   REQUIRE(change("peak_bytes", a, b).verdict == Verdict::kWorse);
   REQUIRE(change("peak_bytes", b, a).verdict == Verdict::kBetter);
   b = small_outcome();
-  b.measured->losses.back() -= 1e-9;
+  b.measured->losses.back() -= 1e-3;
   REQUIRE(change("loss_last", a, b).verdict == Verdict::kBetter);
+  b.measured->losses.back() = a.measured->losses.back() + 1e-9;
+  const Change unread = change("loss_last", a, b);
+  REQUIRE(unread.verdict == Verdict::kSame);
+  REQUIRE(unread.difference() > 0);
+  REQUIRE(parse_threshold("loss_last:0")->crossed(unread));
+  REQUIRE_FALSE(parse_threshold("loss_last:+1e-6")->crossed(unread));
   a.predicted->bubble_fraction = 0;
   b.predicted->bubble_fraction = 0.1;
   REQUIRE(std::isinf(change("predicted_bubble_fraction", a, b).relative()));

@@ -76,6 +76,8 @@ TEST_CASE("text is broken at blanks, and words stay whole") {
   CHECK(wrapped("one two three", 9, 2) == "one two\n  three");
   CHECK(wrapped("incomprehensible word", 4) == "incomprehensible\nword");
   CHECK(wrapped("a b", 0) == "a b");
+  CHECK(wrapped("waits 6.6 %, then 10 ms more", 9) == "waits\n6.6 %,\nthen\n10 ms\nmore");  // a number stays with its unit
+  CHECK(wrapped("of 12 steps", 5) == "of 12\nsteps");
   CHECK(wrapped("a\nb c", 80) == "a\nb c");
 }
 

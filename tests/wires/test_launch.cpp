@@ -165,7 +165,7 @@ TEST_CASE("what cannot be launched is refused with what can") {
         "* cp");
   const Output no_run = launch("-n 2 memory --model gpt2");
   CHECK(no_run.code == 2);
-  CHECK(no_run.err.find("only `run` and `comm` have ranks to launch") != std::string::npos);
+  CHECK(no_run.err.find("needs `run` or `comm` after its options") != std::string::npos);
   CHECK(launch("-n 0" + rest).code == 2);
   const Output both = launch("-n 2 --rank 0 --world-size 2" + rest);
   CHECK(both.code == 2);
