@@ -57,10 +57,11 @@ class Settings {
     out_.profile = std::string(framework);
     if (problems_.empty()) return std::move(out_);
     if (problems_.size() > limits::kProblems) problems_.resize(limits::kProblems);
-    return Error{ExitCode::kUsage,
-                 fmt::format("{}: these settings are wrong, or no case has their like:\n    {}", name, fmt::join(problems_, "\n    ")),
-                 "correct them, or take out of a copy of the file what does not matter to you",
-                 {}};
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("{}: these settings are wrong, or no case has their like:\n    {}", name, fmt::join(problems_, "\n    ")),
+        "correct them, or take out of a copy of the file what does not matter to you",
+        {}};
   }
 
  private:
@@ -72,7 +73,7 @@ class Settings {
 int64_t whole(Settings& out, std::string_view key, const std::string& text, int64_t least = 0) {
   const auto n = parse_count(text);
   if (n && *n >= least && *n <= kMost) return *n;
-  out.problem(key, fmt::format("`{}` is no whole number from {} to {}", text, least, kMost));
+  out.problem(key, fmt::format("`{}` is not a whole number from {} to {}", text, least, kMost));
   return least;
 }
 
@@ -89,7 +90,7 @@ void set_batch(Settings& out, int64_t sequences, int64_t dp, int64_t accumulatio
   if (sequences == 0 && dp > 0 && accumulation > 0 && product(together, accumulation) <= kMost) sequences = together * accumulation;
   if (dp > 0 && sequences > 0) {
     if (sequences % together != 0)
-      return out.problem("global batch", fmt::format("{} sequences are no multiple of {} ranks of data parallelism with {} each",
+      return out.problem("global batch", fmt::format("{} sequences are not a multiple of {} ranks of data parallelism with {} each",
                                                      sequences, dp, micro_batch));
     accumulation = sequences / together;
   }
@@ -327,7 +328,7 @@ class Megatron {
     if (has("num-layers-per-virtual-pipeline-stage")) {
       const int64_t each = number("num-layers-per-virtual-pipeline-stage", 1), layers = out_.count("model.layers", 0);
       if (layers == 0 || pp > kMost / std::max<int64_t>(each, 1) || layers % (pp * each) != 0)
-        out_.problem("--num-layers-per-virtual-pipeline-stage", "the layers of a stage are no multiple of it");
+        out_.problem("--num-layers-per-virtual-pipeline-stage", "the layers of a stage are not a multiple of it");
       else
         vpp = layers / (pp * each);
     }
@@ -351,7 +352,8 @@ class Megatron {
     const int64_t world = devices_ > 0 ? devices_ : std::min(per_node, kMost / std::max<int64_t>(nodes, 1)) * nodes;
     const int64_t model_ranks = tp < kMost / pp && tp * pp < kMost / cp ? tp * pp * cp : kMost;
     if (world % model_ranks != 0)
-      out_.problem("--tensor-model-parallel-size", fmt::format("{} devices are no multiple of tp*pp*cp = {}", world, model_ranks));
+      out_.problem("--tensor-model-parallel-size",
+                   fmt::format("{} devices are not a multiple of tp*pp*cp = {}", world, model_ranks));
     dp_ = world / model_ranks;
 
     int64_t zero = has("use-distributed-optimizer") ? 1 : 0;
@@ -531,7 +533,7 @@ class DeepSpeed {
       if (value->is_number())
         out_.set(to, value->dump());
       else
-        out_.problem(path, fmt::format("`{}` is no number", json_text(*value)));
+        out_.problem(path, fmt::format("`{}` is not a number", json_text(*value)));
     }
   }
 
@@ -562,7 +564,7 @@ class DeepSpeed {
 
   void read_zero() {
     const int64_t stage = integer("zero_optimization.stage", 0);
-    if (stage > 3) out_.problem("zero_optimization.stage", fmt::format("{} is no stage", stage));
+    if (stage > 3) out_.problem("zero_optimization.stage", fmt::format("{} is not a stage", stage));
     out_.set("layout.zero", stage);
     const std::string z = "zero_optimization.";
     if (stage == 0) return;
@@ -677,7 +679,7 @@ Result<Imported> import_deepspeed(std::string_view text, const std::string& name
                         : Tree::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
   if (!root.is_object())
     return Error{ExitCode::kUsage,
-                 fmt::format("{} is no JSON object", name),
+                 fmt::format("{} is not a JSON object", name),
                  fmt::format("a config.json of DeepSpeed is expected, nested at most {} deep", limits::kJsonDepth),
                  {}};
   return DeepSpeed(root, devices).read(name);
@@ -774,7 +776,7 @@ class Titan {
       if (devices_ == 0 || devices_ % others != 0)
         out_.problem(p + "data_parallel_shard_degree", devices_ == 0
                                                            ? "-1 is what the devices leave: name --devices"
-                                                           : fmt::format("{} devices are no multiple of {}", devices_, others));
+                                                           : fmt::format("{} devices are not a multiple of {}", devices_, others));
       else
         shards = devices_ / others;
     } else {

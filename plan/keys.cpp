@@ -1,6 +1,7 @@
 #include "plan/keys.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -539,13 +540,13 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "element type of the matrix products"}
         .axis().estimated(),
     CaseKey{"train.lora_rank", "lora_rank", Form::kCount, "", "0", kNeutralZero, nullptr,
-            "rank of adapters that are trained beside frozen projections (LoRA); 0: none"}
+            "rank of adapters that are trained beside frozen projections (LoRA), 0 for none"}
         .from(0).up_to(1 << 16).flag().estimated(),
     CaseKey{"train.lora_targets", "lora_targets", Form::kText, "", "all", kNeutralAll, nullptr,
             "projections with an adapter, of q k v o gate up down; attention, mlp and all name several"}
         .flag().estimated(),
     CaseKey{"train.frozen", "frozen", Form::kText, "", "none", kNeutralNone, nullptr,
-            "modules whose weights are not trained, of embedding head attention mlp experts router norms; all under LoRA"}
+            "modules whose weights are not trained (under LoRA all), of embedding head attention mlp experts router norms"}
         .flag().estimated(),
     CaseKey{"train.frozen_bits", "frozen_bits", Form::kInteger, "", "16", kNeutralSixteen, nullptr,
             "bits of a frozen weight: 16, 8, or 4 (NormalFloat, as QLoRA has it)"}
@@ -681,10 +682,19 @@ bool in_range(const Range& range, double value) {
   return (range.above ? value > range.least : value >= range.least) && (range.below ? value < range.most : value <= range.most);
 }
 
+/// 4096, 1Gi, 100M, 2147483647, 1e+21: as a value is written.
+std::string bound_text(double bound) {
+  constexpr std::pair<double, const char*> kUnits[] = {
+      {1099511627776.0, "Ti"}, {1073741824.0, "Gi"}, {1048576.0, "Mi"}, {1e12, "T"}, {1e9, "G"}, {1e6, "M"}};
+  if (bound >= 1e18) return fmt::format("{:.4g}", bound);
+  for (const auto& [unit, suffix] : kUnits)
+    if (bound > 1e6 && std::fmod(bound, unit) == 0) return fmt::format("{:.0f}{}", bound / unit, suffix);
+  return to_text(bound);
+}
+
 std::string range_text(const Range& range) {
-  const auto number = [](double v) { return v >= 1e7 ? fmt::format("{:.4g}", v) : to_text(v); };
-  return fmt::format("{} {} {} {}", range.above ? "above" : "from", number(range.least), range.below ? "to below" : "to",
-                     number(range.most));
+  return fmt::format("{} {} {} {}", range.above ? "above" : "from", bound_text(range.least), range.below ? "to below" : "to",
+                     bound_text(range.most));
 }
 
 bool has_word(std::string_view list, std::string_view word) {
@@ -718,7 +728,8 @@ bool is_section(std::string_view path) {
   static const auto sections = [] {
     std::set<std::string, std::less<>> all;
     const auto add = [&](std::string_view word) {
-      for (size_t dot = word.find('.'); dot != std::string_view::npos; dot = word.find('.', dot + 1)) all.emplace(word.substr(0, dot));
+      for (size_t dot = word.find('.'); dot != std::string_view::npos; dot = word.find('.', dot + 1))
+        all.emplace(word.substr(0, dot));
     };
     for (const CaseKey& key : kKeys) {
       add(key.path);
@@ -778,7 +789,10 @@ std::string expected(const CaseKey& key) {
     case Form::kCount: return fmt::format("a whole number {} (8, 64k, 1Mi)", range_text(range_of(key)));
     case Form::kNumber: return fmt::format("a number {} (0.1, 1e-3, 16k)", range_text(range_of(key)));
     case Form::kBool: return "true or false";
-    case Form::kWord: return fmt::format("one of: {}", key.words);
+    case Form::kWord:
+      if (is_section(key.path))  // what it is instead has keys of its own
+        return fmt::format("{}, or keys of its own: {}", key.words, fmt::join(keys_under(key.path), " "));
+      return fmt::format("one of: {}", key.words);
     case Form::kText: return "a text";
     case Form::kPath: return "a path";
     case Form::kDuration: return "a duration above 0 and up to 1e8 s (90s, 5m, 2h)";

@@ -43,7 +43,7 @@ std::optional<std::vector<std::string>> generated(const YamlNode& map, int64_t r
   std::vector<int64_t> bounds;
   for (const YamlNode& item : entry.value.items) {
     const auto n = item.is_scalar() ? parse_count(item.text) : std::nullopt;
-    if (!n) return refuse(item.mark, fmt::format("`{}` is no whole number", to_flow(item)));
+    if (!n) return refuse(item.mark, fmt::format("`{}` is not a whole number", to_flow(item)));
     bounds.push_back(*n);
   }
   if (bounds.size() != 2 && !(bounds.size() == 3 && !pow2))
@@ -402,7 +402,7 @@ class Loader {
     const auto steps = !mean_of ? LossTarget{}.mean_of : mean_of->is_scalar() ? parse_count(mean_of->text) : std::nullopt;
     if (!value || !(*value > 0) || !steps || *steps < 1 || *steps > kMostSteps)
       return problems_.add(
-          node.mark, fmt::format("time_to_loss `{}` is no loss above 0 with 1 to {} steps", to_flow(node), kMostSteps), kForms);
+          node.mark, fmt::format("time_to_loss `{}` is not a loss above 0 with 1 to {} steps", to_flow(node), kMostSteps), kForms);
     content_.loss_target = {*value, *steps};
   }
 
@@ -475,7 +475,7 @@ class Loader {
       std::string word = text.substr(0, equals);
       std::replace(word.begin(), word.end(), '-', '_');
       if (equals == std::string::npos || equals == 0) {
-        here.add({}, fmt::format("`{}` is no key=value", text), "write for example tp=2");
+        here.add({}, fmt::format("`{}` is not key=value", text), "write for example tp=2");
         continue;
       }
       YamlNode value{YamlNode::Kind::kScalar, text.substr(equals + 1), {}, {}, {}};

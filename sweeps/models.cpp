@@ -433,8 +433,13 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   std::string beyond;
   const Json file = parse_json(text, beyond);
   if (!beyond.empty()) return refusal(beyond, "a Hugging Face config.json is expected");
-  if (!file.is_object())
-    return refusal("the file is no JSON object", "a Hugging Face config.json is expected; look for a comma or bracket too few where the file was edited");
+  if (!file.is_object()) {
+    const size_t first = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+    return refusal("the file is not a JSON object",
+                   text.substr(first).starts_with('{')
+                       ? "a Hugging Face config.json is expected; look for a comma or bracket too few where the file was edited"
+                       : "a Hugging Face config.json is expected, which begins with {");
+  }
   const bool nested = file.contains("text_config") && file["text_config"].is_object();
   const Json& json = nested ? file["text_config"] : file;
   const auto reader_of = [](const std::string& type) {
@@ -445,7 +450,7 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   ConfigReader head(json, name, false);
   config.type = head.text_or("model_type", "");
   if (!assume.empty() && reader_of(assume) == std::end(kReaders))
-    return refusal(fmt::format("read as `{}`, which is no model_type that is known", assume),
+    return refusal(fmt::format("read as `{}`, which is not a model_type that is known", assume),
                    fmt::format("implemented: {}", fmt::join(model_types(), " ")));
   const bool assumed = reader_of(config.type) == std::end(kReaders) && !assume.empty();
   const auto reader = reader_of(assumed ? assume : config.type);
@@ -530,7 +535,7 @@ Result<ModelConfig> load_model_config(const std::string& name_or_path, const std
     if (is_published_name(name_or_path) && !is_there(name_or_path))
       return Error{
           ExitCode::kUsage,
-          fmt::format("`{}` is no folder here, and no shipped model is called so", name_or_path),
+          fmt::format("`{}` is not a folder here, and no shipped model is called so", name_or_path),
           fmt::format("nothing is downloaded: put its config.json at {}/config.json; `shardlab model list` prints the names",
                       name_or_path),
           {}};
@@ -547,7 +552,9 @@ Result<ModelConfig> load_model_config(const std::string& name_or_path, const std
         "file without .json)";
     return error;
   }
-  const auto read = [&] { return parse_model_config(std::ranges::find(model_presets(), *meant, &Preset::name)->text, *meant, assume); };
+  const auto read = [&] {
+    return parse_model_config(std::ranges::find(model_presets(), *meant, &Preset::name)->text, *meant, assume);
+  };
   if (!assume.empty()) return read();
   static OncePerName<ModelConfig> models;
   return models.of(*meant, read);

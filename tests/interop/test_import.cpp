@@ -188,8 +188,9 @@ TEST_CASE("what no case can say is refused by name; what does not matter is list
               .find("--recompute-method") != std::string::npos);
   REQUIRE(refused(model + "--tensor-model-parallel-size ${TP}", "megatron").find("is not one value that stands in the file") !=
           std::string::npos);
-  REQUIRE(refused(model + "--tensor-model-parallel-size 4", "megatron", 6).find("6 devices are no multiple") != std::string::npos);
-  REQUIRE(refused(model + "--tensor-model-parallel-size -3", "megatron").find("no whole number") != std::string::npos);
+  REQUIRE(refused(model + "--tensor-model-parallel-size 4", "megatron", 6).find("6 devices are not a multiple") !=
+          std::string::npos);
+  REQUIRE(refused(model + "--tensor-model-parallel-size -3", "megatron").find("not a whole number") != std::string::npos);
   REQUIRE(refused("hello", "megatron").find("holds no arguments of Megatron-LM") != std::string::npos);
 
   const Imported auto_values = imported(
@@ -203,11 +204,11 @@ TEST_CASE("what no case can say is refused by name; what does not matter is list
   REQUIRE(value(auto_values, "train.grad_accumulation") == "2");
   REQUIRE(std::ranges::count(auto_values.unread, "steps_per_print") == 1);
   REQUIRE(refused(R"({"optimizer": {"type": "Lamb"}})", "deepspeed").find("`Lamb` has no counterpart") != std::string::npos);
-  REQUIRE(refused(R"({"zero_optimization": {"stage": 4}})", "deepspeed").find("4 is no stage") != std::string::npos);
-  REQUIRE(refused(R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4})", "deepspeed", 2).find("no multiple") !=
+  REQUIRE(refused(R"({"zero_optimization": {"stage": 4}})", "deepspeed").find("4 is not a stage") != std::string::npos);
+  REQUIRE(refused(R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4})", "deepspeed", 2).find("not a multiple") !=
           std::string::npos);
-  REQUIRE(refused("[1]", "deepspeed").find("no JSON object") != std::string::npos);
-  REQUIRE(refused(std::string(100000, '['), "deepspeed").find("no JSON object") != std::string::npos);
+  REQUIRE(refused("[1]", "deepspeed").find("not a JSON object") != std::string::npos);
+  REQUIRE(refused(std::string(100000, '['), "deepspeed").find("not a JSON object") != std::string::npos);
   for (const char* wrong : {R"({"zero_optimization": false})", R"({"bf16": 3, "fp16": []})", R"({"optimizer": {"type": 3}})",
                             R"({"train_batch_size": {}})", R"({"scheduler": {"type": null}})"})
     (void)import_file(wrong, "file", "deepspeed");  // refused or not, in words

@@ -188,8 +188,8 @@ TEST_CASE("what a config.json asks for and cannot have is refused") {
   CHECK(message(vocab + R"(, "hidden_act": "relu")") == "`hidden_act` is \"relu\", which is not implemented");
   CHECK(message(vocab + R"(, "head_dim": "x")") == "`head_dim` is \"x\", not a whole number");
   CHECK(message(vocab + R"(, "num_key_value_heads": 3)") == "model.heads=4 is not divisible by model.kv_heads=3");
-  CHECK(parse_model("[1]", "m").error().message == "the file is no JSON object");
-  CHECK(parse_model("{", "m").error().message == "the file is no JSON object");
+  CHECK(parse_model("[1]", "m").error().message == "the file is not a JSON object");
+  CHECK(parse_model("{", "m").error().message == "the file is not a JSON object");
   CHECK(parse_model("{}", "m").error().message == "`model_type` is missing");
   CHECK(parse_model(R"({"model_type": "rwkv"})", "m").error().message == "`model_type` \"rwkv\" is not implemented");
 }
@@ -345,7 +345,7 @@ TEST_CASE("models and machines are found as people name them") {
   CHECK(model("Qwen/Qwen2.5-7B-Instruct") == "qwen2.5-7b");
   CHECK(model("neox") == "gpt-neox-20b");
   CHECK(model("gpt-oss") == "no model is named `gpt-oss`: it could be gpt-oss-120b, gpt-oss-20b");
-  CHECK(model("someone/else") == "`someone/else` is no folder here, and no shipped model is called so");
+  CHECK(model("someone/else") == "`someone/else` is not a folder here, and no shipped model is called so");
   CHECK(load_model_config("someone/else").error().hint.find("someone/else/config.json") != std::string::npos);
   CHECK(load_model_config("./gpt2").error().where == "./gpt2");  // a path, and there is no such file
   const auto machine = [](const char* said) {
@@ -370,7 +370,7 @@ TEST_CASE("a folder with a config.json is a model, and an unknown type is read a
       << R"({"model_type": "mine", "hidden_act": "relu", "n_layer": 4, "n_embd": 64, "num_attention_heads": 4, "vocab_size": 128})";
   CHECK(load_model_config(folder.string()).error().message == "`model_type` \"mine\" is not implemented");
   CHECK(load_model_config(folder.string()).error().hint.find("--assume llama") != std::string::npos);
-  CHECK(load_model_config(folder.string(), "none").error().message == "read as `none`, which is no model_type that is known");
+  CHECK(load_model_config(folder.string(), "none").error().message == "read as `none`, which is not a model_type that is known");
   const auto assumed = load_model_config(folder.string(), "llama");
   REQUIRE(assumed.ok());
   CHECK(assumed->model.name == "My-Model");

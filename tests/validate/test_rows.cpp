@@ -110,12 +110,12 @@ TEST_CASE("a run that went out of memory has no step time") {
 TEST_CASE("rows that can be no training run are refused with the reason") {
   CHECK(refusal("devices,micro_batch", "0,1") == "`devices`: 0 lies outside 1 to 4194304");
   CHECK(refusal("devices,micro_batch", "-8,1") == "`devices`: -8 lies outside 1 to 4194304");
-  CHECK(refusal("devices,micro_batch", "nan,1") == "`devices`: `nan` is no number");
-  CHECK(refusal("devices,micro_batch", "inf,1") == "`devices`: `inf` is no number");
+  CHECK(refusal("devices,micro_batch", "nan,1") == "`devices`: `nan` is not a number");
+  CHECK(refusal("devices,micro_batch", "inf,1") == "`devices`: `inf` is not a number");
   CHECK(refusal("devices,micro_batch", "99999999999999999999999,1") ==
         "`devices`: 99999999999999999999999 lies outside 1 to 4194304");
-  CHECK(refusal("devices,micro_batch", "8 GPUs,1") == "`devices`: `8 GPUs` is no number");
-  CHECK(refusal("devices,micro_batch", "7.5,1") == "`devices`: 7.5 is no whole number");
+  CHECK(refusal("devices,micro_batch", "8 GPUs,1") == "`devices`: `8 GPUs` is not a number");
+  CHECK(refusal("devices,micro_batch", "7.5,1") == "`devices`: 7.5 is not a whole number");
   CHECK(refusal("devices,dp,tp,micro_batch", "8,2,2,1") == "`devices`: 8 devices and dp * tp * pp * cp = 4 ranks");
   CHECK(refusal("devices,tp,micro_batch", "8,3,1") == "`devices`: 8 is not a multiple of tp * pp * cp = 3");
   CHECK(refusal("dp,tp,pp,cp,micro_batch", "4000000,4000000,4000000,4000000,1") ==
@@ -128,7 +128,7 @@ TEST_CASE("rows that can be no training run are refused with the reason") {
   CHECK(refusal("devices,vpp,micro_batch", "8,2,1") == "`vpp`: 2 virtual stages without a pipeline");
   CHECK(refusal("devices,precision,micro_batch", "8,int8,1") == "`precision`: `int8` is unknown");
   CHECK(refusal("devices,profile,micro_batch", "8,megatronic,1") == "`profile`: `megatronic` is unknown");
-  CHECK(refusal("devices,recompute,micro_batch", "8,\"full,none\",1") == "`recompute`: `full,none` is no kind of recompute");
+  CHECK(refusal("devices,recompute,micro_batch", "8,\"full,none\",1") == "`recompute`: `full,none` is not a kind of recompute");
   CHECK(refusal("devices,offload,micro_batch", "8,optimizer=disk,1") == "`offload`: `optimizer=disk` is unknown");
   CHECK(refusal("devices,sequence_parallel,micro_batch", "8,maybe,1") == "`sequence_parallel`: `maybe` is neither true nor false");
   CHECK(refusal("devices,global_batch_tokens", "8,1024") ==

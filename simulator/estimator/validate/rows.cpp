@@ -83,7 +83,7 @@ class RowReader {
     if (!stated(column)) return std::nullopt;
     const auto value = number_of(text(column));
     if (!value) {
-      refuse(column, fmt::format("`{}` is no number", text(column)),
+      refuse(column, fmt::format("`{}` is not a number", text(column)),
              "write digits, with a point for the fraction and without a unit");
     } else if (*value < least || *value > most) {
       refuse(column, fmt::format("{} lies outside {} to {}", text(column), least, most), "check the unit and the digits");
@@ -95,7 +95,7 @@ class RowReader {
     const auto value = number(column, static_cast<double>(least), static_cast<double>(most));
     if (!value) return std::nullopt;
     if (*value != std::floor(*value)) {
-      refuse(column, fmt::format("{} is no whole number", text(column)), "write a whole number");
+      refuse(column, fmt::format("{} is not a whole number", text(column)), "write a whole number");
       return std::nullopt;
     }
     return static_cast<int64_t>(*value);
@@ -254,7 +254,7 @@ void read_recompute(RowReader& in, RunLayout& layout) {
       return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-';
     });
     if (!name || (whole && layout.recompute.size() > 1))
-      in.refuse("recompute", fmt::format("`{}` is no kind of recompute", in.text("recompute")),
+      in.refuse("recompute", fmt::format("`{}` is not a kind of recompute", in.text("recompute")),
                 "none, selective, full, or a list of sub-layers");
   }
 }
