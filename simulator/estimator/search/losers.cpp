@@ -82,7 +82,7 @@ std::string Loser::reason() const {
     case Loss::kLate: return "takes longer than allowed";
     case Loss::kSlower: return fmt::format("slower: {}", analytic::sentence_of(time));
     case Loss::kLarger: return fmt::format("larger: more {}", analytic::words_of(memory));
-    case Loss::kBounded: return "slower or larger, by a bound: not estimated";
+    case Loss::kBounded: return "slower or larger, by a lower bound";
   }
   return {};
 }
