@@ -218,13 +218,11 @@ Table constants_table(const Machine& m) {
 
 /// What the values of a shipped machine's file are.
 constexpr const char* kMachineLegend =
-    "# Names that end in _s are seconds, bandwidths and _bytes_per_s bytes/s, one way; peak_flops are flop/s, dense. Other "
-    "constants are\n"
-    "# factors: efficiencies and rates of the link or peak, latencies of those in NCCL's model; ring_start is a, where a ring of "
-    "n\n"
-    "# devices reaches 1 / (1 + a / n) of its rate.\n"
-    "# provenance: datasheet; measured, on this machine; fitted, to published measurements of it; transferred, from another "
-    "device.\n";
+    "# Names that end in _s are seconds; bandwidths and _bytes_per_s are bytes/s, one way; peak_flops are\n"
+    "# flop/s, dense. Most others are factors: efficiencies and rates of the link or peak, latencies of\n"
+    "# those in NCCL's model; ring_start is a, where a ring of n devices reaches 1 / (1 + a / n) of its rate.\n"
+    "# provenance: datasheet; measured, on this machine; fitted, to published measurements of it;\n"
+    "# transferred, from another device.\n";
 
 /// A shipped machine with the source of every constant, a file as it reads; in the formats for programs, the constants as a table.
 Result<ExitCode> show_machine(const ListFlags& flags) {

@@ -384,8 +384,7 @@ void add_search(CLI::App& app, Action& action, const Invocation& invocation) {
   auto flags = std::make_shared<SearchFlags>();
   add_search_flags(*verb, *flags);
   add_format(*verb, flags->format);
-  verb->footer(
-      "A flag of the layout limits the search: --tp 2, --tp 1,2,4, --tp 1..8, --tp '<=8'. Without it every value is tried.");
+  verb->footer("A flag of the layout limits the search: --tp 2, --tp 1,2,4, --tp 1..8, --tp '<=8'.");
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run_search(*flags, invocation); }; });
 }
 
