@@ -39,7 +39,7 @@ bool is_of(const std::string& profile, std::string_view framework) {
 /// Compression is in points, and in the time of a step, but no profile has its buffers. What points do not have `point_of` refuses.
 Result<void> check_told(const Case& c) {
   if (c.layout.compression.kind == CompressionKind::kNone) return {};
-  return refusal(fmt::format("compression={} is not told apart by the profile {}", name_of(c.layout.compression.kind), c.profile),
+  return refusal(fmt::format("compression={} is not estimated by the profile {}", name_of(c.layout.compression.kind), c.profile),
                  "leave it out");
 }
 
@@ -55,6 +55,9 @@ void apply_defaults(const CaseFlags& flags, const Case& c, analytic::Point& p, s
   if (!given(flags, "precision")) p.precision = Precision::kBf16, assume("precision bf16");
   const bool fsdp = is_of(c.profile, "torchtitan") || is_of(c.profile, "llm-foundry");
   if (!given(flags, "zero") && fsdp && p.dp > 1) p.zero = 3, assume("zero 3");
+  if (!given(flags, "zero") && !fsdp && p.dp > 1)
+    notes.push_back(fmt::format("zero 0: every rank keeps the whole optimizer state; --zero 1 shards it over dp{}",
+                                is_of(c.profile, "megatron") ? ", as Megatron-LM's distributed optimizer does" : ""));
   if (!given(flags, "sequence_parallel") && is_of(c.profile, "torchtitan") && p.tp > 1)
     p.sequence_parallel = true, assume("sequence parallelism");
   if (!given(flags, "schedule") && p.pp > 1 && p.vpp > 1)
@@ -64,8 +67,8 @@ void apply_defaults(const CaseFlags& flags, const Case& c, analytic::Point& p, s
 }
 
 Result<FrameworkProfile> profile_for(const Case& c) {
-  auto found = analytic::profile_named(c.profile);
-  if (!found.ok()) return refusal(found.error().message, found.error().hint);
+  auto found = profile_meant(c.profile);
+  if (!found.ok()) return found.error();
   FrameworkProfile p = std::move(*found);
   const auto bytes = [](const std::string& dtype) { return dtype == "bf16" || dtype == "fp16" ? 2.0 : 4.0; };
   if (!c.train.reduce_dtype.empty()) p.state.gradient_wire = bytes(c.train.reduce_dtype);
@@ -173,7 +176,11 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   else if (prepared.ok())
     q.prepared = *prepared;
   else if (q.config.machine.local)
-    q.untimed = "this machine is measured by its calibration and not described by rates; name one that is";
+    q.untimed =
+        q.config.machine.calibration
+            ? "this machine is known by its calibration and not by rates; `shardlab run --mode simulate` predicts its steps"
+            : "this machine is not calibrated: run `shardlab calibrate` (about a minute), and `shardlab run --mode simulate` "
+              "predicts its steps";
   else
     q.untimed = reason_of(prepared.error());
   return q;
@@ -331,8 +338,9 @@ std::optional<Result<MemoryQuestion>> untimed_question(const CaseFlags& flags, c
   if (prepared.ok()) return std::nullopt;
   auto own = executor_question(flags);
   if (own.ok())
-    own->notes.insert(own->notes.begin(), fmt::format("no --profile: our own executor, as {} is not told apart by {}: {}",
-                                                      config.machine.id, config.profile, prepared.error().message));
+    own->notes.insert(own->notes.begin(),
+                      fmt::format("no --profile: our own executor (shardlab), as rates that the profile {} needs are not known: {}",
+                                  config.profile, prepared.error().message));
   return own;
 }
 
@@ -387,12 +395,12 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
   std::vector<std::string> list;
   if (q.exact) {
     list.emplace_back(
-        "live bytes are those of the plan that `shardlab run` executes: every buffer rounded up to 64 bytes, summed over what is "
-        "live "
-        "at the peak");
-    list.emplace_back(
-        answer.packed ? "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets"
-                      : "reserved is the live peak: what packing adds where the plan is large is not counted (--plan counts it)");
+        "the live peak is that of the plan that `shardlab run` executes: every buffer rounded up to 64 bytes, summed over what is "
+        "live at the peak");
+    list.emplace_back(answer.packed
+                          ? "what the allocator holds is the peak as it is packed: one arena a rank, buffers at fixed offsets"
+                          : "what the allocator holds is the live peak: gaps of packing are not counted where the plan is large "
+                            "(--plan counts them)");
     list.emplace_back(q.config.train.precision == Precision::kFp32
                           ? "fp32 everywhere: parameters, gradients, optimizer state and activations have 4 bytes an element"
                           : fmt::format("{} parameters and activations of 2 bytes an element, fp32 master weights and moments",
@@ -403,11 +411,17 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
   } else {
     const FrameworkProfile& p = q.prepared->profile();
     list.push_back(fmt::format("as {} runs it (profile {})", p.describes, p.name));
-    list.push_back(fmt::format("nine of ten runs like it lie within {:.0f} % of the live bytes and {:.0f} % of the reserved bytes",
-                               100 * answer.live_error, 100 * answer.reserved_error));
+    list.push_back(
+        fmt::format("nine of ten runs like it lie within {:.0f} % of the live peak and {:.0f} % of what the allocator holds",
+                    100 * answer.live_error, 100 * answer.reserved_error));
   }
   list.insert(list.end(), q.notes.begin(), q.notes.end());
-  if (answer.transferred) list.emplace_back("step times are built on constants that nobody measured on this device");
+  if (answer.step_s <= 0 && !q.untimed.empty()) list.push_back("no step time, and so no days and no price: " + q.untimed);
+  if (answer.step_s > 0 && answer.transferred)
+    list.push_back(
+        fmt::format("some rates behind the step time were measured on other devices; `shardlab machine show {}` marks them "
+                    "`transferred`",
+                    q.config.machine.id));
   if (q.capacity <= 0)
     list.push_back(fmt::format("the memory of {} is not known: whether this fits is not said; set machine.device.memory",
                                q.config.machine.id));
@@ -483,8 +497,12 @@ Result<analytic::Interruptions> interruptions_of(const MemoryWords& words) {
                    fmt::format("{} is missing: what failures cost needs it", flag),
                    "for example --device-mtbf 50000h --checkpoint-time 40s --restart-time 10m",
                    {}};
+    if (parse_number(text))  // hours are as likely meant as seconds
+      return Error{
+          ExitCode::kUsage, fmt::format("{} {} has no unit", flag, text), fmt::format("for example {0}h, {0}m or {0}s", text), {}};
     const auto seconds = parse_duration(text);
-    if (!seconds) return Error{ExitCode::kUsage, fmt::format("{} {} is no time", flag, text), "for example 40s, 10m or 50000h", {}};
+    if (!seconds)
+      return Error{ExitCode::kUsage, fmt::format("{} {} is not a time", flag, text), "for example 40s, 10m or 50000h", {}};
     *into[k] = *seconds;
   }
   return i;
@@ -505,7 +523,8 @@ Result<MemoryAnswerOptions> memory_options(const MemoryWords& words) {
   }
   const auto tokens = parse_tokens(words.tokens);
   if (!tokens)
-    return Error{ExitCode::kUsage, fmt::format("--tokens {} is no number of tokens", words.tokens), "for example 1.4T, or 300B", {}};
+    return Error{
+        ExitCode::kUsage, fmt::format("--tokens {} is not a number of tokens", words.tokens), "for example 1.4T, or 300B", {}};
   options.tokens = *tokens;
   const auto interruptions = interruptions_of(words);
   if (!interruptions.ok()) return interruptions.error();

@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <bit>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "answers/namespaces.h"
 #include "plan/base/values.h"
 #include "reports/format.h"
+#include "simulator/estimator/analytic/shipped.h"
+#include "sweeps/yaml.h"
 
 namespace shardlab::answers {
 
@@ -93,6 +97,8 @@ Result<Trained> trained_of(const sweeps::Point& said, const analytic::ModelShape
   const auto modules = bits_of("frozen", frozen, kModules), adapted = bits_of("lora_targets", targets, kProjections);
   if (!modules.ok()) return modules.error();
   if (!adapted.ok()) return adapted.error();
+  if (t.frozen_bits != 16 && t.frozen_bits != 8 && t.frozen_bits != 4)
+    return refusal(fmt::format("frozen_bits={}: weights are not kept in {} bits", t.frozen_bits, t.frozen_bits), "use 16, 8 or 4");
   t.frozen = *modules;
   if (t.rank > 0) t.adapted = *adapted;
   constexpr int kEnds = Trained::kEmbedding | Trained::kHead;
@@ -126,9 +132,9 @@ std::string trained_text(const analytic::ModelShape& shape) {
   if (t.frozen == 0) return {};
   const double trained = static_cast<double>(trained_count(shape)),
                all = static_cast<double>(parameter_count(shape) + adapter_count(shape));
-  std::string text =
-      fmt::format("trains {} of {} parameters ({:.3g} %)", count_words(trained), count_words(all), 100 * trained / all);
-  if (t.rank > 0) text += fmt::format(", adapters of rank {} beside {}", t.rank, bit_words(t.adapted, kProjections));
+  std::string text = fmt::format("trains {} parameters, {:.3g} % of {}{}", count_words(trained), 100 * trained / all,
+                                 count_words(all), t.rank > 0 ? " with the adapters" : "");
+  if (t.rank > 0) text += fmt::format(": adapters of rank {} beside {}", t.rank, bit_words(t.adapted, kProjections));
   text += fmt::format("; frozen, without gradients, master copies and moments: {}",
                       t.frozen == Trained::kAll ? "all other weights" : bit_words(t.frozen, kModules));
   if (t.frozen_bits < 16) text += fmt::format(", projections in {} bits", t.frozen_bits);
@@ -157,5 +163,14 @@ Result<analytic::Point> estimated_layout(const sweeps::Point& said) {
 }
 
 std::string default_profile(const Machine& machine) { return machine.local ? "shardlab" : "megatron"; }
+
+Result<analytic::FrameworkProfile> profile_meant(const std::string& name) {
+  auto found = analytic::profile_named(name);
+  if (found.ok()) return found;
+  std::vector<std::string> names;
+  for (const analytic::ShippedProfile& profile : analytic::shipped_profiles()) names.emplace_back(profile.name);
+  const std::string close = std::ranges::find(names, name) == names.end() ? sweeps::nearest_word(name, names) : std::string();
+  return refusal(found.error().message + (close.empty() ? "" : fmt::format(", did you mean `{}`?", close)), found.error().hint);
+}
 
 }  // namespace shardlab::answers

@@ -22,4 +22,7 @@ Result<analytic::Point> estimated_layout(const sweeps::Point& point);
 /// Whose run is predicted where nobody says: on this machine shardlab's own, on one that is described a framework's.
 std::string default_profile(const Machine& machine);
 
+/// The profile of that name; refused with the nearest name where there is none.
+Result<analytic::FrameworkProfile> profile_meant(const std::string& name);
+
 }  // namespace shardlab::answers

@@ -28,7 +28,7 @@ Result<Json> object_of(std::string_view text) {
   if (text.size() > kLongest) return refusal("the question has more than 1 MiB", "ask for one layout or one search");
   Json json = json_depth(text) > limits::kJsonDepth ? Json() : Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_object()) return json;
-  return refusal("the question is no JSON object", R"(for example {"model": "llama-3.1-8b", "machine": "h100", "devices": 8})");
+  return refusal("the question is not a JSON object", R"(for example {"model": "llama-3.1-8b", "machine": "h100", "devices": 8})");
 }
 
 /// A value as a flag takes it; nothing where it has no such form.
@@ -66,9 +66,9 @@ Result<void> put(const Place& place, const std::string& word) {
   }
   const auto number = parse_number(word);
   if (!number || *number < place.least || *number > place.most || (place.whole && *number != std::floor(*number)))
-    return refusal(
-        fmt::format("{} `{}` is no{} number from {} to {}", place.key, word, place.whole ? " whole" : "", place.least, place.most),
-        fmt::format("change {}", place.key));
+    return refusal(fmt::format("{} `{}` is not a{} number from {} to {}", place.key, word, place.whole ? " whole" : "", place.least,
+                               place.most),
+                   fmt::format("change {}", place.key));
   *place.number = *number;
   return {};
 }

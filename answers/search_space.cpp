@@ -63,7 +63,7 @@ Result<void> read_numbers(const std::string& key, const std::string& text, const
   if (!numbers.ok()) return numbers.error();
   for (const int64_t n : *numbers) {  // the axes say themselves what is too small
     if (n < std::numeric_limits<int32_t>::min() || n > std::numeric_limits<int32_t>::max())
-      return refusal(fmt::format("{} `{}` is no number of this size", key, text), "at most 2^20");
+      return refusal(fmt::format("{} `{}` is too large", key, text), "at most 2^20");
     values.push_back(static_cast<int32_t>(n));
   }
   return {};
@@ -159,7 +159,7 @@ Result<void> read_axis(const std::string& key, const std::string& text, const an
 Result<int64_t> read_size(const char* flag, const char* key, const std::string& text) {
   const CaseKey& bounds = *find_key(key);
   if (has_form(bounds, text)) return *parse_count(text);
-  return refusal(fmt::format("{} {} is no size", flag, text), fmt::format("expected {}", expected(bounds)));
+  return refusal(fmt::format("{} {} is not a size", flag, text), fmt::format("expected {}", expected(bounds)));
 }
 
 Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& space) {
@@ -177,7 +177,7 @@ Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& spa
   const bool thousands = flags.seq_len.ends_with('k') || flags.seq_len.ends_with('K');  // where 1024 may have been meant
   if (*tokens % space.seq_len != 0)
     return refusal(
-        fmt::format("--global-batch-tokens {} is no multiple of seq_len {}", *tokens, space.seq_len),
+        fmt::format("--global-batch-tokens {} is not a multiple of seq_len {}", *tokens, space.seq_len),
         fmt::format(
             "set {}{}{}", *tokens < space.seq_len ? "" : fmt::format("{} or ", *tokens / space.seq_len * space.seq_len),
             (*tokens / space.seq_len + 1) * space.seq_len,
@@ -251,7 +251,7 @@ Result<void> check_pins(const Space& space, const analytic::FrameworkProfile& pr
 Result<double> tokens_of(const SearchFlags& flags) {
   if (flags.tokens.empty()) return 0.0;
   const auto tokens = parse_tokens(flags.tokens);
-  if (!tokens) return refusal(fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T, or 300B");
+  if (!tokens) return refusal(fmt::format("--tokens {} is not a number of tokens", flags.tokens), "for example 1.4T, or 300B");
   return *tokens;
 }
 
@@ -321,8 +321,11 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   if (!said.ok()) return said.error();
   const Model* model = &said->config.model;
   const Machine* machine = &said->config.machine;
+  if (machine->local && !machine->calibration)
+    return refusal("this machine is not calibrated, and a search needs its speed",
+                   "run `shardlab calibrate` (about a minute), or name its machine file");
   const analytic::ModelShape shape = model_shape(*said);
-  const auto profile = analytic::profile_named(flags.profile.empty() ? default_profile(*machine) : flags.profile);
+  const auto profile = profile_meant(flags.profile.empty() ? default_profile(*machine) : flags.profile);
   if (!profile.ok()) return profile.error();
   if (profile->name == "shardlab" && said->model)
     return refusal(fmt::format("{} is not executed by shardlab: {}", model->name, said->model->unexecuted),

@@ -40,7 +40,7 @@ SHARDLAB_API const char* shardlab_version(void);
 
 /* Bytes of each pipeline stage and whether they fit: the object of `shardlab memory --format json`.
  * Keys beside layout and training: model, machine (both needed), devices, profile, machine_file, assume, tokens, price, plan,
- * device_mtbf, checkpoint_time, restart_time, checkpoint_every. */
+ * device_mtbf, checkpoint_time, restart_time, checkpoint_every (times with their unit: "50000h"). */
 SHARDLAB_API shardlab_answer* shardlab_memory(const char* question);
 
 /* The best layouts: the object of `shardlab search --format json`.

@@ -60,12 +60,12 @@ Result<std::vector<int64_t>> numbers_of(std::string_view key, std::string_view t
   for (const std::string& word : split(text, ',')) {
     if (!is_range(word)) {
       const auto value = parse_count(word);
-      if (!value) return refusal(fmt::format("{} `{}` is no number", key, word), kForms);
+      if (!value) return refusal(fmt::format("{} `{}` is not a number", key, word), kForms);
       values.push_back(*value);
       continue;
     }
     const auto range = range_of(word);
-    if (!range) return refusal(fmt::format("{} `{}` is no range of numbers", key, word), kForms);
+    if (!range) return refusal(fmt::format("{} `{}` is not a range of numbers", key, word), kForms);
     const size_t before = values.size();
     for (const int64_t v : sensible)
       if (v >= range->least && v <= range->most) values.push_back(v);

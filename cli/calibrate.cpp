@@ -127,10 +127,11 @@ void print_steadiness(const Calibration& calibration) {
   std::string text;
   for (const auto& [concurrency, spread] : spread_of_products(calibration)) {
     unsteady |= spread > kUnsteady;
-    text += fmt::format("{}{:.0f} % with {} busy", text.empty() ? "" : ", ", 100 * spread, concurrency);
+    text += fmt::format("{}{:.0f} % with {} {} busy", text.empty() ? "" : ", ", 100 * spread, concurrency,
+                        concurrency == 1 ? "rank" : "ranks");
   }
   if (text.empty()) return;
-  fmt::print(stderr, "four of five repeats of a product lie within {}{}\n", text,
+  fmt::print(stderr, "80 % of the repeats of a matrix product lie within {}{}\n", text,
              unsteady ? ": this machine was not quiet, calibrate again when it is" : "");
 }
 
@@ -230,10 +231,11 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
   for (const auto& [precision, flops] : machine.device.peak_flops)
     peaks += fmt::format(", {:.1f} Gflop/s in {}", flops / 1e9, precision);
   const std::string handover =
-      target->devices > 0 ? "" : fmt::format(", {} a core handed over", seconds_text(calibration.handover_s));
-  fmt::print(stderr, "{} points{} per {}, {} memory, {} an op, {} a wake-up{}\nwrote {}\n", calibration.points.size(), peaks,
-             target->devices > 0 ? "device" : "core", bytes_per_second_text(machine.device.memory_bytes_per_s),
-             seconds_text(calibration.op_overhead_s), seconds_text(calibration.wake_latency_s), handover, out);
+      target->devices > 0 ? "" : fmt::format(", {} for a core to pass to another thread", seconds_text(calibration.handover_s));
+  fmt::print(stderr, "{} points{} per {}, {} of memory bandwidth, {} to start an op, {} to wake a thread{}\nwrote {}\n",
+             calibration.points.size(), peaks, target->devices > 0 ? "device" : "core",
+             bytes_per_second_text(machine.device.memory_bytes_per_s), seconds_text(calibration.op_overhead_s),
+             seconds_text(calibration.wake_latency_s), handover, out);
   print_steadiness(calibration);
   return ExitCode::kDone;
 }
@@ -248,7 +250,9 @@ void add_calibrate(CLI::App& app, Action& action, const Invocation& invocation) 
       "--from", flags->from,
       "measure nothing: correct the machine of these runs (a table as validate reads it) by their step times, three are enough");
   verb->add_option("-o,--out", flags->out, "the machine file to write; by default where `machine: {local: true}` looks for it");
-  verb->add_option("--scale", flags->scale, "of the number of repeats: 0.5 takes half as long")->check(number_in(0.01, 100));
+  verb->add_option("--scale", flags->scale,
+                   "share of the usual number of repeats, as 0.5; part of the time is the same whatever the number")
+      ->check(number_in(0.01, 100));
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return calibrate(*flags, invocation); }; });
 }
 

@@ -38,7 +38,7 @@ CLI::Validator number_in(double least, double most) {
   const std::string range = fmt::format("from {} to {}", least, most);
   const auto check = [least, most, range](std::string& text) {
     const auto value = parse_number(text);
-    return value && *value >= least && *value <= most ? std::string() : fmt::format("`{}` is no number {}", text, range);
+    return value && *value >= least && *value <= most ? std::string() : fmt::format("`{}` is not a number {}", text, range);
   };
   return CLI::Validator(check, range);
 }
@@ -135,7 +135,10 @@ std::string flag_help(const CaseKey& key) {
     list = "none, afab, 1f1b, ...";
   else if (key.form == Form::kMap)
     list = "none, or optimizer=cpu,activations=cpu";
-  return list.empty() ? std::string(key.help) : fmt::format("{}: {}", key.help, list);
+  if (list.empty()) return std::string(key.help);
+  // What a number or a text can hold here is what it is where nobody says it.
+  const bool value = key.form == Form::kInteger || key.form == Form::kCount || key.form == Form::kNumber || key.form == Form::kText;
+  return value ? fmt::format("{}; by default {}", key.help, list) : fmt::format("{}: {}", key.help, list);
 }
 
 void add_key_flags(CLI::App& verb, std::vector<std::pair<std::string, std::string>>& values, Flag least) {

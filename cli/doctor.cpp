@@ -53,11 +53,11 @@ Check cudnn_check(const cuda::Presence& presence) {
   if (!cudnn.ok()) return {"cuDNN", cudnn.error().message, cudnn.error().hint};
   const std::string version = gpu::cudnn_version_text((*cudnn)->version());
   if (!presence.usable())
-    return {"cuDNN", version + ", without a device", "needed for --backend cuda only; attention: own does without"};
+    return {"cuDNN", version + ", without a device", "needed for --backend cuda only, and not with `attention: own`"};
   gpu::CudnnHandle handle = nullptr;
   const gpu::CudnnStatus status = (*cudnn)->create(&handle);
   if (status != 0)
-    return {"cuDNN", fmt::format("{} does not start: {}", version, (*cudnn)->describe(status)), "attention: own does without"};
+    return {"cuDNN", fmt::format("{} does not start: {}", version, (*cudnn)->describe(status)), "`attention: own` needs no cuDNN"};
   (*cudnn)->destroy(handle);
   return {"cuDNN", version, ""};
 }
@@ -72,7 +72,7 @@ std::vector<Check> cuda_checks() {
                     p.built ? "" : p.remedy});
   checks.push_back({"CUDA devices", p.usable() ? fmt::format("{}", p.devices) : "none: " + p.reason, p.usable() ? "" : p.remedy});
   checks.push_back(library("cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
-                           "the fast matrix products of --backend cuda need it; canonical: true does not"));
+                           "needed for --backend cuda only, and not with `canonical: true`"));
   checks.push_back(cudnn_check(p));
   const auto nccl = cuda::real_nccl();
   int version = 0;
@@ -88,7 +88,8 @@ Check calibration() {
   const std::vector<std::string> files = local_machine_files("");
   const auto found = std::ranges::find_if(files, [](const std::string& file) { return is_there(file); });
   if (found == files.end())
-    return {"calibration", fmt::format("none: looked for {}", fmt::join(files, ", ")), "run `shardlab calibrate` (about a minute)"};
+    return {"calibration", fmt::format("none: there is no {}", fmt::join(files, " and no ")),
+            "run `shardlab calibrate` (about a minute)"};
   const std::string& path = *found;
   const auto machine = load_local_machine(path);
   if (!machine.ok()) return {"calibration", "unreadable: " + machine.error().message, "run `shardlab calibrate` again"};

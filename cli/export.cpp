@@ -1,5 +1,6 @@
 // export CASE --to FRAMEWORK and import FILE: a layout carried to the framework that will train it, and back.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -16,6 +17,7 @@
 #include "sweeps/machines.h"
 #include "sweeps/resolution.h"
 #include "sweeps/sweep.h"
+#include "sweeps/yaml.h"
 
 namespace shardlab::cli {
 namespace {
@@ -72,6 +74,13 @@ Result<ExitCode> export_case(const ExportFlags& flags) {
   options.slurm_account = flags.account;
   Case config = point->config;
   if (config.name.empty()) config.name = point->name;
+  if (interop::find_framework(frameworks.front()) == nullptr) {
+    std::vector<std::string> names;
+    for (const interop::Framework& f : interop::frameworks()) names.emplace_back(f.id);
+    if (const std::string close = sweeps::nearest_word(frameworks.front(), names); !close.empty())
+      return refusal(fmt::format("no framework is called `{}`, did you mean `{}`?", frameworks.front(), close),
+                     fmt::format("one of: {}", framework_list(false)));
+  }
   const auto exported = interop::export_case(config, frameworks.front(), options);
   if (!exported.ok()) return exported.error();
   const std::string folder = flags.out.empty() ? "export-" + frameworks.front() : flags.out;
@@ -122,10 +131,14 @@ Result<ExitCode> import_case(const ImportFlags& flags) {
     std::erase_if(settings.settings, [](const auto& s) { return s.first.starts_with("model."); });
     more += fmt::format("model: {}\n", flags.model);
   }
+  if (std::ranges::none_of(settings.settings, [](const auto& s) { return s.first.starts_with("model."); }) && flags.model.empty())
+    return refusal(fmt::format("{} does not say the model", flags.file),
+                   "add --model NAME (`shardlab model list`) or --model CONFIG.JSON");
   if (!flags.seq_len.empty()) settings.settings.insert(settings.settings.begin(), {"train.seq_len", flags.seq_len});
   const std::string yaml = interop::case_text(settings, more);
   const auto sweep = sweeps::load_sweep_text(yaml, flags.out.empty() ? "the case" : flags.out, load_options(""));
-  for (const std::string& line : imported->unread) fmt::print(stderr, "not read: {}\n", line);
+  if (!imported->unread.empty())
+    fmt::print(stderr, "{}: left out, as a case has no such settings:\n  {}\n", flags.file, fmt::join(imported->unread, "\n  "));
   if (!sweep.ok()) return sweep.error();
   const auto expansion = sweeps::expand(*sweep, sweeps::Resolution::kAnalytic);
   if (!expansion.ok()) return expansion.error();
@@ -163,8 +176,9 @@ void add_import(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("file", flags->file,
                    "a DeepSpeed config.json, a script or file with Megatron-LM arguments, or a torchtitan TOML file")
       ->required();
-  verb->add_option("--from", flags->from,
-                   fmt::format("{}; by default .json, .toml, and anything else is Megatron-LM", framework_list(true)));
+  verb->add_option(
+      "--from", flags->from,
+      fmt::format("{}; by default .json is DeepSpeed, .toml torchtitan, and anything else Megatron-LM", framework_list(true)));
   verb->add_option("--machine", flags->machine, "a preset (`shardlab machine list`) or a machine file")->required();
   verb->add_option("--model", flags->model, "the model, where the file does not say it or another is meant");
   verb->add_option("--devices", flags->devices, "ranks, where the file does not say it")->check(number_in(1, 1 << 20));

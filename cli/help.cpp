@@ -29,22 +29,22 @@ constexpr std::array kExamples{
     Examples{"report", {"report runs/quickstart", "report runs/quickstart --html report.html --csv cases.csv"}},
     Examples{"memory",
              {"memory --model llama-3.1-8b --machine hgx-h100-ndr --devices 8 --profile torchtitan",
-              "memory --model gpt2 --machine a100-sxm4-80gb --devices 8 --zero 0..3 --tokens 300G"}},
+              "memory --model gpt2 --machine a100 --devices 8 --zero 0..3 --tokens 300G"}},
     Examples{"search",
              {"search --model llama-3.1-8b --machine hgx-h100-ndr --devices 64 --global-batch-tokens 4Mi",
               "search --model gpt3-175b --machine hgx-h100-ndr --devices 512,1024 --tokens 300G \\\n"
               "      --global-batch-tokens 3Mi --seq-len 2Ki --profile megatron --objective cost --max-days 60"}},
     Examples{"plan", {"plan runs/quickstart/CASE", "plan runs/quickstart/CASE/plan.txt"}},
-    Examples{"diff", {"diff a.yaml b.yaml", "diff a.yaml b.yaml --set train.precision=bf16"}},
+    Examples{"diff", {"diff case.yaml best.yaml", "diff case.yaml best.yaml --set train.precision=bf16"}},
     Examples{"compare", {"compare runs/before runs/quickstart", "compare runs/before runs/quickstart --fail-if step_s:+5%"}},
-    Examples{"export", {"export runs/quickstart/CASE --to megatron,sbatch --out job", "export b.yaml --to deepspeed"}},
+    Examples{"export", {"export runs/quickstart/CASE --to megatron,sbatch --out job", "export best.yaml --to deepspeed"}},
     Examples{"import",
              {"import ds_config.json --model gpt2 --machine h100 --seq-len 1Ki",
               "import pretrain.sh --machine h100 --devices 64 -o case.yaml"}},
     Examples{"weights",
              {"weights import public --out checkpoint",
               "weights export checkpoint --model public/config.json --dtype bf16 --out again"}},
-    Examples{"what-if", {"what-if runs/quickstart/CASE", "what-if b.yaml --free all_reduce --speed-up linear=2"}},
+    Examples{"what-if", {"what-if runs/quickstart/CASE", "what-if best.yaml --free all_reduce --speed-up linear=2"}},
     Examples{"trace", {"trace summary runs/quickstart/CASE", "trace convert runs/quickstart/CASE --as kineto -o kineto"}},
     Examples{"explain", {"explain runs/quickstart", "explain runs/quickstart/CASE --rows 0"}},
     Examples{"calibrate", {"calibrate", "calibrate --scale 0.5 -o runs/local.yaml"}},
@@ -101,12 +101,21 @@ std::string unknown_option(std::span<const std::string> words, const std::vector
   return {};
 }
 
+/// "list or show"; "run, memory or search".
+std::string alternatives(const std::vector<std::string>& words) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) text += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
+  return text;
+}
+
 /// "`memory` needs --model: ..." where the library says "--model is required".
 std::string missing(const CLI::App& verb, const std::string& name) {
   if (name == "A subcommand") {
-    std::string parts;
-    for (const CLI::App* part : verb.get_subcommands({})) parts += (parts.empty() ? "" : ", ") + part->get_name();
-    return fmt::format("`{}` needs one more word: {}", verb.get_name(), parts);
+    std::vector<std::string> parts;
+    for (const CLI::App* part : verb.get_subcommands({}))
+      if (!part->get_group().empty()) parts.push_back(part->get_name());  // one without a group is for the program's own use
+    return fmt::format("`{}` needs a verb{}: {}", verb.get_name(), verb.get_parent() == nullptr ? "" : " of its own",
+                       alternatives(parts));
   }
   const CLI::Option* option = verb.get_option_no_throw(name);
   const std::string meaning = option == nullptr ? "" : option->get_description();
@@ -151,7 +160,8 @@ void add_help(CLI::App& app) {
     if (found == kExamples.end()) continue;
     std::string footer = "Examples:\n";
     for (const std::string_view command : found->commands) footer += fmt::format("  shardlab {}\n", command);
-    verb->footer(footer + "\n" + verb->get_footer());
+    const std::string own = verb->get_footer();  // that of the program where the verb has none of its own
+    verb->footer(footer + "\n" + own + (own == app.get_footer() ? "" : "\n\n" + app.get_footer()));
   }
 }
 

@@ -5,11 +5,13 @@
 
 #include "answers/model_shape.h"
 #include "cli/common.h"
+#include "cli/environment.h"
 #include "cli/lists.h"
 #include "cli/namespaces.h"
 #include "cli/pairs.h"
 #include "cli/verbs.h"
 #include "plan/keys.h"
+#include "reports/format.h"
 #include "strategies/catalogue.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
@@ -39,6 +41,7 @@ std::vector<Value> model_row(const ModelConfig& c) {
           m.max_positions,
           m.tied_embeddings,
           c.experts > 0 ? Value(c.experts) : Value(),
+          c.experts > 0 ? Value(c.top_k) : Value(),
           active_parameter_count(shape),
           c.unexecuted.empty()};
 }
@@ -57,9 +60,21 @@ const std::vector<TableColumn>& model_columns() {
                                                 {"max_positions"},
                                                 {"tied_embeddings"},
                                                 {"experts"},
+                                                {"experts_per_token", Unit::kNone, "experts a token"},
                                                 {"active_parameters", Unit::kCount, "active"},
-                                                {"executed"}};
+                                                {.name = "executed", .heading = "trained here"}};
   return columns;
+}
+
+/// Models as people read them: with counts in words.
+Table for_people(Table table) {
+  for (size_t c = 0; c < table.columns.size(); ++c) {
+    if (table.columns[c].unit != Unit::kCount) continue;
+    table.columns[c].right = true;
+    for (auto& row : table.rows)
+      if (const auto* count = std::get_if<int64_t>(&row[c])) row[c] = count_words(static_cast<double>(*count));
+  }
+  return table;
 }
 
 Result<ExitCode> list_all_models(const ListFlags& flags) {
@@ -71,7 +86,7 @@ Result<ExitCode> list_all_models(const ListFlags& flags) {
     if (!model.ok()) return model.error();
     table.rows.push_back(model_row(*model));
   }
-  print(table, *format);
+  print(*format == TableFormat::kTable ? for_people(std::move(table)) : table, *format);
   return ExitCode::kDone;
 }
 
@@ -142,7 +157,7 @@ Result<ExitCode> show_model(const ListFlags& flags) {
   if (const auto checked = check(model_shape(*model)); !checked.ok()) return checked.error();  // before anything is multiplied
   const bool executed = model->unexecuted.empty();
   if (*format == TableFormat::kTable) {
-    print(upright({model_columns(), {model_row(*model)}}), *format);
+    print(upright(for_people({model_columns(), {model_row(*model)}})), *format);
     fmt::print("{}\n", executed ? "" : fmt::format("\npredicted, not executed: {}\n", model->unexecuted));
     print(executed ? parameter_summary(model->model) : layer_table(*model), *format);
     return ExitCode::kDone;
@@ -201,6 +216,14 @@ Table constants_table(const Machine& m) {
   return table;
 }
 
+/// What the values of a shipped machine's file are.
+constexpr const char* kMachineLegend =
+    "# Names that end in _s are seconds; bandwidths and _bytes_per_s are bytes/s, one way; peak_flops are\n"
+    "# flop/s, dense. Most others are factors: efficiencies and rates of the link or peak, latencies of\n"
+    "# those in NCCL's model; ring_start is a, where a ring of n devices reaches 1 / (1 + a / n) of its rate.\n"
+    "# provenance: datasheet; measured, on this machine; fitted, to published measurements of it;\n"
+    "# transferred, from another device.\n";
+
 /// A shipped machine with the source of every constant, a file as it reads; in the formats for programs, the constants as a table.
 Result<ExitCode> show_machine(const ListFlags& flags) {
   const auto format = parse_format(flags.format);
@@ -212,13 +235,14 @@ Result<ExitCode> show_machine(const ListFlags& flags) {
     return ExitCode::kDone;
   }
   auto text = machine_text(flags.name);
+  const bool shipped = text.ok();
   if (!text.ok()) {
     const auto machine = load_machine(flags.name);
     if (!machine.ok()) return machine.error();
     text = read_text_file(flags.name);
     if (!text.ok()) return text.error();
   }
-  fmt::print("{}", *text);
+  fmt::print("{}{}", shipped ? kMachineLegend : "", *text);
   return ExitCode::kDone;
 }
 
@@ -227,6 +251,17 @@ Result<ExitCode> list_strategies(const ListFlags& flags) {
   if (!format.ok()) return format.error();
   if (!flags.pairs) {
     print(strategy_table(), *format);
+    if (*format == TableFormat::kTable)
+      fmt::print(
+          "\n{}\n",
+          wrapped("tier: how close the training is to that on one rank. E0: bitwise equal; E1: bitwise equal with canonical: "
+                  "true; E2: its error against fp64 is at most 1.5 times that of one rank; E3: different by design.\n"
+                  "adds: sent or computed by one rank in addition, per step; memory: held by one rank, more or less. Psi: bytes of "
+                  "one value for every parameter; N: ranks that share (dp, or hybrid_shard); t, p: tp, pp; m: micro-batches of "
+                  "a step on a rank; b, s: sequences of a micro-batch, tokens of a sequence; h, f, a: width of a layer, inner "
+                  "width of its feed-forward, heads; V: size of the vocabulary; R, C, r: rows and columns of a matrix, rank of "
+                  "its approximation; H: steps between two outer steps; k: share of the elements that is sent.",
+                  terminal_width()));
   } else if (*format == TableFormat::kJson || *format == TableFormat::kCsv) {
     print(pair_list(), *format);
   } else if (*format == TableFormat::kTable) {
@@ -281,8 +316,10 @@ namespace {
 
 /// What a case has where nobody says anything; nothing where the value comes from a preset, the batch or the devices.
 std::string default_of(const CaseKey& key) {
-  const std::string text = key.get ? key.get(Case()) : std::string();
-  return has_form(key, text) ? text : std::string();
+  // A key without a field holds one value alone.
+  for (const std::string& text : {key.get ? key.get(Case()) : std::string(key.holds), std::string(key.get ? "" : key.words)})
+    if (!text.empty() && has_form(key, text)) return text;
+  return {};
 }
 
 }  // namespace

@@ -1,10 +1,13 @@
 // shardlab: a laboratory for LLM-training parallelism. Parses the command line and runs one verb.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 
 #include <cstring>
 #include <filesystem>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "answers/words.h"
 #include "cli/environment.h"
@@ -16,6 +19,7 @@
 #include "cli/verbs.h"
 #include "plan/base/error_entries.h"
 #include "plan/base/world_error.h"
+#include "sweeps/yaml.h"
 
 namespace {
 
@@ -35,12 +39,16 @@ int report(const Error& error) {
 
 /// Is the first word, where it is no option, one of the verbs?
 Result<void> check_verb(CLI::App& app, std::string_view word) {
-  std::string verbs;
+  std::vector<std::string> verbs;
   for (const CLI::App* verb : app.get_subcommands({})) {
     if (verb->get_name() == word) return {};
-    if (!verb->get_group().empty()) verbs += (verbs.empty() ? "" : " ") + verb->get_name();
+    if (!verb->get_group().empty()) verbs.push_back(verb->get_name());
   }
-  return Error{ExitCode::kUsage, fmt::format("there is no verb `{}`", word), "verbs: " + verbs, {}};
+  const std::string close = sweeps::nearest_word(word, verbs);
+  return Error{ExitCode::kUsage,
+               fmt::format("there is no verb `{}`{}", word, close.empty() ? "" : fmt::format(", did you mean `{}`?", close)),
+               fmt::format("verbs: {}", fmt::join(verbs, " ")),
+               {}};
 }
 
 int run(int argc, char** argv) {

@@ -118,7 +118,10 @@ Result<ExitCode> print_variants(const MemoryFlags& flags, MemoryAnswerOptions op
   if (!any) return told.front().error();
   const bool fits = std::ranges::any_of(told, [](const auto& t) { return t.ok() && t->answer.fits(); });
   if (format != TableFormat::kJson) {
-    print(variant_table(variants.keys, variants.values, told), format);
+    const bool people = format == TableFormat::kTable || format == TableFormat::kMarkdown;
+    const Table table = variant_table(variants.keys, variants.values, told, people);
+    print(people ? without_empty_columns(table) : table, format);
+    if (format == TableFormat::kTable) fmt::print("{}", untimed_text(told, terminal_width()));
     return code_of(fits);
   }
   nlohmann::ordered_json json{{"variants", nlohmann::ordered_json::array()}};
@@ -150,7 +153,7 @@ Result<whatif::Words> what_if_words(const std::string& text) {
     const bool continues = !words.empty() && words.back().first == "offload" && of_offload && sign != std::string::npos;
     if (!continues && (sign == std::string::npos || sign == 0 || sign + 1 == piece.size()))
       return Error{
-          ExitCode::kUsage, fmt::format("--what-if: `{}` is no key=value", piece), "write --what-if zero=3,recompute=full", {}};
+          ExitCode::kUsage, fmt::format("--what-if: `{}` is not key=value", piece), "write --what-if zero=3,recompute=full", {}};
     if (continues)
       words.back().second += "," + piece;
     else
@@ -193,7 +196,7 @@ Result<ExitCode> print_what_if(const MemoryFlags& flags, MemoryAnswerOptions opt
     if (const std::string run = run_text(*told); !run.empty()) fmt::print("{:8} {}\n", name, run);
   if (before->answer.step_s > 0 && after->answer.step_s > 0)
     fmt::print("step     {} now, {} what if\n", seconds_text(before->answer.step_s), seconds_text(after->answer.step_s));
-  for (const std::string& a : memory_assumptions(after->question, after->answer)) fmt::print("  - {}\n", a);
+  fmt::print("{}", assumptions_text(*after, terminal_width()));
   return code_of(after->answer.fits());
 }
 
@@ -252,14 +255,18 @@ void add_memory(CLI::App& app, Action& action, const Invocation&) {
                    "USD of one device for an hour; the machine file's list price where it has one")
       ->check(number_in(0, 1e6));
   verb->add_option("--device-mtbf", flags->mtbf,
-                   "with --tokens: mean time between failures of one device, as 50000h; days and price then have what failures and "
+                   "with --tokens: mean time between failures of one device, with its unit, as 50000h; days and price then have "
+                   "what failures and "
                    "checkpoints cost");
-  verb->add_option("--checkpoint-time", flags->checkpoint, "time for which a checkpoint holds up training, as 40s");
-  verb->add_option("--restart-time", flags->restart, "time from a failure to the next step, as 10m");
-  verb->add_option("--checkpoint-every", flags->interval, "training between checkpoints, as 30m; the best interval by default");
+  verb->add_option("--checkpoint-time", flags->checkpoint, "time for which a checkpoint holds up training, with its unit, as 40s");
+  verb->add_option("--restart-time", flags->restart, "time from a failure to the next step, with its unit, as 10m");
+  verb->add_option("--checkpoint-every", flags->interval,
+                   "training between checkpoints, with its unit, as 30m; the best interval by default");
   verb->add_flag("--plan", flags->plan, "build the plan however large, for the op at the peak and the gaps of the arena");
   verb->add_flag("--interactive", flags->interactive, "a screen of fields that answers on each key");
-  verb->footer("Several values of a layout flag (--zero 0,1,2,3, --tp 1..8) print one row for each combination.");
+  verb->footer(
+      "Several values of a layout flag (--zero 0,1,2,3, --tp 1..8) print one row for each combination.\n"
+      "--format csv has the bytes by stage; --format json has the verdict, the step time and days too.");
   add_format(*verb, flags->format);
   verb->callback([&action, flags] { action = [flags] { return memory(*flags); }; });
 }

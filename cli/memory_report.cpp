@@ -20,6 +20,16 @@ Value seconds(double s) { return s > 0 ? Value(s) : Value(); }
 
 }  // namespace
 
+std::string_view group_words(ItemGroup group) {
+  return group == ItemGroup::kReserved ? "allocator slack" : group == ItemGroup::kDevice ? "driver, NCCL" : name_of(group);
+}
+
+std::string verdict_words(const Answer& a) {
+  if (a.verdict() == whatif::Verdict::kUnknown) return "unknown";
+  const bool unsure = a.verdict() == whatif::Verdict::kTight || (a.verdict() == whatif::Verdict::kUnlikely && a.fits_outside());
+  return fmt::format("{}{}", unsure ? "likely " : "", a.fits() ? "fits" : "does not fit");
+}
+
 std::string signed_bytes(int64_t bytes) { return (bytes < 0 ? "-" : "+") + bytes_text(bytes < 0 ? -bytes : bytes); }
 
 std::string layout_line(const analytic::Point& p) {
@@ -57,7 +67,7 @@ Table stage_summary(const Answer& answer) {
     std::string heading;
     std::vector<int64_t> bytes;  ///< by stage
   };
-  std::vector<Column> columns{{"device", {}}, {"reserved", {}}, {"peak", {}}};
+  std::vector<Column> columns{{"needs", {}}, {"allocator holds", {}}, {"live peak", {}}};
   for (size_t g = 0; g < whatif::kLiveGroups; ++g) columns.push_back({std::string(name_of(static_cast<ItemGroup>(g))), {}});
   for (const StageAnswer& s : answer.stages) {
     columns[0].bytes.push_back(s.device()), columns[1].bytes.push_back(s.reserved()), columns[2].bytes.push_back(s.live());
@@ -81,52 +91,53 @@ Table stage_summary(const Answer& answer) {
 }
 
 Table item_table(const StageAnswer& stage) {
-  Table table{{{"class"}, {"item"}, {"bytes", Unit::kBytes}, {"share", Unit::kFraction, "of the device"}}, {}};
+  Table table{{{"class"}, {"item"}, {"bytes", Unit::kBytes}, {"share", Unit::kFraction, "of the need"}}, {}};
   for (const whatif::Item& item : stage.items)
-    table.rows.push_back({std::string(name_of(item.group)), item.name, item.bytes, share(item.bytes, stage.device())});
+    table.rows.push_back({std::string(group_words(item.group)), item.name, item.bytes, share(item.bytes, stage.device())});
   return table;
 }
 
 Table change_table(const whatif::Advice& advice) {
   Table table{{{.name = "change", .wraps = true},
                {"step_s", Unit::kSeconds, "step"},
-               {"slowdown_pct", Unit::kPercent, "time"},
-               {"device", Unit::kBytes},
-               {"host", Unit::kBytes}},
+               {"slowdown_pct", Unit::kPercent, "against now"},
+               {"device", Unit::kBytes, "needs"},
+               {"host", Unit::kBytes, "on the host"}},
               {}};
   for (const whatif::Change& c : advice.changes)
     table.rows.push_back({whatif::text_of(c.words), seconds(c.step_s), 100 * c.slowdown, c.device_bytes,
                           c.host_bytes > 0 ? Value(c.host_bytes) : Value()});
-  return table;
+  return without_empty_columns(std::move(table));
 }
 
 Table difference_table(const ToldMemory& before, const ToldMemory& after) {
-  Table table{{{"item"}, {"now", Unit::kBytes}, {"what_if", Unit::kBytes, "what if"}, {"difference"}}, {}};
+  Table table{{{"item"}, {"now", Unit::kBytes}, {"what_if", Unit::kBytes, "what if"}, {.name = "difference", .right = true}}, {}};
   const auto add = [&](const std::string& name, int64_t a, int64_t b) {
-    table.rows.push_back({name, a, b, a == b ? std::string("0 B") : signed_bytes(b - a)});
+    table.rows.push_back({name, a, b, a == b ? Value() : Value(signed_bytes(b - a))});
   };
   for (const whatif::Difference& d : differences(before.answer, after.answer)) add(d.name, d.before, d.after);
   const StageAnswer &a = before.answer.worst(), &b = after.answer.worst();
-  add("live peak", a.live(), b.live()), add("reserved", a.reserved(), b.reserved()), add("device", a.device(), b.device());
+  add("live peak", a.live(), b.live()), add("the allocator holds", a.reserved(), b.reserved());
+  add("the rank needs", a.device(), b.device());
   if (a.host_bytes > 0 || b.host_bytes > 0) add("host memory of a rank", a.host_bytes, b.host_bytes);
   return table;
 }
 
 Table variant_table(const std::vector<std::string>& keys, std::span<const std::vector<std::string>> values,
-                    std::span<const Result<ToldMemory>> told) {
+                    std::span<const Result<ToldMemory>> told, bool people) {
   Table table;
   for (const std::string& key : keys) table.columns.push_back({key});
   const bool billed = std::ranges::any_of(told, [](const auto& t) { return t.ok() && t->run; });
   table.columns.insert(table.columns.end(), {{"verdict"},
-                                             {"device", Unit::kBytes},
+                                             {"device", Unit::kBytes, "needs"},
                                              {"step_s", Unit::kSeconds, "step"},
                                              {"tokens_per_s", Unit::kTokensPerSecond, "tokens/s"}});
   if (billed) table.columns.insert(table.columns.end(), {{"days"}, {"usd", Unit::kCount, "USD"}});
   table.columns.insert(table.columns.end(), {{"headroom", Unit::kBytes},
-                                             {"peak", Unit::kBytes},
-                                             {"reserved", Unit::kBytes},
+                                             {"peak", Unit::kBytes, "live peak"},
+                                             {"reserved", Unit::kBytes, "allocator holds"},
                                              {"stage"},
-                                             {.name = "reason", .shortens = true}});
+                                             {.name = "reason", .wraps = true}});
   for (size_t i = 0; i < told.size(); ++i) {
     std::vector<Value> row(values[i].begin(), values[i].end());
     if (!told[i].ok()) {
@@ -139,7 +150,7 @@ Table variant_table(const std::vector<std::string>& keys, std::span<const std::v
     const Answer& a = told[i]->answer;
     const StageAnswer& s = a.worst();
     row.insert(row.end(),
-               {std::string(name_of(a.verdict())), s.device(), seconds(a.step_s),
+               {people ? verdict_words(a) : std::string(name_of(a.verdict())), s.device(), seconds(a.step_s),
                 a.step_s > 0 ? Value(static_cast<double>(told[i]->question.point.tokens_per_step()) / a.step_s) : Value()});
     if (billed) {
       const auto& run = told[i]->run;
@@ -149,6 +160,10 @@ Table variant_table(const std::vector<std::string>& keys, std::span<const std::v
     row.insert(row.end(), {a.capacity > 0 ? Value(a.headroom()) : Value(), s.live(), s.reserved(), int64_t{s.stage}, Value()});
     table.rows.push_back(std::move(row));
   }
+  if (!people) return table;
+  const auto at = static_cast<std::ptrdiff_t>(keys.size()) + 1;  // the reason beside what it is of: columns give way from the end
+  std::rotate(table.columns.begin() + at, table.columns.end() - 1, table.columns.end());
+  for (auto& row : table.rows) std::rotate(row.begin() + at, row.end() - 1, row.end());
   return table;
 }
 
@@ -156,11 +171,9 @@ std::string verdict_text(const Answer& a) {
   if (a.capacity <= 0) return "";
   const int64_t needs = a.worst().device();
   const double percent = 100 * share(needs, a.capacity);
-  const bool unsure = a.verdict() == whatif::Verdict::kTight || (a.verdict() == whatif::Verdict::kUnlikely && a.fits_outside());
-  std::string text =
-      fmt::format("{}{}: a rank needs {} and may use {} ({:.1f} %), {} {}", unsure ? "likely " : "",
-                  a.fits() ? "fits" : "does not fit", bytes_text(needs), bytes_text(a.capacity), percent,
-                  bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()), a.fits() ? "are left" : "are missing");
+  std::string text = fmt::format("{}: a rank needs {} and may use {} ({:.1f} %), {} {}", verdict_words(a), bytes_text(needs),
+                                 bytes_text(a.capacity), percent, bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()),
+                                 a.fits() ? "are left" : "are missing");
   const whatif::Interval range = a.device();
   if (!a.fits_outside())
     text += fmt::format("\nwhat is offloaded exceeds a rank's part of the node: {} of {} of host memory, {} of {} of NVMe",
@@ -181,10 +194,11 @@ std::string outside_text(const char* where, std::span<const whatif::Item> items)
   return list.empty() ? "" : fmt::format("  {}: {}\n", where, list);
 }
 
-/// "40 s", "35.2 min", "4.16 h".
+/// "40 s", "35.2 min", "4.16 h", "32.6 days".
 std::string duration_text(double seconds) {
   if (seconds < 120) return fmt::format("{:.3g} s", seconds);
-  return seconds < 7200 ? fmt::format("{:.3g} min", seconds / 60) : fmt::format("{:.3g} h", seconds / 3600);
+  if (seconds < 7200) return fmt::format("{:.3g} min", seconds / 60);
+  return seconds < 48 * 3600 ? fmt::format("{:.3g} h", seconds / 3600) : fmt::format("{:.3g} days", seconds / 86400);
 }
 
 }  // namespace
@@ -201,11 +215,12 @@ std::string run_text(const ToldMemory& told) {
                         1e6 * bill.usd / told.run->tokens);
   if (!told.run->goodput) return text;
   const analytic::Goodput& g = *told.run->goodput;
-  return text + fmt::format(
-                    "\nof that time {} is training that is kept, {} waits for checkpoints every {}, {} is lost to failures, {:.3g} "
-                    "a day",
-                    percent_text(g.share), percent_text(g.checkpoints), duration_text(g.interval_s), percent_text(g.lost),
-                    g.failures_a_day);
+  return text +
+         fmt::format(
+             "\nof that time {} is training that is kept, {} waits for checkpoints every {}, {} is lost to failures, of which "
+             "one is expected every {}",
+             percent_text(g.share), percent_text(g.checkpoints), duration_text(g.interval_s), percent_text(g.lost),
+             duration_text(g.job_mtbf_s));
 }
 
 namespace {
@@ -221,7 +236,55 @@ std::string step_text(const ToldMemory& told) {
   return text;
 }
 
+/// "8 ranks", "1 rank".
+std::string counted(int64_t n, const char* one, const char* many) { return fmt::format("{} {}", n, n == 1 ? one : many); }
+
+/// "a step is 32768 tokens: 8 data-parallel ranks, each 1 micro-batch of 1 sequence of 4096 tokens (...)".
+std::string batch_text(const analytic::Point& p) {
+  return fmt::format("a step is {} tokens: {}, each {} (--grad-accumulation) of {} (--micro-batch) of {} tokens (--seq-len)",
+                     p.tokens_per_step(), counted(p.dp, "data-parallel rank", "data-parallel ranks"),
+                     counted(p.grad_accumulation, "micro-batch", "micro-batches"), counted(p.micro_batch, "sequence", "sequences"),
+                     p.seq_len);
+}
+
+/// "70.6 billion parameters and 207 million of adapters", and what of them is trained.
+std::string parameters_text(const analytic::ModelShape& shape) {
+  const int64_t adapters = adapter_count(shape), trained = trained_count(shape);
+  std::string text = count_words(static_cast<double>(parameter_count(shape))) + " parameters";
+  if (adapters > 0) text += fmt::format(" and {} of adapters", count_words(static_cast<double>(adapters)));
+  if (shape.trained.frozen == 0) return text;
+  return text + (trained == adapters ? ", which alone are trained"
+                                     : fmt::format(", {} trained", count_words(static_cast<double>(trained))));
+}
+
+/// The moment of a peak. That of a plan is an instruction, "m0 head.B alloc x": its segment and micro-batch are said in words too.
+std::string moment_text(const StageAnswer& s, bool of_plan) {
+  if (!of_plan) return s.moment + (s.op == s.moment ? "" : " (" + s.op + ")");
+  const std::string plan = fmt::format("plan: {}", s.moment);
+  const size_t blank = s.moment.find(' '), dot = s.moment.find('.', blank),
+               end = std::min(s.moment.find(' ', dot), s.moment.size());
+  if (!s.moment.starts_with('m') || blank == std::string::npos || dot == std::string::npos || end != dot + 2) return plan;
+  const char way = s.moment[dot + 1];
+  const char* words = way == 'F' ? "forward" : way == 'B' ? "backward" : nullptr;
+  if (words == nullptr) return plan;
+  return fmt::format("the {} of {}, micro-batch {} ({})", words, s.moment.substr(blank + 1, dot - blank - 1),
+                     s.moment.substr(1, blank - 1), plan);
+}
+
 }  // namespace
+
+std::string assumptions_text(const ToldMemory& told, int width) {
+  std::string text = "\nassumptions and limits\n";
+  for (const std::string& a : memory_assumptions(told.question, told.answer)) text += wrapped("  - " + a, width, 4) + "\n";
+  return text;
+}
+
+std::string untimed_text(std::span<const Result<ToldMemory>> told, int width) {
+  for (const auto& t : told)
+    if (t.ok() && t->answer.step_s <= 0)
+      return "\n" + wrapped("no step time, and so no days and no price: " + t->question.untimed, width) + "\n";
+  return "";
+}
 
 std::string memory_page(const ToldMemory& told, int width) {
   const MemoryQuestion& q = told.question;
@@ -232,15 +295,18 @@ std::string memory_page(const ToldMemory& told, int width) {
   if (told.answer.step_s > 0) page += line(step_text(told));
   if (const std::string run = run_text(told); !run.empty()) page += line(run);
   if (!page.empty()) page += "\n";
-  std::string parameters = count_words(static_cast<double>(parameter_count(q.shape))) + " parameters";
-  if (q.shape.trained.frozen != 0) parameters += fmt::format(", {} trained", count_words(static_cast<double>(trained_count(q.shape))));
-  page += line(fmt::format("{}, {}, on {} of {}: {}", q.config.model.name, parameters, devices_text(q.point.world_size()),
-                           q.config.machine.id, layout_line(q.point)));
+  page += line(fmt::format("{}, {}, on {} of {}: {}", q.config.model.name, parameters_text(q.shape),
+                           devices_text(q.point.world_size()), q.config.machine.id, layout_line(q.point)));
+  page += line(batch_text(q.point));
   page += "\nbytes of one rank at its peak, by stage\n" + print_table(stage_summary(told.answer), TableFormat::kTable, width);
+  if (worst.reserved() != worst.live())
+    page += line("needs = allocator holds + driver and NCCL; allocator holds = live peak + allocator slack");
+  else if (worst.device() != worst.live())
+    page += line("needs = live peak + driver and NCCL");
   page += fmt::format("\nstage {}, which needs most, item by item\n", worst.stage) +
           print_table(item_table(worst), TableFormat::kTable, width);
-  page += "\n" + line(fmt::format("peak {} on stage {}, at {}{}", bytes_text(worst.live()), worst.stage, worst.moment,
-                                  worst.op == worst.moment ? "" : " (" + worst.op + ")"));
+  page += "\n" +
+          line(fmt::format("live peak {} on stage {}, at {}", bytes_text(worst.live()), worst.stage, moment_text(worst, q.exact)));
   if (worst.host_bytes + worst.nvme_bytes > 0)
     page += line(fmt::format("offloaded: {} of host memory and {} of NVMe a rank", bytes_text(worst.host_bytes),
                              bytes_text(worst.nvme_bytes))) +
@@ -257,8 +323,7 @@ std::string memory_page(const ToldMemory& told, int width) {
     else
       page += "\n" + line(fmt::format("what to change is not ranked: {}", why_not_ranked(q)));
   }
-  for (const std::string& a : memory_assumptions(q, told.answer)) page += line("  - " + a, 4);
-  return page;
+  return page + assumptions_text(told, width);
 }
 
 }  // namespace shardlab::cli

@@ -29,10 +29,18 @@ Table item_table(const whatif::StageAnswer& stage);
 Table change_table(const whatif::Advice& advice);
 /// Two answers on their worst stages: item by item, then the sums, and the gain.
 Table difference_table(const ToldMemory& before, const ToldMemory& after);
-/// One row a question: `keys` and their values, then the figures of the worst stage.
+/// One row a question: `keys` and their values, then the figures of the worst stage; `people`: with verdicts as sentences have them.
 Table variant_table(const std::vector<std::string>& keys, std::span<const std::vector<std::string>> values,
-                    std::span<const Result<ToldMemory>> told);
+                    std::span<const Result<ToldMemory>> told, bool people);
 
+/// A group in tables for people, which tell what it adds from the sums: "allocator slack".
+std::string_view group_words(whatif::ItemGroup group);
+/// "fits", "likely fits", "likely does not fit", "does not fit", "unknown".
+std::string verdict_words(const whatif::Answer& answer);
+/// Why rows have no step time; empty where all that stand have one.
+std::string untimed_text(std::span<const Result<ToldMemory>> told, int width);
+/// What an answer rests on, a line each, below a title.
+std::string assumptions_text(const ToldMemory& told, int width);
 /// "fits: a rank needs 3.557 GiB and may use 79.10 GiB (4.5 %), 75.54 GiB are left", or why not; empty where nobody knows.
 std::string verdict_text(const whatif::Answer& answer);
 /// "a run of 1.00 trillion tokens takes 152 days and $584k at $3.99 a device-hour"; empty where no run was asked for.

@@ -219,7 +219,7 @@ void MemoryScreen::set(const whatif::Words& words) {
     if (devices && *devices >= 1 && *devices <= (1 << 20))
       flags_.devices = *devices;
     else
-      refusal_ = Error{ExitCode::kUsage, fmt::format("devices={} is no number of devices", value), "use 1 to 1048576", {}};
+      refusal_ = Error{ExitCode::kUsage, fmt::format("devices={} is not a number of devices", value), "use 1 to 1Mi", {}};
   }
   if (refusal_) return;
   auto told = tell_memory(flags_, {}, false);
@@ -265,7 +265,11 @@ std::vector<ScreenLine> MemoryScreen::answer_lines(int width) const {
   for (size_t g = 0; g < whatif::kGroups; ++g) {
     const auto group = static_cast<whatif::ItemGroup>(g);
     const int64_t bytes = worst.of(group);
-    lines.push_back({{fmt::format("{:<12}{:>10}  ", name_of(group), bytes_text(bytes)), Style::kPlain},
+    // Narrower than in tables.
+    const std::string_view words = group == whatif::ItemGroup::kReserved ? "slack"
+                                   : group == whatif::ItemGroup::kDevice ? "driver"
+                                                                         : name_of(group);
+    lines.push_back({{fmt::format("{:<12}{:>10}  ", words, bytes_text(bytes)), Style::kPlain},
                      {fmt::format("{:>11}  ", difference_text(before.of(group), bytes)), Style::kChanged},
                      {bar(bytes, most, width - 37), Style::kDim}});
   }
@@ -274,7 +278,7 @@ std::vector<ScreenLine> MemoryScreen::answer_lines(int width) const {
   if (answer.capacity > 0) {
     const whatif::Interval range = answer.device();
     lines.push_back(
-        line(fmt::format("{:<12}{:>10}  {}", "of", bytes_text(answer.capacity), name_of(answer.verdict())), style_of(answer)));
+        line(fmt::format("{:<12}{:>10}  {}", "of", bytes_text(answer.capacity), verdict_words(answer)), style_of(answer)));
     lines.push_back(line(fmt::format("{:<12}{:>10}", answer.headroom() < 0 ? "missing" : "left",
                                      bytes_text(answer.headroom() < 0 ? -answer.headroom() : answer.headroom())),
                          style_of(answer)));
@@ -316,8 +320,8 @@ std::vector<ScreenLine> MemoryScreen::change_lines(int width) const {
 std::vector<ScreenLine> MemoryScreen::draw(int width, int height) const {
   const MemoryQuestion& q = told_.question;
   std::vector<ScreenLine> lines;
-  lines.push_back(line(fmt::format("{}, {} parameters, on {} of {}, under {}", q.config.model.name,
-                                   count_text(static_cast<double>(parameter_count(q.shape))), devices_text(q.point.world_size()),
+  lines.push_back(line(fmt::format("{}, {} parameters, {} of {}, under {}", q.config.model.name,
+                                   count_words(static_cast<double>(parameter_count(q.shape))), devices_text(q.point.world_size()),
                                    q.config.machine.id, q.config.profile),
                        Style::kTitle));
   lines.push_back(line(layout_line(q.point)));

@@ -1,5 +1,6 @@
 // schema, completions, man: the program's own words for editors, shells and manuals, from the tables that parse them.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -17,6 +18,7 @@
 #include "plan/base/pending_file.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
+#include "sweeps/yaml.h"
 
 namespace shardlab::cli {
 namespace {
@@ -337,9 +339,15 @@ Result<ExitCode> print_manual(const CLI::App& app, const ReferenceFlags& flags) 
   }
   const auto found = std::ranges::find(verbs, flags.what, &VerbWords::path);
   if (found == verbs.end()) {
-    std::string names;
-    for (const VerbWords& v : verbs) names += (names.empty() ? "" : ", ") + v.path;
-    return Error{ExitCode::kUsage, fmt::format("there is no verb `{}`", flags.what), "verbs: " + names, {}};
+    std::vector<std::string> names;
+    for (const VerbWords& v : verbs)
+      if (!v.path.empty()) names.push_back(v.path);
+    const std::string close = sweeps::nearest_word(flags.what, names);
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("there is no verb `{}`{}", flags.what, close.empty() ? "" : fmt::format(", did you mean `{}`?", close)),
+        fmt::format("verbs: {}", fmt::join(names, ", ")),
+        {}};
   }
   fmt::print("{}", manual_page(verbs, *found));
   return ExitCode::kDone;

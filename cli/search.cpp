@@ -189,14 +189,17 @@ void print_question(const SearchFlags& flags, const SearchTask& task, const sear
   const search::Counts& n = found.counts;
   fmt::print("\n");
   say(fmt::format("{}, {} parameters, in {} on {} devices of {}; as {} runs it (profile {}).", task.model_name,
-                  count_words(static_cast<double>(task.parameters)), name_of(space.precision), fmt::join(space.devices, ", "),
+                  count_words(static_cast<double>(task.parameters)), name_of(space.precision), fmt::join(space.devices, " or "),
                   task.machine.id, task.studies.front().prepared.profile().describes, flags.profile));
   say(fmt::format("A step is {} tokens: {} sequences of {} tokens.",
                   count_words(static_cast<double>(space.sequences * space.seq_len)), space.sequences, space.seq_len));
   if (task.tokens > 0)
     say(fmt::format("A run is {} tokens{}.", count_words(task.tokens),
                     task.price_note.empty() ? "; the price of a device is not known: --price USD" : ", at " + task.price_note));
-  const auto words = [](int64_t n) { return count_words(static_cast<double>(n)); };
+  const auto words = [](int64_t n) {
+    const bool thousands = n >= 10'000 && n < 1'000'000;
+    return thousands ? fmt::format("{:.0f} thousand", static_cast<double>(n) / 1000) : count_words(static_cast<double>(n));
+  };
   say(fmt::format("Looked for the least {} among {} layouts in {}: {} were estimated, {} dismissed by bounds{}.",
                   name_of(task.options.objective), words(n.points), brief_seconds(seconds), words(n.evaluated), words(n.bounded),
                   n.refused > 0 ? fmt::format(", {} impossible", words(n.refused)) : ""));
@@ -208,8 +211,8 @@ void print_layouts(const SearchTask& task, std::span<const search::Candidate> la
   print(answer.table, TableFormat::kTable);
 }
 
-/// What the words of these layouts stand for.
-void print_legend(std::span<const search::Candidate> layouts) {
+/// What the words of layouts stand for that were printed.
+void print_legend(std::span<const search::Point> layouts) {
   constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
       {"dp", "dp data-parallel ranks"},
       {"tp", "tp tensor-parallel ranks"},
@@ -218,20 +221,33 @@ void print_legend(std::span<const search::Candidate> layouts) {
       {"cp", "cp context-parallel ranks"},
       {"ep", "ep expert-parallel ranks"},
       {"zero", "zeroN stage of ZeRO"},
+      {"schedule", "1f1b, interleaved, ...: pipeline schedule"},
       {"hybrid_shard", "shardN ranks that share one copy of the state"},
       {"sequence_parallel", "sp sequence parallelism"},
+      {"cp_kind", "all-gather, ring, zigzag, ulysses: kind of context parallelism"},
+      {"recompute", "recompute- activations computed again in backward, all (full) or of some modules"},
       {"offload", "offload: to host memory, of optimizer, activations, parameters"},
       {"bucket_bytes", "bucket- gradients reduced together"},
       {"micro_batch", "mbN sequences a micro-batch"},
       {"grad_accumulation", "xN micro-batches a step"}};
   std::string text;
   for (const auto& [key, meaning] : kMeanings) {
-    const auto has = [&, key = key](const search::Candidate& c) {
-      return std::ranges::any_of(layout_parts(c.point), [&](const LayoutWord& w) { return w.key == key; });
+    const auto has = [&, key = key](const search::Point& point) {
+      return std::ranges::any_of(layout_parts(point), [&](const LayoutWord& w) { return w.key == key; });
     };
-    if (std::ranges::any_of(layouts, has)) text += (text.empty() ? "" : ", ") + std::string(meaning);
+    if (std::ranges::any_of(layouts, has)) text += (text.empty() ? "" : "; ") + std::string(meaning);
   }
   say("\nlayout: " + text, 8);
+}
+
+/// Every layout that the answer names.
+std::vector<search::Point> printed(const search::Found& found) {
+  std::vector<search::Point> points;
+  for (const search::Candidate& c : found.best) points.push_back(c.point);
+  if (found.front.size() > 1)
+    for (const search::Candidate& c : found.front) points.push_back(c.point);
+  for (const search::Loser& l : found.losers) points.push_back(l.nearest);
+  return points;
 }
 
 void print_front(const SearchTask& task, const std::vector<search::Candidate>& front) {
@@ -248,10 +264,12 @@ void print_front(const SearchTask& task, const std::vector<search::Candidate>& f
 void print_misfits(const SearchTask& task, const std::vector<search::Candidate>& misfits) {
   if (misfits.empty()) return;
   const bool one = misfits.size() == 1;
-  fmt::print(stderr, "\nLeft out: {} {} by {} estimate, but not once every allocation is replayed. {} {} and a device has {}.\n",
-             one ? "1 layout" : fmt::format("{} layouts", misfits.size()), one ? "fits" : "fit", one ? "its" : "their",
-             one ? "It needs" : fmt::format("The first, {}, needs", layout_words(misfits[0].point)),
-             brief_bytes(misfits[0].bytes()), brief_bytes(task.options.capacity_bytes));
+  const std::string text =
+      fmt::format("Left out: {} {} by {} estimate, but not once every allocation is replayed. {} {} and a device has {}.",
+                  one ? "1 layout" : fmt::format("{} layouts", misfits.size()), one ? "fits" : "fit", one ? "its" : "their",
+                  one ? "It needs" : fmt::format("The first, {}, needs", layout_words(misfits[0].point)),
+                  brief_bytes(misfits[0].bytes()), brief_bytes(task.options.capacity_bytes));
+  fmt::print(stderr, "\n{}\n", wrapped(text, terminal_width()));
 }
 
 void print_found(const SearchFlags& flags, const SearchTask& task, const search::Found& found, double seconds) {
@@ -263,8 +281,9 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
     if (std::ranges::any_of(found.best, [&](const search::Candidate& c) {
           return c.point != found.best.front().point && equal_to_first(task, found.best.front(), c);
         }))
-      say("\n=: cannot be told from the first; what the two differ in is as uncertain as the difference", 3);
-    print_legend(found.best);
+      say("\n=: as fast as the first as far as anyone can tell: predictions of what the two differ in are off by more than the "
+          "difference",
+          3);
   }
   print_front(task, found.front);
   if (!found.losers.empty()) {
@@ -272,10 +291,11 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
     print(loser_summary(found), TableFormat::kTable);
     if (std::ranges::any_of(found.losers, &search::Loser::is_bound)) say(">=: a lower bound; the layout was not estimated", 4);
   }
+  print_legend(printed(found));
   if (!found.best.empty() && found.best.front().estimate.transferred)
     say(
-        fmt::format("\nSome of the rates behind these figures were measured on other devices, not on this one: shardlab machine "
-                    "show {} says which.",
+        fmt::format("\nSome rates behind these figures were measured on other devices; `shardlab machine show {}` marks them "
+                    "`transferred`.",
                     shell_word(flags.machine)));
 }
 
@@ -308,18 +328,24 @@ void add_search_flags(CLI::App& verb, SearchFlags& flags) {
                   "model.KEY=VALUE or machine.KEY=VALUE in place of what the model or machine has; may be repeated");
   verb.add_option("--objective", flags.objective, "time, memory or cost (device hours)")->default_val("time");
   verb.add_option("--top", flags.top, "layouts to rank")->default_val(10)->check(number_in(1, 100'000));
-  verb.add_option("--tokens", flags.tokens, "tokens of a whole training run: adds its days, cost, energy and CO2");
-  verb.add_option("--max-days", flags.max_days, "the run of --tokens may take so long: with --objective cost the cheapest in time")
+  verb.add_option(
+      "--tokens", flags.tokens,
+      "tokens of a whole training run: adds its days and cost; its energy and CO2 with --format json or csv, and in --out");
+  verb.add_option("--max-days", flags.max_days,
+                  "days that the run of --tokens may take at most; with --objective cost: the cheapest that is in time")
       ->check(number_in(0, 1e9));
   verb.add_option("--price,--device-hour-usd,--device_hour_usd", flags.price_usd,
                   "USD of one device for an hour; the machine file's list price where it has one")
       ->check(number_in(0, 1e6));
   verb.add_option("--margin", flags.margin,
-                  "device memory that stays free, 5% or 4Gi; by default what predictions of the profile are off by");
-  verb.add_option("--site-overhead", flags.site_overhead, "energy of the site over that of the devices")
+                  "device memory that stays free, 5% or 4Gi; by default the 90 % error of memory predictions under the profile");
+  verb.add_option("--site-overhead", flags.site_overhead,
+                  "power usage effectiveness (PUE): energy of the site over that of the devices")
       ->default_val(1.5)
       ->check(number_in(1, 100));
-  verb.add_option("--kg-co2-per-kwh", flags.kg_co2_per_kwh, "of the electricity")->default_val(0.4)->check(number_in(0, 100));
+  verb.add_option("--kg-co2-per-kwh", flags.kg_co2_per_kwh, "CO2 of the electricity, kg a kWh")
+      ->default_val(0.4)
+      ->check(number_in(0, 100));
   verb.add_option("--html", flags.html, "write the result as one self-contained page to this file");
   verb.add_option(
       "--out", flags.out,
@@ -350,6 +376,7 @@ Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {
     print_found(flags, *task, found, seconds);
   else
     print(layout_table(*task, found.best), *format);
+  std::fflush(stdout);  // the answer stands before what is said of it, where both go to one file
   print_misfits(*task, ranked.misfits);
   if (!found.best.empty()) {
     fmt::print(stderr, "\nwhat takes its memory: shardlab memory {}\n", options_of(flags, found.best.front().point));
@@ -372,6 +399,7 @@ void add_search(CLI::App& app, Action& action, const Invocation& invocation) {
   auto flags = std::make_shared<SearchFlags>();
   add_search_flags(*verb, *flags);
   add_format(*verb, flags->format);
+  verb->footer("A flag of the layout limits the search: --tp 2, --tp 1,2,4, --tp 1..8, --tp '<=8'.");
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run_search(*flags, invocation); }; });
 }
 

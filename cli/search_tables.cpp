@@ -72,7 +72,7 @@ namespace {
 std::string verdict_word(whatif::Verdict verdict) {
   switch (verdict) {
     case whatif::Verdict::kFits: return "yes";
-    case whatif::Verdict::kTight: return "maybe";
+    case whatif::Verdict::kTight: return "likely";
     case whatif::Verdict::kUnknown: return "?";
     case whatif::Verdict::kUnlikely:
     case whatif::Verdict::kNo: break;
@@ -154,7 +154,7 @@ std::string answer_sentence(const SearchTask& task, const Candidate& c) {
   text += ", " + brief_bytes(c.bytes());
   if (task.options.capacity_bytes > 0) text += " of " + brief_bytes(task.options.capacity_bytes);
   const whatif::Verdict verdict = verdict_of(c.estimate.memory, task.options);
-  if (verdict == whatif::Verdict::kTight) text += " (may not fit)";
+  if (verdict == whatif::Verdict::kTight) text += " (likely fits)";
   if (verdict == whatif::Verdict::kUnknown) text += " (the device's memory is not known)";
   if (task.tokens <= 0) return text;
   const analytic::RunBill bill = bill_of(task, c);
@@ -180,9 +180,9 @@ Table loser_table(const search::Found& found) {
 Table loser_summary(const search::Found& found) {
   Table table{{{.name = "layouts", .right = true},
                {.name = "why", .wraps = true},
+               {.name = "nearest layout", .wraps = true},
                {.name = "its step", .right = true},
-               {.name = "its memory", .right = true},
-               {.name = "the nearest layout", .wraps = true}},
+               {.name = "its memory", .right = true}},
               {}};
   constexpr int kCauses = 3;  // of losing by time or memory that have a row of their own
   int causes = 0;
@@ -190,9 +190,9 @@ Table loser_summary(const search::Found& found) {
   std::string rest_names;
   const auto add = [&](const search::Loser& l, std::string why) {
     const char* least = l.is_bound ? ">=" : "";
-    table.rows.push_back({brief_count(static_cast<double>(l.points)), std::move(why),
+    table.rows.push_back({brief_count(static_cast<double>(l.points)), std::move(why), layout_words(l.nearest),
                           l.seconds > 0 ? Value(least + brief_seconds(l.seconds)) : Value(),
-                          l.bytes > 0 ? Value(least + brief_bytes(l.bytes)) : Value(), layout_words(l.nearest)});
+                          l.bytes > 0 ? Value(least + brief_bytes(l.bytes)) : Value()});
   };
   for (const search::Loser& l : found.losers) {
     const bool outdone = l.loss == search::Loss::kSlower || l.loss == search::Loss::kLarger;

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "cli/common.h"
+#include "cli/environment.h"
 #include "cli/namespaces.h"
 #include "cli/run_tables.h"
 #include "cli/verbs.h"
@@ -14,9 +15,11 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/escape.h"
+#include "reports/format.h"
 #include "simulator/estimator/validate/interval.h"
 #include "simulator/estimator/validate/own_runs.h"
 #include "simulator/estimator/validate/predictor.h"
+#include "simulator/estimator/validate/published.h"
 #include "simulator/estimator/validate/score.h"
 
 namespace shardlab::cli {
@@ -55,7 +58,11 @@ Table score_table(std::span<const Score> scores) {
     table.columns.push_back({name + "_bias_pct", Unit::kPercent, name + " bias"});
     table.columns.push_back({name + "_error_pct", Unit::kPercent, name + " |error|"});
   }
-  for (const char* column : {"fits_right", "fits_wrong", "oom_right", "oom_wrong"}) table.columns.push_back({column});
+  for (const auto& [column, heading] : {std::pair{"fits_right", "said fits, ran"},
+                                        {"fits_wrong", "said fits, did not run"},
+                                        {"oom_right", "said not, did not run"},
+                                        {"oom_wrong", "said not, ran"}})
+    table.columns.push_back({column, Unit::kNone, heading});
   table.columns.push_back({"fits_precision_pct", Unit::kPercent, "says fits, right"});
   table.columns.push_back({"oom_precision_pct", Unit::kPercent, "says not, right"});
   table.columns.push_back({"covered_pct", Unit::kPercent, "in interval"});
@@ -156,14 +163,59 @@ void report_refusals(std::span<const ScoredRow> rows) {
     fmt::print(stderr, "  and {} more reasons; --out DIR writes them all to rows.csv\n", reasons.size() - kMostReasons);
 }
 
-/// What the columns of the scores mean, for people.
-constexpr const char* kLegend = R"(
-bias: mean error of predicted step times with its sign; |error|: without. rank: rank correlation of predicted and measured step times.
-jobs: sets of rows that differ in their layout alone; `rank in job` is their mean rank correlation, and `lost by choice` how much longer
-than the fastest layout the one takes that is predicted to be fastest. live, reserved, device: memory as the framework's tensors, its
-allocator and the driver count it. says fits, right: share of the rows predicted to fit which did run. in interval: share of the measured
-values within the 90 % interval, which nothing of the row's source went into; interval +-: its mean half width.
-)";
+/// Percentages that have no sign, and what their tables have for people.
+bool is_signed(const std::string& column) { return column.ends_with("bias_pct") || column == "worst_pct"; }
+
+/// The scores as people read them: no idle columns, no sign on what has none, and whether somebody picked the layouts of a set.
+Table for_people(const Table& scores, bool published) {
+  Table table = without_idle_columns(scores);
+  for (size_t c = 0; c < table.columns.size(); ++c) {
+    if (table.columns[c].unit != Unit::kPercent || is_signed(table.columns[c].name)) continue;
+    table.columns[c].right = true;
+    for (auto& row : table.rows)
+      if (const double* v = std::get_if<double>(&row[c])) row[c] = percent_text(*v / 100);
+  }
+  if (!published) return table;
+  table.columns.insert(table.columns.begin() + 1, TableColumn{.name = "layouts"});
+  for (auto& row : table.rows) {
+    const std::string& group = std::get<std::string>(row[0]);
+    const auto file = std::ranges::find(published_runs(), group, &PublishedFile::name);
+    row.insert(row.begin() + 1, file == published_runs().end() ? Value() : Value(file->untuned ? "untuned" : "tuned"));
+  }
+  return table;
+}
+
+/// What a column of the scores means; those of one line have one meaning.
+constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
+    {"layouts", "mostly tuned by those who published them; untuned: of a sweep or a test, whose layouts nobody picked"},
+    {"timed", "rows with a measured step time"},
+    {"bias", "mean error of predicted step times, with its sign"},
+    {"mean |error|", "the same without the sign"},
+    {"worst", "the largest error of a step time"},
+    {"rank", "rank correlation of predicted and measured step times"},
+    {"jobs", "sets of rows that differ in their layout alone"},
+    {"rank in job", "mean rank correlation within jobs"},
+    {"lost by choice", "how much longer than the fastest layout of a job the one takes that is predicted to be fastest"},
+    {"live bias", "mean error of the predicted live peak, with its sign"},
+    {"reserved bias", "the same of what the allocator holds"},
+    {"device bias", "the same of what the driver counts"},
+    {"says fits, right", "share of the rows predicted to fit which did run"},
+    {"says not, right", "share of the rows predicted not to fit which did not run"},
+    {"in interval", "share of measured step times within the 90 % interval, which nothing of the row's source went into"},
+    {"interval +-", "its mean half width"},
+    {"memory in interval", "share of measured memory within its 90 % interval"}};
+
+/// The meanings of the columns in `heading`, the first line of the table.
+std::string legend(const Table& table, std::string_view heading) {
+  std::string text;
+  for (const auto& [column, meaning] : kMeanings) {
+    const bool there = std::ranges::any_of(
+        table.columns, [&, column = column](const TableColumn& c) { return (c.heading.empty() ? c.name : c.heading) == column; });
+    if (there && fmt::format(" {} ", heading).find(fmt::format(" {} ", column)) != std::string::npos)
+      text += fmt::format("{}{}: {}", text.empty() ? "" : ". ", column, meaning);
+  }
+  return text.empty() ? "" : "\n" + wrapped(text + ".", terminal_width()) + "\n";
+}
 
 Table self_calibration_table(std::span<const SelfCalibration> sets) {
   Table table{{{"set"},
@@ -205,8 +257,10 @@ Result<ExitCode> validate(const ValidateFlags& flags) {
   std::vector<Score> scores = score_groups(rows, flags.by);
   if (scores.size() > 1) scores.push_back(score_all(rows, "all"));
   const Table table = score_table(scores);
-  print(*format == TableFormat::kTable || *format == TableFormat::kMarkdown ? without_idle_columns(table) : table, *format);
-  if (*format == TableFormat::kTable) fmt::print("{}", kLegend);
+  const bool people = *format == TableFormat::kTable || *format == TableFormat::kMarkdown;
+  const Table shown = people ? for_people(table, flags.files.empty() && flags.by.empty()) : table;
+  const std::string text = print_table(shown, *format, terminal_width());
+  fmt::print("{}{}", text, *format == TableFormat::kTable ? legend(shown, text.substr(0, text.find('\n'))) : "");
   if (!flags.out.empty()) {
     std::error_code failure;
     std::filesystem::create_directories(flags.out, failure);
@@ -230,8 +284,9 @@ void add_validate(CLI::App& app, Action& action, const Invocation&) {
   verb->add_flag(
       "--self-calibrate", flags->self_calibrate,
       "print the errors before and after each job's machine was corrected by three of its own rows, which are not scored");
-  verb->add_option("--intervals", flags->intervals,
-                   "write the intervals that all published rows teach to a file: simulator/published/intervals.csv");
+  verb->add_option(
+      "--intervals", flags->intervals,
+      "write the intervals derived from all published rows to this file (the program's own: simulator/published/intervals.csv)");
   add_format(*verb, flags->format);
   verb->callback([&action, flags] { action = [flags] { return validate(*flags); }; });
 }

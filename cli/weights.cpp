@@ -109,7 +109,9 @@ class Parameters {
 };
 
 Result<Model> model_of(const std::string& name) {
-  if (name.empty()) return refusal("no model is named", "--model NAME or --model CONFIG.JSON: the one that was trained");
+  if (name.empty())
+    return refusal("no model is named",
+                   "add --model NAME (`shardlab model list`) or --model CONFIG.JSON: the one that the weights are of");
   auto model = sweeps::load_model(name);
   if (model.ok() && model->is_mixture())
     return refusal(fmt::format("{} is a mixture of experts, whose weights have no names here yet", model->name),
@@ -121,9 +123,9 @@ Result<ExitCode> export_weights(const WeightsFlags& flags) {
   const auto model = model_of(flags.model);
   if (!model.ok()) return model.error();
   const auto type = weight_type(flags.dtype);
-  if (!type) return refusal(fmt::format("--dtype {} is no type of weights", flags.dtype), "one of: fp32 bf16 fp16");
+  if (!type) return refusal(fmt::format("--dtype {} is not a type of weights", flags.dtype), "one of: fp32 bf16 fp16");
   const auto most = parse_count(flags.shard_bytes);
-  if (!most || *most < 1) return refusal(fmt::format("--shard-bytes {} is no size", flags.shard_bytes), "as 5Gi");
+  if (!most || *most < 1) return refusal(fmt::format("--shard-bytes {} is not a size", flags.shard_bytes), "as 5Gi");
   const auto checkpoint = Checkpoint::open(flags.from);
   if (!checkpoint.ok()) return checkpoint.error();
   const std::string folder = flags.out.empty() ? "weights" : flags.out;
@@ -174,7 +176,7 @@ class WeightsFile {
     struct stat status {};
     if (file->descriptor_ < 0 || ::fstat(file->descriptor_, &status) != 0)
       return refusal(fmt::format("{}: {}", path, std::strerror(errno)), "name a folder or file of safetensors");
-    if (!S_ISREG(status.st_mode)) return refusal(fmt::format("{} is no file", path), "name a folder or file of safetensors");
+    if (!S_ISREG(status.st_mode)) return refusal(fmt::format("{} is not a file", path), "name a folder or file of safetensors");
     std::string head(8, '\0');
     SHARDLAB_TRY(file->read(0, head));
     const auto bytes = interop::safetensors_header_bytes(head, status.st_size, path);
@@ -226,7 +228,7 @@ Result<std::vector<std::string>> weight_files(const std::string& from) {
   if (!text.ok()) return text.error();
   const auto root = json_depth(*text) > limits::kJsonDepth ? nlohmann::json(nullptr)
                                                            : nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  const auto wrong = refusal(fmt::format("{} is no index of safetensors", index.string()),
+  const auto wrong = refusal(fmt::format("{} is not an index of safetensors", index.string()),
                              "it maps names of tensors to files of its folder, under weight_map");
   if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) return wrong;
   std::set<std::string> names;
@@ -244,6 +246,9 @@ Result<std::vector<std::string>> weight_files(const std::string& from) {
 }
 
 Result<ExitCode> import_weights(const WeightsFlags& flags) {
+  if (!fs::exists(flags.from))
+    return refusal(fmt::format("{}: there is no such folder or file", flags.from),
+                   "name a folder as transformers saves it, or a .safetensors file with --model");
   const std::string config = flags.model.empty() && fs::is_directory(flags.from) ? flags.from + "/config.json" : flags.model;
   const auto model = model_of(config);
   if (!model.ok()) return model.error();

@@ -340,7 +340,7 @@ class Megatron {
     if (has("num-layers-per-virtual-pipeline-stage")) {
       const int64_t each = number("num-layers-per-virtual-pipeline-stage", 1), layers = out_.count("model.layers", 0);
       if (layers == 0 || pp > kMost / std::max<int64_t>(each, 1) || layers % (pp * each) != 0)
-        out_.problem("--num-layers-per-virtual-pipeline-stage", "the layers of a stage are no multiple of it");
+        out_.problem("--num-layers-per-virtual-pipeline-stage", "the layers of a stage are not a multiple of it");
       else
         vpp = layers / (pp * each);
     }
@@ -364,7 +364,8 @@ class Megatron {
     const int64_t world = devices_ > 0 ? devices_ : std::min(per_node, kMost / std::max<int64_t>(nodes, 1)) * nodes;
     const int64_t model_ranks = tp < kMost / pp && tp * pp < kMost / cp ? tp * pp * cp : kMost;
     if (world % model_ranks != 0)
-      out_.problem("--tensor-model-parallel-size", fmt::format("{} devices are no multiple of tp*pp*cp = {}", world, model_ranks));
+      out_.problem("--tensor-model-parallel-size",
+                   fmt::format("{} devices are not a multiple of tp*pp*cp = {}", world, model_ranks));
     dp_ = world / model_ranks;
 
     int64_t zero = has("use-distributed-optimizer") ? 1 : 0;
@@ -542,7 +543,7 @@ class DeepSpeed {
       if (value->is_number())
         out_.set(to, value->dump());
       else
-        out_.problem(path, fmt::format("`{}` is no number", json_text(*value)));
+        out_.problem(path, fmt::format("`{}` is not a number", json_text(*value)));
     }
   }
 
@@ -814,7 +815,7 @@ class Titan {
       if (devices_ == 0 || devices_ % others != 0)
         out_.problem(p + "data_parallel_shard_degree", devices_ == 0
                                                            ? "-1 is what the devices leave: name --devices"
-                                                           : fmt::format("{} devices are no multiple of {}", devices_, others));
+                                                           : fmt::format("{} devices are not a multiple of {}", devices_, others));
       else
         shards = devices_ / others;
     } else {

@@ -117,7 +117,7 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view head, int64_t file_
   const std::string_view text = head.substr(8, static_cast<size_t>(*header_bytes) - 8);
   if (json_depth(text) > limits::kJsonDepth) return damaged(name, "its header is nested too deep");
   const auto root = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return damaged(name, "its header is no JSON object");
+  if (!root.is_object()) return damaged(name, "its header is not a JSON object");
   SafetensorsHeader header;
   header.data_begin = *header_bytes;
   const int64_t data_bytes = file_bytes - *header_bytes;

@@ -171,7 +171,7 @@ class Reader {
     double real = 0;
     const auto read_real = std::from_chars(digits.data(), digits.data() + digits.size(), real);
     if (digits.empty() || read_real.ec != std::errc{} || read_real.ptr != digits.data() + digits.size() || !std::isfinite(real))
-      return problem_ = fmt::format("`{}` is no value", word), false;
+      return problem_ = fmt::format("`{}` is not a value", word), false;
     value.value = real;
     return true;
   }

@@ -1,6 +1,7 @@
 #include "plan/keys.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -542,13 +543,13 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "element type of the matrix products"}
         .axis().estimated(),
     CaseKey{"train.lora_rank", "lora_rank", Form::kCount, "", "0", kNeutralZero, nullptr,
-            "rank of adapters that are trained beside frozen projections (LoRA); 0: none"}
+            "rank of adapters that are trained beside frozen projections (LoRA), 0 for none"}
         .from(0).up_to(1 << 16).flag().estimated(),
     CaseKey{"train.lora_targets", "lora_targets", Form::kText, "", "all", kNeutralAll, nullptr,
             "projections with an adapter, of q k v o gate up down; attention, mlp and all name several"}
         .flag().estimated(),
     CaseKey{"train.frozen", "frozen", Form::kText, "", "none", kNeutralNone, nullptr,
-            "modules whose weights are not trained, of embedding head attention mlp experts router norms; all under LoRA"}
+            "modules whose weights are not trained (under LoRA all), of embedding head attention mlp experts router norms"}
         .flag().estimated(),
     CaseKey{"train.frozen_bits", "frozen_bits", Form::kInteger, "", "16", kNeutralSixteen, nullptr,
             "bits of a frozen weight: 16, 8, or 4 (NormalFloat, as QLoRA has it)"}
@@ -693,8 +694,8 @@ std::string bound_text(double v) {
     if (v >= 1e7 && v <= kExact && std::fmod(v, unit) == 0) return fmt::format("{:.0f}{}", v / unit, suffix);
   if (v < 1e7) return to_text(v);
   if (v < kExact && std::fmod(v, 1e6) != 0) return fmt::format("{:.0f}", v);
-  std::string text = fmt::format("{:g}", v);  // "1e+12"
-  std::erase(text, '+');
+  std::string text = fmt::format("{:g}", v);  // "1e+09" is written 1e9
+  if (const size_t e = text.find("e+"); e != std::string::npos) text.erase(e + 1, text[e + 2] == '0' ? 2 : 1);
   return text;
 }
 
@@ -745,7 +746,8 @@ bool is_section(std::string_view path) {
   static const auto sections = [] {
     std::set<std::string, std::less<>> all;
     const auto add = [&](std::string_view word) {
-      for (size_t dot = word.find('.'); dot != std::string_view::npos; dot = word.find('.', dot + 1)) all.emplace(word.substr(0, dot));
+      for (size_t dot = word.find('.'); dot != std::string_view::npos; dot = word.find('.', dot + 1))
+        all.emplace(word.substr(0, dot));
     };
     for (const CaseKey& key : kKeys) {
       add(key.path);
@@ -807,7 +809,10 @@ std::string expected(const CaseKey& key) {
     case Form::kNumber:
       return fmt::format("a number {}{}", range_text(range_of(key)), examples_in(range_of(key), {"0.1", "1e-3", "16k"}));
     case Form::kBool: return "true or false";
-    case Form::kWord: return fmt::format("one of: {}", key.words);
+    case Form::kWord:
+      if (is_section(key.path))  // what it is instead has keys of its own
+        return fmt::format("{}, or keys of its own: {}", key.words, fmt::join(keys_under(key.path), " "));
+      return fmt::format("one of: {}", key.words);
     case Form::kText: return "a text";
     case Form::kPath: return "a path";
     case Form::kDuration: return "a duration above 0 and up to 1e8 s, for example 90s, 5m or 2h";

@@ -83,6 +83,27 @@ void shorten(const Table& table, std::vector<int>& widths, size_t columns, int w
   }
 }
 
+/// A text of one line in lines of at most `width`: at blanks, and in a word that is wider after a "_", ".", "/" or ",".
+std::string broken(const std::string& text, int width) {
+  std::string lines = wrapped(text, width), out;
+  for (;;) {
+    const size_t end = std::min(lines.find('\n'), lines.size());
+    const std::string line = lines.substr(0, end);
+    const size_t mark = line.find_last_of("_./,", static_cast<size_t>(std::max(width, 1)) - 1);
+    if (display_width(line) > width && mark != std::string::npos && mark > 0) {
+      out += line.substr(0, mark + 1) + '\n';
+      std::string rest = lines.substr(mark + 1);
+      std::ranges::replace(rest, '\n', ' ');
+      lines = wrapped(rest, width);
+    } else if (end < lines.size()) {
+      out += line + '\n';
+      lines.erase(0, end + 1);
+    } else {
+      return out + line;
+    }
+  }
+}
+
 std::string padded(const std::string& text, int width, bool right) {
   const std::string cut = shortened(text, width);
   const std::string blanks(static_cast<size_t>(std::max(0, width - display_width(cut))), ' ');
@@ -105,7 +126,7 @@ void print_row(std::string& out, const Table& table, const Grid& grid, size_t co
   std::vector<std::vector<std::string>> cells(columns);
   size_t lines = 1;
   for (size_t c = 0; c < columns; ++c) {
-    const std::string text = table.columns[c].wraps ? wrapped(row[c], grid.widths[c]) : row[c];
+    const std::string text = table.columns[c].wraps ? broken(row[c], grid.widths[c]) : row[c];
     for (size_t at = 0; at <= text.size();) {
       const size_t end = std::min(text.find('\n', at), text.size());
       cells[c].push_back(text.substr(at, end - at));
@@ -217,7 +238,7 @@ std::string print_aligned(const Table& table, int width) {
   if (const size_t left_out = table.columns.size() - columns; left_out > 0) {
     out += fmt::format("({} more {} into {} characters:", left_out, left_out == 1 ? "column does not fit" : "columns do not fit",
                        width);
-    for (size_t c = columns; c < table.columns.size(); ++c) out += " " + table.columns[c].name;
+    for (size_t c = columns; c < table.columns.size(); ++c) out += (c == columns ? " " : ", ") + heading_of(table.columns[c]);
     out += "; --format csv has every column)\n";
   }
   return out;

@@ -277,6 +277,14 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
     problems.add(node.mark, "the machine is empty", kMachineForm);
     return machine;
   }
+  if (node.is_map() && node.find("id") == nullptr && node.find("device") == nullptr) {  // one sentence, and not one for each key
+    const bool model = node.find("model_type") != nullptr || node.find("hidden_size") != nullptr;
+    problems.add(node.mark,
+                 model ? "this is a model's config.json, not a machine file"
+                       : "this is not a machine file: it has neither `id` nor `device`",
+                 "`shardlab machine show h100` prints one");
+    return machine;
+  }
   MapReader in(node, "", problems);
   int version = kMachineFileVersion;
   in.int_at("version", version);

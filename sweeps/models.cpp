@@ -497,7 +497,7 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   ConfigReader head(json, name, false);
   config.type = head.text_or("model_type", "");
   if (!assume.empty() && reader_of(assume) == std::end(kReaders))
-    return refusal(fmt::format("read as `{}`, which is no model_type that is known", assume),
+    return refusal(fmt::format("read as `{}`, which is not a model_type that is known", assume),
                    fmt::format("implemented: {}", fmt::join(model_types(), " ")));
   const bool assumed = reader_of(config.type) == std::end(kReaders) && !assume.empty();
   const auto reader = reader_of(assumed ? assume : config.type);
@@ -583,7 +583,7 @@ Result<ModelConfig> load_model_config(const std::string& name_or_path, const std
     if (is_published_name(name_or_path) && !is_there(name_or_path))
       return Error{
           ExitCode::kUsage,
-          fmt::format("`{}` is no folder here, and no shipped model is called so", name_or_path),
+          fmt::format("`{}` is not a folder here, and no shipped model is called so", name_or_path),
           fmt::format("nothing is downloaded: put its config.json at {}/config.json; `shardlab model list` prints the names",
                       name_or_path),
           {}};

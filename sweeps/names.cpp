@@ -67,7 +67,12 @@ Result<std::string> name_meant(const std::string& said, const std::vector<std::s
   if (candidates.size() == 1) return candidates.front();
   constexpr size_t kMost = 8;  // more are no answer
   if (candidates.size() > kMost) candidates.clear();
-  const std::string close = nearest(said, names);
+  std::string close = nearest(said, names);
+  if (close.empty()) {
+    std::vector<std::string> spellings;
+    for (const Alias& alias : aliases) spellings.emplace_back(alias.first);
+    close = nearest(said, spellings);
+  }
   return Error{ExitCode::kUsage,
                fmt::format("named `{}`{}", said,
                            !candidates.empty() ? fmt::format(", did you mean `{}`?", fmt::join(candidates, "` or `"))

@@ -409,8 +409,11 @@ void add_unknown_key(Problems& problems, Mark mark, std::string_view key, std::s
   candidates.insert(candidates.end(), also.begin(), also.end());
   const std::string close = nearest_word(key, candidates);
   const std::string place = section.empty() ? "here" : fmt::format("under `{}`", section);
+  constexpr size_t kShort = 16;  // a longer list is no help where a spelling is near
   problems.add(mark, fmt::format("unknown key `{}`{}", key, close.empty() ? "" : fmt::format(", did you mean `{}`?", close)),
-               fmt::format("allowed {}: {}", place, fmt::join(allowed, " ")));
+               close.empty() || allowed.size() <= kShort
+                   ? fmt::format("allowed {}: {}", place, fmt::join(allowed, " "))
+                   : std::string("`shardlab keys` and `shardlab schema sweep` list what is allowed"));
 }
 
 }  // namespace shardlab::sweeps

@@ -143,7 +143,11 @@ Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& given) {
   if (machine.devices_per_node > 1 && !rate(machine.device.link_bytes_per_s))
     return refuse("has several devices a node and no link bandwidth", "give device.link_bandwidth in its machine file");
   if (machine.nodes > 1 && !rate(machine.inter_bytes_per_s))
-    return refuse("has several nodes and no network bandwidth", "give inter_bandwidth in its machine file");
+    return refuse(
+        fmt::format("has {} nodes of {}, and no network bandwidth says how they are joined", machine.nodes,
+                    machine.devices_per_node == 1 ? std::string("1 device") : fmt::format("{} devices", machine.devices_per_node)),
+        "set machine.inter_bandwidth (bytes/s), or machine.devices_per_node where all devices are in one node: in its machine file "
+        "or with --set");
   fabric.constants_.nvls = 0;
   for (const auto& entry : machine.fabric) {
     const std::string& name = entry.first;  // not a structured binding: a lambda captures it

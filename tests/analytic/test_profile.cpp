@@ -43,22 +43,22 @@ TEST_CASE("what is wrong in a profile is refused with its place") {
     CHECK(to_string(p.error()).find(word) != std::string::npos);
   };
   refused("state: {gradients: 2}\n", "mine.yaml:1:9: `state.gradients`");
-  refused("status: {gradient: 2}\n", "`status` is no section");
+  refused("status: {gradient: 2}\n", "`status` is not a section");
   refused("state:\n  gradient: -2\n", "mine.yaml:2:13");
   refused("state: {gradient: .nan}\n", "state.gradient");
   refused("state: {gradient: .inf}\n", "state.gradient");
   refused("state: {gradient: two}\n", "state.gradient");
   refused("state: {gradient: 2, gradient: 4}\n", "twice");
-  refused("state: 3\n", "no section of keys");
+  refused("state: 3\n", "not a section of keys");
   refused("attention: {fused: perhaps}\n", "attention.fused");
   refused("model: {selective: everything}\n", "model.selective");
   refused("model: {selective: selective}\n", "name the modules");
   refused("based_on: nothing\n", "no framework profile `nothing`");
   refused("state: {gradient: 2\n", "mine.yaml");
   refused("- 1\n", "map of sections");
-  refused("can: 3\n", "no map of lists");
-  refused("can: {zero: 1}\n", "mine.yaml:1:13: `can.zero` is no list");
-  refused("can: {zeros: [1]}\n", "`can.zeros` is no key of a profile");
+  refused("can: 3\n", "not a map of lists");
+  refused("can: {zero: 1}\n", "mine.yaml:1:13: `can.zero` is not a list");
+  refused("can: {zeros: [1]}\n", "`can.zeros` is not a key of a profile");
   refused("can: {zero: [4]}\n", "`4` is nothing of `can.zero`");
   refused("can: {zero: [1], zero: [2]}\n", "twice");
 }

@@ -96,7 +96,7 @@ TEST_CASE("the analytic estimate takes over each key of layout and train, or ref
     set(c);
     CHECK(analytic::point_of(c).ok());
     c.profile = "megatron";
-    CHECK(analytic::point_of(c).error().message == word + " is not told apart by the profile megatron");
+    CHECK(analytic::point_of(c).error().message == word + " is not estimated by the profile megatron");
   }
 }
 

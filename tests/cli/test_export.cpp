@@ -135,13 +135,13 @@ TEST_CASE("weights that do not fit the model are refused by name") {
   };
   REQUIRE(refused("weights import " + folder + " --model tiny-gpt").find("no file has `transformer.wte.weight`") !=
           std::string::npos);
-  REQUIRE(refused("weights import " + (scratch / "nowhere") + " --model tiny-gpt").find("No such file") != std::string::npos);
+  REQUIRE(refused("weights import " + (scratch / "nowhere") + " --model tiny-gpt").find("no such folder or file") != std::string::npos);
   REQUIRE(refused("weights export " + folder + " --model tiny-gpt").find("no manifest in this folder") != std::string::npos);
   const std::string bytes = slurp(folder + "/model.safetensors");
   scratch.write("public/model.safetensors", bytes.substr(0, bytes.size() / 2));
   REQUIRE(refused("weights import " + folder).find("says no tensor of this file") != std::string::npos);
   scratch.write("public/model.safetensors.index.json", R"({"weight_map": {"a": "../x.safetensors"}})");
-  REQUIRE(refused("weights import " + folder).find("is no index of safetensors") != std::string::npos);
+  REQUIRE(refused("weights import " + folder).find("is not an index of safetensors") != std::string::npos);
 }
 
 }  // namespace

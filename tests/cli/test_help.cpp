@@ -25,8 +25,8 @@ class Desk {
     fs::copy_file(source_dir() + "/simulator/published/runs/korthikanti_2022.csv", scratch_ / "rows.csv");
     const std::string head = "model: tiny-gpt\nmachine: {preset: hgx-h100-ndr, nodes: 1}\nglobal_batch_tokens: 2Ki\nseq_len: 256\n";
     scratch_.write("small.yaml", head + "mode: simulate\ntraces: all\naxes: {dp: [1, 2]}\n");
-    scratch_.write("a.yaml", head + "dp: 2\n");
-    scratch_.write("b.yaml", head + "dp: 2\nzero: 1\n");
+    scratch_.write("case.yaml", head + "dp: 2\n");
+    scratch_.write("best.yaml", head + "dp: 2\nzero: 1\n");
     public_model(scratch_, "tiny-llama");
     scratch_.write("ds_config.json",
                    R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}})");
@@ -93,6 +93,7 @@ TEST_CASE("every verb's help has two examples and lines of at most 100 character
       CHECK(line.size() <= 100);
     }
     for (const std::string_view command : e.commands) CHECK(help.out.find(std::string(command)) != std::string::npos);
+    CHECK(help.out.find("Exit codes: 0 done") != std::string::npos);
   }
 }
 
@@ -129,7 +130,14 @@ TEST_CASE("a command line that is wrong is answered by a sentence with what to d
   CHECK(said("memory --model=gpt2 --machin=h100") == "shardlab: `memory` has no option --machin; did you mean --machine?" + memory);
   CHECK(said("diff a.yaml").starts_with("shardlab: `diff` needs <b>: a second case"));
   CHECK(said("doctor now").starts_with("shardlab: `doctor` does not take `now`\n  `shardlab doctor --help` lists"));
-  CHECK(said("model").starts_with("shardlab: `model` needs one more word: list, show"));
+  CHECK(said("model").starts_with("shardlab: `model` needs a verb of its own: list or show"));
+  CHECK(said("").starts_with("shardlab: `shardlab` needs a verb: run, "));
+  CHECK(said("").find("measure-case") == std::string::npos);  // the program's own
+  CHECK(said("serach").starts_with("shardlab: there is no verb `serach`, did you mean `search`?"));
+  CHECK(said("man serach").starts_with("shardlab: there is no verb `serach`, did you mean `search`?"));
+  CHECK(said("memory --model gpt2 --machine h1000").starts_with("shardlab: no machine is named `h1000`, did you mean `h100`?"));
+  CHECK(said("search --model gpt2 --machine h100 --devices 8 --global-batch-tokens 64Ki --profile megatorn")
+            .starts_with("shardlab: no framework profile `megatorn`, did you mean `megatron`?"));
   CHECK(said("model show").starts_with("shardlab: `show` needs <name>"));
   CHECK(said("model show").find("`shardlab model show --help` lists") != std::string::npos);
   CHECK(said("report " + (scratch / "empty")).find("holds no results: it has no results.sqlite") != std::string::npos);

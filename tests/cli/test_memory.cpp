@@ -101,8 +101,8 @@ TEST_CASE("where changes cannot be ranked, what the machine lacks is named") {
   const testing::Output lacking = testing::shardlab_program(scratch, words);
   INFO(lacking.out << lacking.err);
   CHECK(lacking.code == 3);
-  CHECK(lacking.out.find("what to change is not ranked: machine `h100-sxm5-80gb` has several nodes and no network bandwidth; give "
-                         "inter_bandwidth") != std::string::npos);
+  CHECK(lacking.out.find("what to change is not ranked: machine `h100-sxm5-80gb` has 8 nodes of 1 device, and no network "
+                         "bandwidth says how they are joined; set machine.inter_bandwidth") != std::string::npos);
   const testing::Output given = testing::shardlab_program(scratch, words + " --set machine.inter_bandwidth=50G");
   CHECK(given.out.find("not ranked") == std::string::npos);
 }
@@ -136,6 +136,24 @@ TEST_CASE("what if prints both and the difference, several values a row each") {
       shardlab_program(scratch, "memory --model llama-3-8b --machine hgx-h100-ndr --profile megatron --tp 1,3,8 --zero 3");
   CHECK(some.code == 0);
   CHECK(some.out.find("refused") != std::string::npos);
+  CHECK(some.out.find("cannot be cut by tp 3") != std::string::npos);  // why, and not only that
+}
+
+TEST_CASE("a page says which step it speaks of, in words that sum up, and why it has no step time") {
+  const Scratch scratch;
+  const std::string words = "memory --model llama-3-8b --machine hgx-h100-ndr --devices 8 --micro-batch 2";
+  const Output page = shardlab_program(scratch, words);
+  INFO(page.out << page.err);
+  CHECK(page.out.find("a step is 65536 tokens: 8 data-parallel ranks, each 1 micro-batch (--grad-accumulation) of 2 sequences") !=
+        std::string::npos);
+  CHECK(page.out.find("needs = allocator holds + driver and NCCL") != std::string::npos);
+  CHECK(page.out.find("zero 0: every rank keeps the whole optimizer state; --zero 1") != std::string::npos);
+  CHECK(shardlab_program(scratch, words + " --zero 1").out.find("zero 0: every rank") == std::string::npos);
+  const Output rows =
+      shardlab_program(scratch, "memory --model gpt2 --machine a100-sxm4-80gb --devices 8 --zero 0,1 --tokens 300G");
+  INFO(rows.out << rows.err);
+  CHECK(rows.out.find("no step time, and so no days and no price: machine `a100-sxm4-80gb`") != std::string::npos);
+  CHECK(rows.out.find("tokens/s") == std::string::npos);  // a column that nothing is in
 }
 
 TEST_CASE("packing adds less to the live peak than memory assumes where it does not lower the plan") {
@@ -183,7 +201,7 @@ TEST_CASE("memory of adapters and of frozen weights") {
   refused("--frozen embedding,attention,mlp,norms", "only the head is trained");
   refused("--frozen-bits 4", "frozen_bits=4 without frozen projections");
   refused("--lora-rank 8 --lora-targets qkv", "there is no qkv");
-  refused("--lora-rank 8 --frozen-bits 5", "weights of 5 bits");
+  refused("--lora-rank 8 --frozen-bits 5", "weights are not kept in 5 bits");
   refused("--lora-rank 8 --profile shardlab", "lora_rank=8 is not implemented");
   refused("--lora-rank 8", "adapters of latent attention are not told", "deepseek-v3");
 }
@@ -321,6 +339,9 @@ TEST_CASE("a run's days and price have what failures cost, where failures are st
     INFO(words << o.err);
     CHECK(o.code == 2);
   }
+  const Output bare = shardlab_program(scratch, base + " --device-mtbf 50000 --checkpoint-time 40s --restart-time 1m");
+  CHECK(bare.code == 2);
+  CHECK(bare.err.find("--device-mtbf 50000 has no unit") != std::string::npos);
   const Output untold = shardlab_program(scratch, "memory --model gpt2 --machine h100 --device-mtbf 50000h");
   CHECK(untold.code == 2);
   CHECK(untold.err.find("add --tokens") != std::string::npos);

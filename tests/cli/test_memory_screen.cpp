@@ -113,7 +113,7 @@ TEST_CASE("what is refused keeps the last answer, says why, and can be undone; w
     press(screen, Code::kBackspace, 4);
     press(screen, wrong);
     press(screen, Code::kEnter);
-    REQUIRE(page(screen).find("is no number of devices") != std::string::npos);
+    REQUIRE(page(screen).find("is not a number of devices") != std::string::npos);
     press(screen, "u");
   }
   press(screen, "12");

@@ -467,23 +467,23 @@ TEST_CASE("what makes no search is refused in words") {
       {good + "--schedule 2f2b", "breadth-first"},
       {good + "--zero 4", "zero 4"},
       {good + "--tp 0", "tp 0"},
-      {good + "--tp nan", "no number"},
-      {good + "--micro-batch 99999999999999999999", "no number"},
+      {good + "--tp nan", "not a number"},
+      {good + "--micro-batch 99999999999999999999", "not a number"},
       {good + "--offload disk", "activations=nvme"},
       {good + "--precision fp7", "fp8"},
       {good + "--profile nobody", "nobody"},
       {good + "--tokens none", "--tokens none"},
       {good + "--margin 5", "write --margin 5%"},
-      {good + "--tp '<x'", "no range of numbers"},
+      {good + "--tp '<x'", "not a range of numbers"},
       {good + "--format xml", "markdown"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 0 --global-batch-tokens 16Ki", "devices 0"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 1000 --seq-len 256",
-       "is no multiple of seq_len 256\n  set 768 or 1024"},
-      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens -1", "no size"},
+       "is not a multiple of seq_len 256\n  set 768 or 1024"},
+      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens -1", "not a size"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --seq-len 256 --global-batch-tokens 9223372036854775807",
-       "--global-batch-tokens 9223372036854775807 is no size\n  expected a whole number from 1 to 8192Ti"},
+       "--global-batch-tokens 9223372036854775807 is not a size\n  expected a whole number from 1 to 8192Ti"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 9223372036854775807",
-       "--seq-len 9223372036854775807 is no size"}};
+       "--seq-len 9223372036854775807 is not a size"}};
   for (const Bad& bad : table) {
     const Output o = shardlab_program(scratch, bad.words);
     INFO(bad.words << "\n" << o.err);

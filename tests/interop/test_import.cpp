@@ -188,7 +188,7 @@ TEST_CASE("what no case can say is refused by name; what does not matter is list
               .find("--recompute-method") != std::string::npos);
   REQUIRE(refused(model + "--tensor-model-parallel-size ${TP}", "megatron").find("is not one value that stands in the file") !=
           std::string::npos);
-  REQUIRE(refused(model + "--tensor-model-parallel-size 4", "megatron", 6).find("6 devices are no multiple") != std::string::npos);
+  REQUIRE(refused(model + "--tensor-model-parallel-size 4", "megatron", 6).find("6 devices are not a multiple") != std::string::npos);
   REQUIRE(refused(model + "--tensor-model-parallel-size -3", "megatron").find("`-3` is not a whole number of 1 or more") !=
           std::string::npos);
   REQUIRE(refused("hello", "megatron")

@@ -52,7 +52,7 @@ TEST_CASE("damage is refused in words") {
   REQUIRE(refused_file("abc").find("ends within the length") != std::string::npos);
   REQUIRE(refused_file(std::string(8, '\xff')).find("is the most") != std::string::npos);
   REQUIRE(refused_file(file_of("{}", 0).substr(0, 9)).find("ends within its header") != std::string::npos);
-  REQUIRE(refused_file(file_of("[]", 0)).find("no JSON object") != std::string::npos);
+  REQUIRE(refused_file(file_of("[]", 0)).find("not a JSON object") != std::string::npos);
   REQUIRE(refused_file(file_of(std::string(1000, '['), 0)).find("nested too deep") != std::string::npos);
   const auto entry = [](const std::string& fields, size_t data) { return file_of("{\"t\":{" + fields + "}}", data); };
   REQUIRE(

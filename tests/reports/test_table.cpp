@@ -87,6 +87,17 @@ TEST_CASE("a text that wraps keeps the columns after it") {
         "dp64                   9 s\n");
 }
 
+TEST_CASE("a word that is wider than its column goes on after a mark of its own") {
+  Table t;
+  t.columns = {{.name = "keys", .wraps = true}, {.name = "tier"}};
+  t.rows = {{std::string("parameter_server.staleness, dp"), std::string("E3")}};
+  CHECK(print_aligned(t, 23) ==
+        "keys               tier\n"
+        "-----------------  ----\n"
+        "parameter_server.  E3\n"
+        "staleness, dp\n");
+}
+
 TEST_CASE("formats are named") {
   CHECK(table_format_named("markdown") == TableFormat::kMarkdown);
   CHECK(table_format_named("json") == TableFormat::kJson);

@@ -51,6 +51,20 @@ TEST_CASE("each point once, on all devices, with the whole batch") {
   CHECK(points.size() > 10'000);
 }
 
+TEST_CASE("among one rank ZeRO shards nothing, and a layout is there once; under zero 3 parameters are offloaded") {
+  const Space space{.devices = {8}, .seq_len = 64, .sequences = 8};
+  bool offloaded = false;
+  for (const Point& p : all_points(space, gpt_175b(), 8)) {
+    if (p.dp * p.cp > 1) continue;
+    REQUIRE((p.zero == 0 || (p.zero == 3 && p.offload_parameters != Medium::kDevice)));
+    offloaded = offloaded || p.zero == 3;
+  }
+  CHECK(offloaded);
+  // Who asks for a stage gets it.
+  const Space asked{.devices = {8}, .seq_len = 64, .sequences = 8, .tp = {8}, .zero = {1}};
+  CHECK_FALSE(all_points(asked, gpt_175b(), 8).empty());
+}
+
 TEST_CASE("every legal layout of ranks, batch and experts is in the space") {
   // Counted by trying all numbers instead of dividing.
   const Space space{.devices = {12}, .seq_len = 64, .sequences = 12, .zero = {0}, .recompute = {{0}}, .offload = {{}}};

@@ -351,7 +351,7 @@ TEST_CASE("models and machines are found as people name them") {
   CHECK(model("Qwen/Qwen2.5-7B-Instruct") == "qwen2.5-7b");
   CHECK(model("neox") == "gpt-neox-20b");
   CHECK(model("gpt-oss") == "no model is named `gpt-oss`, did you mean `gpt-oss-120b` or `gpt-oss-20b`?");
-  CHECK(model("someone/else") == "`someone/else` is no folder here, and no shipped model is called so");
+  CHECK(model("someone/else") == "`someone/else` is not a folder here, and no shipped model is called so");
   CHECK(load_model_config("someone/else").error().hint.find("someone/else/config.json") != std::string::npos);
   CHECK(load_model_config("./gpt2").error().where == "./gpt2");  // a path, and there is no such file
   const auto machine = [](const char* said) {
@@ -376,7 +376,7 @@ TEST_CASE("a folder with a config.json is a model, and an unknown type is read a
       << R"({"model_type": "mine", "hidden_act": "relu", "n_layer": 4, "n_embd": 64, "num_attention_heads": 4, "vocab_size": 128})";
   CHECK(load_model_config(folder.string()).error().message == "`model_type` \"mine\" is not implemented");
   CHECK(load_model_config(folder.string()).error().hint.find("--assume llama") != std::string::npos);
-  CHECK(load_model_config(folder.string(), "none").error().message == "read as `none`, which is no model_type that is known");
+  CHECK(load_model_config(folder.string(), "none").error().message == "read as `none`, which is not a model_type that is known");
   const auto assumed = load_model_config(folder.string(), "llama");
   REQUIRE(assumed.ok());
   CHECK(assumed->model.name == "My-Model");

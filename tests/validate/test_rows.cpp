@@ -128,7 +128,7 @@ TEST_CASE("rows that can be no training run are refused with the reason") {
   CHECK(refusal("devices,vpp,micro_batch", "8,2,1") == "`vpp`: 2 virtual stages without a pipeline");
   CHECK(refusal("devices,precision,micro_batch", "8,int8,1") == "`precision`: `int8` is unknown");
   CHECK(refusal("devices,profile,micro_batch", "8,megatronic,1") == "`profile`: `megatronic` is unknown");
-  CHECK(refusal("devices,recompute,micro_batch", "8,\"full,none\",1") == "`recompute`: `full,none` is no kind of recompute");
+  CHECK(refusal("devices,recompute,micro_batch", "8,\"full,none\",1") == "`recompute`: `full,none` is not a kind of recompute");
   CHECK(refusal("devices,offload,micro_batch", "8,optimizer=disk,1") == "`offload`: `optimizer=disk` is unknown");
   CHECK(refusal("devices,sequence_parallel,micro_batch", "8,maybe,1") == "`sequence_parallel`: `maybe` is neither true nor false");
   CHECK(refusal("devices,global_batch_tokens", "8,1024") ==

@@ -131,7 +131,7 @@ uint32_t abilities_of(const Abilities& can, std::string_view name) {
 }
 
 Result<void> read_abilities(const YAML::Node& table, const std::string& where, Abilities& can) {
-  if (!table.IsMap()) return refusal_at(where, table.Mark(), "`can` is no map of lists", "for example can: {zero: [0, 1]}");
+  if (!table.IsMap()) return refusal_at(where, table.Mark(), "`can` is not a map of lists", "for example can: {zero: [0, 1]}");
   std::set<std::string> seen;
   for (const auto& entry : table) {
     const std::string name = entry.first.as<std::string>();
@@ -139,13 +139,13 @@ Result<void> read_abilities(const YAML::Node& table, const std::string& where, A
     if (key == kKeys.end()) {
       std::string names;
       for (const Key& k : kKeys) names += (names.empty() ? "" : ", ") + std::string(k.name);
-      return refusal_at(where, entry.first.Mark(), fmt::format("`can.{}` is no key of a profile", name), "allowed: " + names);
+      return refusal_at(where, entry.first.Mark(), fmt::format("`can.{}` is not a key of a profile", name), "allowed: " + names);
     }
     if (!seen.insert(name).second)
       return refusal_at(where, entry.first.Mark(), fmt::format("`can.{}` is there twice", name), "keep one of the two");
     const std::vector<std::string> words = ability_words(name);
     if (!entry.second.IsSequence())
-      return refusal_at(where, entry.second.Mark(), fmt::format("`can.{}` is no list", name),
+      return refusal_at(where, entry.second.Mark(), fmt::format("`can.{}` is not a list", name),
                         fmt::format("of: {}", fmt::join(words, ", ")));
     uint32_t set = 0;
     for (const auto& item : entry.second) {

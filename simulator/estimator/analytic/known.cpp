@@ -53,7 +53,7 @@ Result<void> check_known(const Case& c) {
     return Error{ExitCode::kUsage, "schedule has no closed form", "leave it out, or resolution: timeline", {}};
   for (const Own& key : kOwn)
     if (c.profile != "shardlab" && key.set(c))
-      return Error{ExitCode::kUsage, fmt::format("{} is not told apart by the profile {}", key.key, c.profile), "leave it out", {}};
+      return Error{ExitCode::kUsage, fmt::format("{} is not estimated by the profile {}", key.key, c.profile), "leave it out", {}};
   return {};
 }
 

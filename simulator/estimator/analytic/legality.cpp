@@ -180,17 +180,27 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
     case Refusal::kLayers:
       return no(fmt::format("{} layers on {} stages", s.layers, p.pp), "lower pp, or give the stages at the ends fewer layers");
     case Refusal::kSchedule:
-      return no(fmt::format("schedule {} with pp {}, vpp {}, {} layers and {} micro-batches", name_of(p.schedule), p.pp, p.vpp,
-                            s.layers, p.grad_accumulation),
-                "none goes with pp 1; interleaved and breadth-first with vpp of 2 and more, at most layers / pp; interleaved with "
+      if (p.pp == 1)
+        return no(fmt::format("{} needs a pipeline, and pp is 1", p.schedule == Schedule::kNone
+                                                                      ? fmt::format("vpp {}", p.vpp)
+                                                                      : fmt::format("schedule {}", name_of(p.schedule))),
+                  p.vpp > 1 ? "raise pp and set schedule interleaved, or leave out vpp" : "raise pp, or leave out schedule");
+      if (p.schedule == Schedule::kNone) return no(fmt::format("pp {} without a pipeline schedule", p.pp), "set schedule, as 1f1b");
+      return no(fmt::format("schedule {} with pp {}, vpp {}, {} layers and {} micro-batch{}", name_of(p.schedule), p.pp, p.vpp,
+                            s.layers, p.grad_accumulation, p.grad_accumulation == 1 ? "" : "es"),
+                "interleaved and breadth-first with vpp of 2 and more, at most layers / pp; interleaved with "
                 "at least pp micro-batches; dualpipe with even pp and at least 2 pp micro-batches");
     case Refusal::kSequence:
       return no(fmt::format("seq_len {} cannot be cut by cp {} ({}) and tp {}", p.seq_len, p.cp, name_of(p.cp_kind), p.tp),
                 "seq_len is a multiple of cp (2 cp under zigzag), times tp under sequence parallelism");
     case Refusal::kExperts:
+      if (!s.moe())
+        return no(fmt::format("{}: the model has no experts",
+                              p.ep > 1 ? fmt::format("ep {}", p.ep) : fmt::format("expert_tp {}", p.expert_tp)),
+                  "leave it out");
       return no(fmt::format("{} experts of width {} with ep {} and expert_tp {} on dp {} cp {} tp {}", s.experts, s.moe_ffn, p.ep,
                             p.expert_tp, p.dp, p.cp, p.tp),
-                "ep divides the experts, expert_tp their width, and both together dp * cp * tp; a dense model has ep 1");
+                "ep divides the experts, expert_tp their width, and both together dp * cp * tp");
     case Refusal::kZero:
       if (p.zero == 0)
         return no(fmt::format("hybrid_shard {} without ZeRO: there are no shards to share", p.hybrid_shard),

@@ -303,7 +303,7 @@ bool set(Section& section, const Field<Section>& field, const YAML::Node& value)
 template <typename Section, size_t keys>
 Result<void> read_section(Section& into, std::string_view section, const std::array<Field<Section>, keys>& fields,
                           const YAML::Node& body, const std::string& where) {
-  if (!body.IsMap()) return refusal_at(where, body.Mark(), fmt::format("`{}` is no section of keys", section));
+  if (!body.IsMap()) return refusal_at(where, body.Mark(), fmt::format("`{}` is not a section of keys", section));
   std::set<std::string> seen;
   for (const auto& entry : body) {
     const std::string key = entry.first.as<std::string>();
@@ -311,7 +311,7 @@ Result<void> read_section(Section& into, std::string_view section, const std::ar
     if (field == fields.end()) {
       std::set<std::string_view> known;
       for (const Field<Section>& f : fields) known.insert(f.key);
-      return refusal_at(where, entry.first.Mark(), fmt::format("`{}.{}` is no key of a profile", section, key), allowed(known));
+      return refusal_at(where, entry.first.Mark(), fmt::format("`{}.{}` is not a key of a profile", section, key), allowed(known));
     }
     if (!seen.insert(key).second) return refusal_at(where, entry.first.Mark(), fmt::format("`{}.{}` is there twice", section, key));
     if (!entry.second.IsScalar() || !set(into, *field, entry.second))
@@ -348,7 +348,8 @@ Result<P> read_root(const YAML::Node& root, const std::string& where) {
       sections.insert(section);
       if (section == key) done = read_section(profile.*member, section, fields, entry.second, where);
     });
-    if (!done) return refusal_at(where, entry.first.Mark(), fmt::format("`{}` is no section of a profile", key), allowed(sections));
+    if (!done)
+      return refusal_at(where, entry.first.Mark(), fmt::format("`{}` is not a section of a profile", key), allowed(sections));
     SHARDLAB_TRY(*done);
   }
   if (profile.model.selective.modules & Recompute::kSelective)

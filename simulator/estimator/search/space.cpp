@@ -188,6 +188,8 @@ std::vector<State> states_of(const Space& space, const Point& cut, int32_t devic
   if (stages.empty())
     for (const int32_t zero : {0, 1, 2, 3})
       if (has_stage(zero)) stages.push_back(zero);
+  // Among one rank ZeRO shards nothing: one stage says it all, beside the one under which parameters are offloaded.
+  const int32_t alone = space.zero.empty() && replicas == 1 && !stages.empty() ? stages.front() : -1;
   std::vector<State> states;
   for (const int32_t zero : stages) {
     std::vector<int32_t> shards{0};
@@ -201,6 +203,7 @@ std::vector<State> states_of(const Space& space, const Point& cut, int32_t devic
       for (const Offload& offload : offloads) {
         if (space.offload.empty() && offload.parameters != Medium::kDevice && zero != 3) continue;
         if (space.offload.empty() && !has_offload(space.can, cut, offload)) continue;
+        if (alone >= 0 && zero != alone && offload.parameters == Medium::kDevice) continue;
         for (const int64_t bucket : buckets) states.push_back({zero, shard, bucket, offload});
       }
   }

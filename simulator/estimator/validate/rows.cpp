@@ -262,7 +262,7 @@ void read_recompute(RowReader& in, RunLayout& layout) {
       return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-';
     });
     if (!name || (whole && layout.recompute.size() > 1))
-      in.refuse("recompute", fmt::format("`{}` is no kind of recompute", in.text("recompute")),
+      in.refuse("recompute", fmt::format("`{}` is not a kind of recompute", in.text("recompute")),
                 "none, selective, full, or a list of sub-layers");
   }
 }
