@@ -460,7 +460,7 @@ TEST_CASE("a checkpoint that is damaged, incomplete or missing is refused by nam
   CHECK(contains(refusal(folder.path()), "is damaged: its checksum is not the manifest's"));
   fs::remove(tensors);
   CHECK(contains(refusal(folder.path()), "No such file"));
-  CHECK(contains(refusal(folder.path() + "/absent"), "No such file"));
+  CHECK(contains(refusal(folder.path() + "/absent"), "there is no such file"));
   fs::create_directory(folder.path() + "/empty");
   CHECK(contains(refusal(folder.path() + "/empty"), "no manifest in this folder"));
 }

@@ -96,7 +96,7 @@ expect("a model that does not fit" "${small}" "\"fits\": false")
 run(refused 2 ${folder}/consumer/ask "{\"model\": \"gpt2\", \"machine\": \"h100\", \"zerro\": 1}")
 expect("a key that is none" "${refused}" "\"error\": \"the question has no key `zerro`\"")
 run(text 2 ${folder}/consumer/ask "gpt2")
-expect("no JSON" "${text}" "no JSON object")
+expect("no JSON" "${text}" "is not a JSON object")
 run(null 2 ${folder}/consumer/ask)
 expect("no question" "${null}" "\"error\": \"the question is null\"")
 
