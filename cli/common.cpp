@@ -160,7 +160,7 @@ void add_subject_flags(CLI::App& verb, std::string& model, std::string& machine,
 void add_case_flags(CLI::App& verb, CaseFlags& flags) {
   flags.around = surroundings();
   add_subject_flags(verb, flags.model, flags.machine, flags.machine_file);
-  verb.add_option("--devices", flags.devices, "devices to use; dp is what tp, pp and cp leave of them")
+  verb.add_option("--devices", flags.devices, "devices to use, 1 by default; dp is what tp, pp and cp leave of them")
       ->check(number_in(1, 1 << 20));
   verb.add_option("--assume", flags.assume, "read a config.json of an unknown model_type as this one: llama");
   add_key_flags(verb, flags.layout, Flag::kCase);
@@ -175,7 +175,11 @@ std::string Invocation::command() const {
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return Error{ExitCode::kUsage, fmt::format("cannot read {}", path), "check the path", {}};
+  if (!file)
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} cannot be read", path),
+                 "check the path; a relative one begins at the current folder",
+                 {}};
   std::stringstream text;
   text << file.rdbuf();
   return text.str();

@@ -12,6 +12,11 @@
 namespace shardlab::cli {
 
 Result<Store> open_store(const std::string& directory) {
+  if (const auto [run, name] = split_case(directory); !is_there(directory) && !name.empty())
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} is a case of a run, and a whole run is asked for", directory),
+                 fmt::format("name {}; `shardlab explain {}` speaks of the case", run, directory),
+                 {}};
   if (!is_there(directory))
     return Error{ExitCode::kUsage,
                  fmt::format("there is no directory {}", directory),
@@ -94,10 +99,11 @@ Result<std::string> case_file(const std::string& where) {
                  fmt::format("its folder is {}", case_folder(directory, found.front())),
                  {}};
   if (!is_there(file))
-    return Error{ExitCode::kUsage,
-                 fmt::format("`{}` of {} left no case file", name, directory),
-                 "cases that were only estimated have none: write its settings into a case file",
-                 {}};
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("`{}` of {} left no case file", name, directory),
+        "cases that were only estimated have none: of a sweep name the sweep file, with --case NAME; of a search its best.yaml",
+        {}};
   return file;
 }
 

@@ -137,7 +137,8 @@ std::string nearest_text(const SearchFlags& flags, const SearchTask& task, const
   const bool limited = !given.empty();
   if (found.counts.points == 0)
     return fmt::format(
-        "No layout: with {} the degrees of parallelism have no product of {}. Give degrees that divide the number of devices.",
+        "No layout: with {} the degrees of parallelism have no product of {}. Give degrees whose product divides the number of "
+        "devices.",
         fmt::join(given, ", "), fmt::join(task.space.devices, " or "));
   if (found.counts.refused == found.counts.points)
     return fmt::format("No layout of {} devices is possible; the table below says why. Take another number of --devices{}.",
@@ -200,9 +201,11 @@ void print_question(const SearchFlags& flags, const SearchTask& task, const sear
     const bool thousands = n >= 10'000 && n < 1'000'000;
     return thousands ? fmt::format("{:.0f} thousand", static_cast<double>(n) / 1000) : count_words(static_cast<double>(n));
   };
-  say(fmt::format("Looked for the least {} among {} layouts in {}: {} were estimated, {} dismissed by bounds{}.",
+  if (n.points == 0) return;
+  say(fmt::format("Looked for the least {} among {} layouts in {}: {} were estimated, {} dismissed by bounds{}{}.",
                   name_of(task.options.objective), words(n.points), brief_seconds(seconds), words(n.evaluated), words(n.bounded),
-                  n.refused > 0 ? fmt::format(", {} impossible", words(n.refused)) : ""));
+                  n.refused > 0 ? fmt::format(", {} impossible", words(n.refused)) : "",
+                  found.nearest ? "; what comes nearest was then looked for without that limit" : ""));
 }
 
 void print_layouts(const SearchTask& task, std::span<const search::Candidate> layouts, bool ranked) {
@@ -237,7 +240,7 @@ void print_legend(std::span<const search::Point> layouts) {
     };
     if (std::ranges::any_of(layouts, has)) text += (text.empty() ? "" : "; ") + std::string(meaning);
   }
-  say("\nlayout: " + text, 8);
+  if (!text.empty()) say("\nlayout: " + text, 8);
 }
 
 /// Every layout that the answer names.

@@ -205,7 +205,10 @@ Table loser_summary(const search::Found& found) {
     if (nearer) rest = l;
     rest.points = points;
   }
-  if (rest.points > 0) add(rest, rest.loss == search::Loss::kLarger ? "larger: other causes" : "slower: other causes");
+  if (rest.points > 0)
+    add(rest, rest.loss == search::Loss::kLarger ? "larger: other causes"
+              : rest.costs_more                  ? "dearer: other causes"
+                                                 : "slower: other causes");
   return table;
 }
 

@@ -100,8 +100,9 @@ Result<Traced> traced(const TraceFlags& flags) {
                    fmt::format("the run kept no {} trace of {}", of.empty() ? "readable" : of, flags.point.file),
                    "keep traces with `shardlab run --traces all`, or `measured`",
                    {}};
-    fmt::print(stderr, "the run kept no trace of this case: simulated now\n");
-    return simulated(flags);
+    auto now = simulated(flags);
+    if (now.ok()) fmt::print(stderr, "the run kept no trace of this case: simulated now\n");
+    return now;
   }
   if (of == "measured")
     return Error{ExitCode::kUsage,

@@ -63,8 +63,8 @@ class Settings {
     return Error{ExitCode::kUsage,
                  fmt::format("{} {} wrong, missing or not supported:\n    {}", problems_.size(),
                              one ? "setting is" : "settings are", fmt::join(problems_, "\n    ")),
-                 one ? "correct it; or, if it does not matter to you, remove it from a copy of the file"
-                     : "correct them; or remove from a copy of the file those that do not matter to you",
+                 one ? "correct or add it; a wrong one that does not matter to you may be removed from a copy of the file"
+                     : "correct or add them; wrong ones that do not matter to you may be removed from a copy of the file",
                  name};
   }
 

@@ -209,7 +209,9 @@ Result<void> check_missing(const Case& c) {
     return missing(fmt::format("precision={}", name_of(c.train.precision)), "precision: fp32, bf16, fp16 or fp8");
   if (c.profile != "shardlab")
     return refusal(fmt::format("profile={}: frameworks other than shardlab are only estimated", c.profile),
-                   "set resolution: analytic, or profile: shardlab", ErrorKind::kMissing);
+                   "set profile: shardlab, whose plans run here (--set profile=shardlab), or estimate it: `shardlab run` with "
+                   "resolution: analytic",
+                   ErrorKind::kMissing);
   return {};
 }
 

@@ -30,6 +30,10 @@ const std::vector<std::string> kSweepOnly = {"description", "mode",         "axe
                                              "constraints", "exclude",      "include", "claims", "resolution",
                                              "traces",      "time_to_loss", "search"};
 
+/// Those of them that make more than one case. What the others say (how a case is run, what is claimed of it) is no part of a case: a file
+/// of one case may have them.
+constexpr std::array<const char*, 6> kOfSeveral = {"axes", "zip", "when", "constraints", "exclude", "include"};
+
 /// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included: at most `room` values.
 std::optional<std::vector<std::string>> generated(const YamlNode& map, int64_t room, Problems& problems) {
   const auto refuse = [&](Mark mark, std::string message, std::string hint = "write a list, {pow2: [1, 8]} or {range: [1, 9, 2]}") {
@@ -123,10 +127,11 @@ class Loader {
   void load_case(const YamlNode& root) {
     read_version(root);
     read_assumption(root);
-    for (const std::string& key : kSweepOnly)
+    for (const char* key : kOfSeveral)
       if (const YamlNode* value = root.find(key)) {  // one of them tells what the file is
-        problems_.add(value->mark, fmt::format("`{}` belongs to a sweep file; a case file has single values", key),
-                      "use `shardlab run`, and name a case of the run as DIR/CASE; in a case file remove it");
+        problems_.add(
+            value->mark, fmt::format("`{}` makes several cases of one, and one is read here", key),
+            "run the sweep with `shardlab run`, and name a case of the run as DIR/CASE; in a file of one case leave it out");
         break;
       }
     std::vector<std::string> skip = kSweepOnly;

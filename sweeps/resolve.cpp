@@ -75,10 +75,15 @@ Result<void> derive_dp(Case& c) {
   const Layout& l = c.layout;
   const int64_t others = int64_t{l.tp} * l.pp * l.cp;
   if (others < 1) return {};  // `check` refuses it with its value
-  if (c.machine.devices() % others != 0 || c.machine.devices() < others)
-    return refusal(fmt::format("{} devices do not divide into groups of tp*pp*cp = {}*{}*{} = {}: dp cannot be derived",
-                               c.machine.devices(), l.tp, l.pp, l.cp, others),
-                   "give dp, or change tp, pp, cp or machine.nodes");
+  const std::string product = fmt::format("tp*pp*cp = {}*{}*{} = {}", l.tp, l.pp, l.cp, others);
+  if (c.machine.devices() < others)
+    return refusal(fmt::format("{} ranks, but {} has {} device{}", product, c.machine.id, c.machine.devices(),
+                               c.machine.devices() == 1 ? "" : "s"),
+                   "lower tp, pp or cp, or raise machine.nodes", ErrorKind::kTooManyRanks);
+  if (c.machine.devices() % others != 0)
+    return refusal(fmt::format("{} devices are not a multiple of {}: dp cannot be derived", c.machine.devices(), product),
+                   fmt::format("change tp, pp, cp or machine.nodes; or give dp, and leave devices idle: dp={} uses {} of them",
+                               c.machine.devices() / others, c.machine.devices() / others * others));
   c.layout.dp = static_cast<int>(c.machine.devices() / others);
   return {};
 }

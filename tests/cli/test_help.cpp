@@ -26,7 +26,7 @@ class Desk {
     const std::string head = "model: tiny-gpt\nmachine: {preset: hgx-h100-ndr, nodes: 1}\nglobal_batch_tokens: 2Ki\nseq_len: 256\n";
     scratch_.write("small.yaml", head + "mode: simulate\ntraces: all\naxes: {dp: [1, 2]}\n");
     scratch_.write("case.yaml", head + "dp: 2\n");
-    scratch_.write("best.yaml", head + "dp: 2\nzero: 1\n");
+    scratch_.write("best.yaml", head + "mode: simulate\nprofile: megatron\nresolution: analytic\ndp: 2\nzero: 1\n");
     public_model(scratch_, "tiny-llama");
     scratch_.write("ds_config.json",
                    R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}})");

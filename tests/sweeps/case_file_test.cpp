@@ -107,9 +107,18 @@ TEST_CASE("the id is that of what is asked") {
   CHECK(case_id(c) == base);
 }
 
+TEST_CASE("a sweep file of one point is a case file too") {
+  const std::string one = "model: gpt2\nmachine: local\ndp: 1\n";
+  const auto named = [](const std::string& text) { return load_case_text(text, "c.yaml", options_with({})); };
+  const auto plain = named(one), swept = named(one + "mode: measure\nresolution: segments\ntraces: all\ndescription: one\n");
+  REQUIRE(plain.ok());
+  REQUIRE(swept.ok());
+  CHECK(case_id(*plain) == case_id(*swept));
+}
+
 TEST_CASE("a case file has single values, and says what is wrong like a sweep") {
   const auto message = [](const std::string& text) { return to_string(load_case_text(text, "c.yaml", options_with({})).error()); };
-  CHECK(message("model: gpt2\nmachine: local\naxes: {tp: [1]}\n").find("c.yaml:3:7: `axes` belongs to a sweep file") == 0);
+  CHECK(message("model: gpt2\nmachine: local\naxes: {tp: [1]}\n").find("c.yaml:3:7: `axes` makes several cases of one") == 0);
   CHECK(message("model: gpt2\nmachine: local\ntp: [1, 2]\n").find("c.yaml:3:5: `tp` is a list") == 0);
   CHECK(message("model: gpt2\nmachine: local\ndp: 1\ntp: 5\n").find("c.yaml:4:5: heads 12 is not divisible by tp=5") == 0);
   CHECK(load_case("no/such.yaml").error().where == "no/such.yaml");

@@ -210,7 +210,7 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
     REQUIRE(e.points[0].refusal);
     return e.points[0].refusal->message;
   };
-  CHECK(reason(small("axes: {tp: 4}\n")) == "2 devices do not divide into groups of tp*pp*cp = 4*1*1 = 4: dp cannot be derived");
+  CHECK(reason(small("axes: {tp: 4}\n")) == "tp*pp*cp = 4*1*1 = 4 ranks, but here has 2 devices");
   CHECK(reason(small("train: {global_batch_tokens: 100, seq_len: 64}\n")) ==
         "global_batch_tokens=100 is not a positive multiple of seq_len 64 * micro_batch 1 * dp 2 = 128");
   CHECK(reason(small("dp: 1\ntp: 3\n")) == "heads 4 is not divisible by tp=3");

@@ -148,6 +148,43 @@ Result<void> explain_ability(const FrameworkProfile& profile, const Point& p) {
       .code = ExitCode::kUsage, .message = no_algorithm_text(profile, p), .hint = std::string(kNoAlgorithmHint), .where = {}};
 }
 
+namespace {
+
+/// The rule of a pipeline schedule that the point breaks (`schedule_ok`).
+Error schedule_refused(const ModelShape& s, const Point& p) {
+  const std::string name(name_of(p.schedule));
+  const auto no = [](std::string message, std::string hint) {
+    return Error{.code = ExitCode::kNo, .message = std::move(message), .hint = std::move(hint), .where = {}};
+  };
+  const auto few = [&](int64_t least, const char* more) {
+    return no(fmt::format("schedule {} with pp {} needs at least {} micro-batches{}, and the step has {}", name, p.pp, least, more,
+                          p.grad_accumulation),
+              fmt::format("raise grad_accumulation to {}, or global_batch_tokens", least));
+  };
+  const bool looped = p.schedule == Schedule::kInterleaved || p.schedule == Schedule::kBreadthFirst;
+  if (p.pp == 1)
+    return no(fmt::format("{} needs a pipeline, and pp is 1",
+                          p.schedule == Schedule::kNone ? fmt::format("vpp {}", p.vpp) : fmt::format("schedule {}", name)),
+              p.vpp > 1 ? "raise pp and set schedule interleaved, or leave out vpp" : "raise pp, or leave out schedule");
+  if (p.schedule == Schedule::kNone) return no(fmt::format("pp {} without a pipeline schedule", p.pp), "set schedule, as 1f1b");
+  if (!looped && p.vpp != 1)
+    return no(fmt::format("schedule {} has one part of the model on each stage, and vpp is {}", name, p.vpp),
+              "leave out vpp, or set schedule interleaved");
+  if (looped && p.vpp < 2) return no(fmt::format("schedule {} needs vpp of 2 or more, and vpp is {}", name, p.vpp), "set vpp to 2");
+  if (looped && int64_t{p.pp} * p.vpp > s.layers)
+    return no(fmt::format("schedule {} with pp {} and vpp {} has {} parts, and the model {} layers", name, p.pp, p.vpp,
+                          int64_t{p.pp} * p.vpp, s.layers),
+              "lower vpp or pp");
+  if (p.schedule == Schedule::kInterleaved && p.grad_accumulation < p.pp) return few(p.pp, "");
+  if (is_folded(p.schedule) && 2 * int64_t{p.pp} > s.layers)
+    return no(fmt::format("schedule {} puts two parts on each of {} stages, and the model has {} layers", name, p.pp, s.layers),
+              "lower pp");
+  if (p.pp % 2 != 0) return no(fmt::format("schedule {} needs an even pp, and pp is {}", name, p.pp), "change pp");
+  return few(2 * int64_t{p.pp}, ", an even number");
+}
+
+}  // namespace
+
 Result<void> explain(const Prepared& prepared, const Point& p) {
   const Prepared::Inside& in = prepared.inside();
   const ModelShape& s = in.shape;
@@ -178,18 +215,10 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
     case Refusal::kWidth:
       return no(fmt::format("ffn {} and hidden {} are not both multiples of tp {}", s.ffn, s.hidden, p.tp), "change tp");
     case Refusal::kLayers:
-      return no(fmt::format("{} layers on {} stages", s.layers, p.pp), "lower pp, or give the stages at the ends fewer layers");
-    case Refusal::kSchedule:
-      if (p.pp == 1)
-        return no(fmt::format("{} needs a pipeline, and pp is 1", p.schedule == Schedule::kNone
-                                                                      ? fmt::format("vpp {}", p.vpp)
-                                                                      : fmt::format("schedule {}", name_of(p.schedule))),
-                  p.vpp > 1 ? "raise pp and set schedule interleaved, or leave out vpp" : "raise pp, or leave out schedule");
-      if (p.schedule == Schedule::kNone) return no(fmt::format("pp {} without a pipeline schedule", p.pp), "set schedule, as 1f1b");
-      return no(fmt::format("schedule {} with pp {}, vpp {}, {} layers and {} micro-batch{}", name_of(p.schedule), p.pp, p.vpp,
-                            s.layers, p.grad_accumulation, p.grad_accumulation == 1 ? "" : "es"),
-                "interleaved and breadth-first with vpp of 2 and more, at most layers / pp; interleaved with "
-                "at least pp micro-batches; dualpipe with even pp and at least 2 pp micro-batches");
+      return no(fmt::format("{} layers cannot fill {} stages", s.layers, p.pp),
+                p.pp > s.layers ? fmt::format("lower pp to {} or less", s.layers)
+                                : "lower pp, or give the stages at the ends fewer layers");
+    case Refusal::kSchedule: return schedule_refused(s, p);
     case Refusal::kSequence:
       return no(fmt::format("seq_len {} cannot be cut by cp {} ({}) and tp {}", p.seq_len, p.cp, name_of(p.cp_kind), p.tp),
                 "seq_len is a multiple of cp (2 cp under zigzag), times tp under sequence parallelism");

@@ -39,6 +39,7 @@ Loser beaten_by(const Candidate& best, const Candidate& c, Objective objective) 
   const double mine = objective == Objective::kCost ? static_cast<double>(c.point.world_size()) : 1;
   const double theirs = objective == Objective::kCost ? static_cast<double>(best.point.world_size()) : 1;
   loser.loss = Loss::kSlower;
+  loser.costs_more = objective == Objective::kCost;
   loser.time = static_cast<analytic::TimePart>(largest_excess(c.estimate.parts, mine, best.estimate.parts, theirs));
   return loser;
 }
@@ -80,9 +81,9 @@ std::string Loser::reason() const {
     case Loss::kTooLarge: return "does not fit";
     case Loss::kTight: return "may not fit";
     case Loss::kLate: return "takes longer than allowed";
-    case Loss::kSlower: return fmt::format("slower: {}", analytic::sentence_of(time));
+    case Loss::kSlower: return fmt::format("{}: {}", costs_more ? "dearer" : "slower", analytic::sentence_of(time));
     case Loss::kLarger: return fmt::format("larger: more {}", analytic::words_of(memory));
-    case Loss::kBounded: return "slower or larger, by a lower bound";
+    case Loss::kBounded: return fmt::format("{} or larger, by a lower bound", costs_more ? "dearer" : "slower");
   }
   return {};
 }
@@ -115,7 +116,7 @@ void Losers::too_large(int64_t points, const Point& example, int64_t bytes, bool
 void Losers::bounded(int64_t points, const Point& example, double least_s) {
   Loser& loser = count(kBoundedAt, Loss::kBounded, points).loser;
   if (loser.seconds == 0 || least_s < loser.seconds) loser.nearest = example, loser.seconds = least_s;
-  loser.is_bound = true;
+  loser.is_bound = true, loser.costs_more = objective_ == Objective::kCost;
 }
 
 /// Takes the layout as the example if it is better in the objective.
@@ -144,7 +145,7 @@ void Losers::beaten(const Candidate& c, const Candidate& best) {
       count(one.loss == Loss::kLarger ? kMemoriesAt + static_cast<size_t>(one.memory) : kTimesAt + static_cast<size_t>(one.time),
             one.loss, 1)
           .loser;
-  loser.time = one.time, loser.memory = one.memory;
+  loser.time = one.time, loser.memory = one.memory, loser.costs_more = one.costs_more;
   nearer_to_first(loser, c);
 }
 

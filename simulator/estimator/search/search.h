@@ -73,9 +73,10 @@ struct Loser {
   analytic::MemoryPart memory = analytic::MemoryPart::kParameters;
   int64_t points = 0;
   Point nearest;  ///< illegal: differs from the best in fewest axes; too large: by the fewest bytes; else the best of its class
-  double seconds = 0;     ///< of `nearest`; 0: not known
-  int64_t bytes = 0;      ///< of `nearest`; 0: not known
-  bool is_bound = false;  ///< `nearest` was not estimated: it takes no fewer seconds and bytes
+  double seconds = 0;       ///< of `nearest`; 0: not known
+  int64_t bytes = 0;        ///< of `nearest`; 0: not known
+  bool costs_more = false;  ///< a search for least cost: kSlower and kBounded are of device seconds
+  bool is_bound = false;    ///< `nearest` was not estimated: it takes no fewer seconds and bytes
   /// In words: "does not fit", "no layout: tp does not divide the attention heads", "slower: longer pipeline bubbles".
   std::string reason() const;
 };
