@@ -128,7 +128,7 @@ std::string missing(const CLI::App& verb, const std::string& name) {
 }  // namespace
 
 Error usage_error(const CLI::App& app, const CLI::ParseError& end, std::span<const std::string> words) {
-  constexpr std::string_view kMissing = " is required", kExtra = "not expected: ";
+  constexpr std::string_view kMissing = " is required", kExtra = "not expected: ", kTwice = ": At Most 1 required but received ";
   const CLI::App* verb = &app;
   while (!verb->get_subcommands().empty()) verb = verb->get_subcommands().front();
   std::vector<std::string> known;
@@ -143,6 +143,8 @@ Error usage_error(const CLI::App& app, const CLI::ParseError& end, std::span<con
                                 close.empty() ? "" : fmt::format("; did you mean {}?", close));
   } else if (text.ends_with(kMissing)) {
     error.message = missing(*verb, text.substr(0, text.size() - kMissing.size()));
+  } else if (const size_t twice = text.find(kTwice); twice != std::string::npos) {
+    error.message = fmt::format("`{}` takes {} once, and it is given several times", verb->get_name(), text.substr(0, twice));
   } else if (const size_t at = text.find(kExtra); at != std::string::npos) {
     error.message = fmt::format("`{}` does not take `{}`", verb->get_name(), text.substr(at + kExtra.size()));
   }

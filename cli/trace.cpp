@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "cli/common.h"
 #include "cli/namespaces.h"
@@ -148,6 +150,25 @@ Value seconds_or_nothing(double seconds, bool people) {
   return seconds;
 }
 
+/// What the columns of parts mean, of those that `any` has.
+void print_legend(const std::function<bool(double StepParts::*)>& any) {
+  constexpr std::pair<double StepParts::*, std::string_view> kMeanings[] = {
+      {&StepParts::update_s, "update: optimizer, clipping, casts"},
+      {&StepParts::tensor_s, "tensor: communication of tensor parallelism with nothing beside it"},
+      {&StepParts::context_s, "context: that of context parallelism"},
+      {&StepParts::expert_s, "expert: that of expert parallelism"},
+      {&StepParts::data_s, "data: that of gradients and weights"},
+      {&StepParts::pipeline_s, "pipeline: messages between stages with nothing beside them"},
+      {&StepParts::bubble_s, "idle bubble: the part of the pipeline's bubble in which nothing runs and no message is on its way"},
+      {&StepParts::wait_s, "wait: for a peer or another stream"},
+      {&StepParts::launch_s, "launch: the device waits for the host"},
+      {&StepParts::unplanned_s, "unplanned: in no op and no wait"}};
+  std::string text;
+  for (const auto& [part, meaning] : kMeanings)
+    if (any(part)) text += (text.empty() ? "" : "; ") + std::string(meaning);
+  if (!text.empty()) fmt::print("\n{}\n", wrapped(text, terminal_width(), 2));
+}
+
 struct Tables {
   Table parts, overlap, idle;
 };
@@ -232,8 +253,7 @@ Result<ExitCode> summary(const TraceFlags& flags) {
     return std::ranges::any_of(tables.parts.rows,
                                [&](const auto& row) { return !std::holds_alternative<std::monostate>(row[column]); });
   };
-  if (any(&StepParts::bubble_s))
-    fmt::print("\nidle bubble: the part of the pipeline's bubble in which nothing runs and no message is on its way\n");
+  print_legend(any);
   fmt::print("\nOverlap: communication with and without compute beside it, waits for peers included\n\n");
   print(without_empty_columns(tables.overlap), *format);
   if (any(&StepParts::bubble_s))

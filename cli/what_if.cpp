@@ -175,10 +175,11 @@ Table table_of(const Case& config, const StepAnswer& now, const std::vector<Pric
                {"exposed_comm_s", Unit::kSeconds, "exposed comm and waits"},
                {"exposed_copy_s", Unit::kSeconds, "exposed copies"}},
               {}};
+  const auto settled = [](double seconds) { return std::abs(seconds) < 1e-12 ? 0.0 : seconds; };  // what a difference leaves of 0
   const auto add = [&](const std::string& what, const std::string& sort, const StepAnswer& a) {
-    table.rows.push_back({what, sort, a.step_s, now.step_s - a.step_s, 100 * (a.step_s / now.step_s - 1),
-                          static_cast<double>(config.train.global_batch_tokens) / a.step_s, a.compute_s, a.exposed_comm_s,
-                          a.exposed_copy_s});
+    table.rows.push_back({what, sort, a.step_s, settled(now.step_s - a.step_s), 100 * (a.step_s / now.step_s - 1),
+                          static_cast<double>(config.train.global_batch_tokens) / a.step_s, settled(a.compute_s),
+                          settled(a.exposed_comm_s), settled(a.exposed_copy_s)});
   };
   add("as it is", "", now);
   for (size_t i = 0; i < questions.size(); ++i) add(questions[i].text, questions[i].sort, answers[i]);

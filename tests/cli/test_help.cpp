@@ -128,6 +128,8 @@ TEST_CASE("a command line that is wrong is answered by a sentence with what to d
   CHECK(said("memory --machine h100").ends_with(memory));
   CHECK(said("memory --modl gpt2 --machine h100") == "shardlab: `memory` has no option --modl; did you mean --model?" + memory);
   CHECK(said("memory --model=gpt2 --machin=h100") == "shardlab: `memory` has no option --machin; did you mean --machine?" + memory);
+  CHECK(said("memory --model gpt2 --machine h100 --zero 0 --zero 1") ==
+        "shardlab: `memory` takes --zero once, and it is given several times" + memory);
   CHECK(said("diff a.yaml").starts_with("shardlab: `diff` needs <b>: a second case"));
   CHECK(said("doctor now").starts_with("shardlab: `doctor` does not take `now`\n  `shardlab doctor --help` lists"));
   CHECK(said("model").starts_with("shardlab: `model` needs a verb of its own: list or show"));
