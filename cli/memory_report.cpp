@@ -241,8 +241,8 @@ std::string counted(int64_t n, const char* one, const char* many) { return fmt::
 
 /// "a step is 32768 tokens: 8 data-parallel ranks, each 1 micro-batch of 1 sequence of 4096 tokens (...)".
 std::string batch_text(const analytic::Point& p) {
-  return fmt::format("a step is {} tokens: {}, each {} (--grad-accumulation) of {} (--micro-batch) of {} tokens (--seq-len)",
-                     p.tokens_per_step(), counted(p.dp, "data-parallel rank", "data-parallel ranks"),
+  return fmt::format("a step is {} tokens: {} {} {} (--grad-accumulation) of {} (--micro-batch) of {} tokens (--seq-len)",
+                     p.tokens_per_step(), counted(p.dp, "data-parallel rank", "data-parallel ranks,"), p.dp == 1 ? "with" : "each",
                      counted(p.grad_accumulation, "micro-batch", "micro-batches"), counted(p.micro_batch, "sequence", "sequences"),
                      p.seq_len);
 }

@@ -496,7 +496,7 @@ Result<Shard> shard_for(const RunFlags& flags, Resolution resolution) {
   const auto number = parse_count(flags.shard.substr(0, slash));
   const auto of = slash == std::string::npos ? std::nullopt : parse_count(flags.shard.substr(slash + 1));
   if (!number || !of || *of < 1 || *of > kMost || *number < 1 || *number > *of)
-    return refusal(fmt::format("--shard {} is no part of a sweep", flags.shard),
+    return refusal(fmt::format("--shard {} is not a part of a sweep", flags.shard),
                    "use 1/4 for the first of four parts, 4/4 for the last");
   if (resolution == Resolution::kAnalytic)
     return refusal("--shard at the analytic resolution, at which one process has all points soon", "leave it out");

@@ -105,7 +105,7 @@ Result<PriceChange> parse_speed_up(const std::string& text) {
   const auto times = at == std::string::npos ? std::nullopt : parse_number(text.substr(at + 1));
   if (!times || !(*times > 0) || at == 0)
     return Error{ExitCode::kUsage,
-                 fmt::format("--speed-up {} is no word and factor", text),
+                 fmt::format("--speed-up {} does not say what by which factor above 0", text),
                  "WHAT=TIMES, as linear=2 for twice as fast and all_reduce=0.5 for half as fast",
                  {}};
   return PriceChange{text.substr(0, at), 1 / *times};

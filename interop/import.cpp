@@ -994,7 +994,7 @@ Result<Imported> import_file(std::string_view text, const std::string& name, std
     if (!entries.ok()) return entries.error();
     return Titan(std::move(*entries), devices).read(name);
   }
-  return Error{ExitCode::kUsage, fmt::format("files of `{}` are not read", framework), "one of: megatron deepspeed torchtitan", {}};
+  return Error{ExitCode::kUsage, fmt::format("files of `{}` are not read", framework), "expected one of: megatron deepspeed torchtitan", {}};
 }
 
 std::string case_text(const Imported& imported, const std::string& more) {

@@ -84,7 +84,7 @@ Result<Metric> metric_named(std::string_view name) {
     for (const CaseColumn& column : case_columns())
       if (is_figure(column)) words += (words.empty() ? "" : " ") + std::string(column.name);
     return Error{ExitCode::kUsage,
-                 fmt::format("`{}` is no figure of results", name),
+                 fmt::format("`{}` is not a figure of results", name),
                  "a figure, or its name without measured_ and predicted_ (step_s, peak_bytes): " + words,
                  {}};
   }

@@ -118,7 +118,7 @@ TEST_CASE("what cannot be compared is refused with what to do") {
   REQUIRE(refused(run + " " + (scratch / "other")).find("no case in common") != std::string::npos);
   REQUIRE(refused(run + " nowhere").find("there is no directory") != std::string::npos);
   REQUIRE(refused(run + " " + run + "/nobody").find("`nobody` names 0 cases") != std::string::npos);
-  REQUIRE(refused(run + " " + run + " --metric speed").find("`speed` is no figure") != std::string::npos);
+  REQUIRE(refused(run + " " + run + " --metric speed").find("`speed` is not a figure") != std::string::npos);
   REQUIRE(refused(run + " " + run + " --fail-if step_s:fast").find("`fast` is no number") != std::string::npos);
 }
 
