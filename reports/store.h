@@ -94,10 +94,10 @@ class Store {
   std::string program_version_;
 };
 
-/// The text of results.csv: every column, one row a case.
 /// Writes results.csv of a store, in the memory of a few rows.
 void write_results_csv(const std::string& path, const Store& store);
 
+/// The text of results.csv: every column, one row a case.
 std::string csv_of(std::span<const CaseOutcome> cases);
 
 /// Keeps results.sqlite and results.csv of one run directory in step.
