@@ -154,11 +154,11 @@ Value seconds_or_nothing(double seconds, bool people) {
 void print_legend(const std::function<bool(double StepParts::*)>& any) {
   constexpr std::pair<double StepParts::*, std::string_view> kMeanings[] = {
       {&StepParts::update_s, "update: optimizer, clipping, casts"},
-      {&StepParts::tensor_s, "tensor: communication of tensor parallelism with nothing beside it"},
-      {&StepParts::context_s, "context: that of context parallelism"},
-      {&StepParts::expert_s, "expert: that of expert parallelism"},
-      {&StepParts::data_s, "data: that of gradients and weights"},
-      {&StepParts::pipeline_s, "pipeline: messages between stages with nothing beside them"},
+      {&StepParts::tensor_s, "tensor: exposed communication of tensor parallelism"},
+      {&StepParts::context_s, "context: exposed communication of context parallelism"},
+      {&StepParts::expert_s, "expert: exposed communication of expert parallelism"},
+      {&StepParts::data_s, "data: exposed communication of gradients and weights"},
+      {&StepParts::pipeline_s, "pipeline: exposed messages between stages"},
       {&StepParts::bubble_s, "idle bubble: the part of the pipeline's bubble in which nothing runs and no message is on its way"},
       {&StepParts::wait_s, "wait: for a peer or another stream"},
       {&StepParts::launch_s, "launch: the device waits for the host"},
