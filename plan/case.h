@@ -196,6 +196,7 @@ struct Train {
   float dropout = 0;
   bool grad_norm = false;  ///< the squared norm of the gradient is computed each step
   float clip_norm = 0;     ///< gradients are scaled down to this global norm; 0: never
+  float ema_decay = 0;     ///< of a running average of the weights; 0: none is kept
   Guard guard;
   uint64_t seed = 1;
   friend bool operator==(const Train&, const Train&) = default;

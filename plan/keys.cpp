@@ -624,6 +624,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"train.clip_norm", "clip_norm", Form::kNumber, "", "", FIELD_FLOAT(train.clip_norm),
             "bound on the gradient norm; 0: none"}
         .from(0).up_to(1e30).estimated(),
+    CaseKey{"train.ema_decay", "ema_decay", Form::kNumber, "", "", FIELD_FLOAT(train.ema_decay),
+            "decay a step of a running average of the weights, kept beside them; 0: none"}
+        .from(0).below(1),
     CaseKey{"train.dropout", "dropout", Form::kNumber, "", "", FIELD_FLOAT(train.dropout),
             "probability of dropping an element"}
         .from(0).below(1).estimated(),

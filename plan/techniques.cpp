@@ -259,6 +259,11 @@ constexpr Apart kRouterBiasApart[] = {
     {kServers, kMissing, "set parameter_server.servers: 0, or model.bias_update_rate: 0"},
     {kDilocoAtAll, kMissing, "set diloco.steps: 0, or model.bias_update_rate: 0"},
 };
+constexpr Apart kAverageApart[] = {
+    {kOptimizerAway, "weights are averaged where they are updated, and that on the device", "set offload.optimizer: none"},
+    {kServers, "the servers have the weights, and the workers average what they have pulled", "set parameter_server.servers: 0"},
+    {kDilocoAtAll, "each worker has weights of its own until the outer step", "set diloco.steps: 0"},
+};
 constexpr Apart kExpertParallelApart[] = {
     {kDense, "there are no experts to share", "set ep: 1, or model.experts"},
     {kHybridShard, kMissing, "set hybrid_shard: 0"},
@@ -556,6 +561,7 @@ constexpr Choice kLossScaleChoices[] = {{"loss_scale: 1024", [](Case& c) {
 constexpr Choice kTiedChoices[] = {{"tied_embeddings", [](Case& c) { c.model.tied_embeddings = true; }}};
 constexpr Choice kDropoutChoices[] = {{"dropout: 0.1", [](Case& c) { c.train.dropout = 0.1f; }}};
 constexpr Choice kClipChoices[] = {{"clip_norm: 1", [](Case& c) { c.train.clip_norm = 1; }}};
+constexpr Choice kAverageChoices[] = {{"ema_decay: 0.9", [](Case& c) { c.train.ema_decay = 0.9f; }}};
 constexpr Choice kGuardChoices[] = {{"guard.nonfinite: skip", [](Case& c) { c.train.guard.nonfinite = GuardAction::kSkip; }},
                                     {"guard.spike: skip", [](Case& c) { c.train.guard.spike = GuardAction::kSkip; }}};
 constexpr Choice kCanonicalChoices[] = {{"canonical", [](Case& c) { c.canonical = true; }}};
@@ -814,6 +820,12 @@ constexpr std::array kTable{
               .apart = kNonfiniteApart},
     Technique{.id = "guard", .on = kGuard.holds, .check = check_guard, .choices = kGuardChoices},
     Technique{.id = "skipped-update", .on = may_skip},
+    Technique{.id = "weight-average",
+              .on = [](const Case& c) { return c.train.ema_decay > 0; },
+              .text = [](const Case& c) { return fmt::format("ema_decay={}", c.train.ema_decay); },
+              .apart = kAverageApart,
+              .or_else = "or ema_decay: 0",
+              .choices = kAverageChoices},
     Technique{.id = "optimizer", .on = [](const Case& c) { return !updates_on_host(c); }},
     Technique{.id = "state", .on = always},
     Technique{.id = "metrics", .on = always},

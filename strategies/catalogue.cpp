@@ -32,6 +32,7 @@
 #include "strategies/tensor_overlap.h"
 #include "strategies/tensor_parallel.h"
 #include "strategies/tied_embeddings.h"
+#include "strategies/weight_average.h"
 #include "strategies/zero1.h"
 #include "strategies/zero2.h"
 
@@ -183,6 +184,8 @@ constexpr std::array kCatalogue{
     Strategy{"delayed-update", "Updates by the gradients of the step before, beside the step", Tier::kE3,
              "offload: optimizer, delayed_update", "nothing", "host: gradients from step to step", "Ren et al. 2021",
              within_other_passes},
+    Strategy{"weight-average", "A running average of the weights (EMA)", Tier::kE0, "ema_decay", "nothing",
+             "4 bytes a parameter, cut as moments are", "Polyak & Juditsky 1992", average_weights},
     Strategy{"amax-history", "Scales from the sizes of past steps", Tier::kE2, "precision: fp8, fp8_scaling: delayed",
              "per step 12 f32 a layer (maximum) over dp and tp", "12 * 18 f32 a layer", "Micikevicius et al. 2022", remember_amax,
              true},

@@ -41,6 +41,27 @@ TEST_CASE("guards and loss scales: peak, classes and wire bytes of the plan equa
   }
 }
 
+TEST_CASE("averages of the weights: as much as a moment, cut alike, and nothing on the wire") {
+  const std::vector<Case> grid = testing::legal_cases();
+  int64_t compared = 0;
+  for (size_t i = 0; i < grid.size(); i += 13) {
+    Case c = grid[i];
+    const Plan without = plan_of(c);
+    c.train.ema_decay = 0.999f;
+    c.name += " averaged";
+    if (!check(c).ok()) continue;
+    require_verified_and_equal(c);
+    const Plan with = plan_of(c);
+    CHECK(total_wire_bytes(with) == total_wire_bytes(without));
+    if (c.train.optimizer != Optimizer::kAdamW) continue;
+    INFO(c.name);
+    for (int role = 0; role < static_cast<int>(with.roles.size()); ++role)
+      CHECK(2 * standing_bytes(with, role, BufferClass::kMoment) == 3 * standing_bytes(without, role, BufferClass::kMoment));
+    ++compared;
+  }
+  CHECK(compared > 200);
+}
+
 TEST_CASE("every k-th layer made again: peak, classes and wire bytes of the plan equal its replay") {
   const std::vector<Case> grid = testing::legal_cases();
   int64_t compared = 0;

@@ -32,6 +32,9 @@ std::vector<Golden> goldens() {
   dp.layout.overlap = true;
   dp.layout.bucket_bytes = 32768;
   all.push_back({"data-parallel-bucketed", dp});
+  Case averaged = dp;
+  averaged.train.ema_decay = 0.999f;
+  all.push_back({"weight-average", averaged});
   Case compressed = dp;
   compressed.layout.compression.kind = CompressionKind::kInt8;
   all.push_back({"quantised-gradients", compressed});

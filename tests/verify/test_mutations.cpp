@@ -53,6 +53,7 @@ struct Mix {
   Experts experts = {};
   int ep = 1;
   bool qk_norm = false;
+  float ema_decay = 0;
 };
 
 Case case_of(const Mix& mix) {
@@ -92,6 +93,7 @@ Case case_of(const Mix& mix) {
   c.train.grad_norm = mix.grad_norm;
   c.train.dropout = mix.dropout;
   c.train.clip_norm = mix.clip_norm;
+  c.train.ema_decay = mix.ema_decay;
   c.train.precision = mix.precision;
   c.train.fp8_scaling = mix.fp8_scaling;
   c.layout.compression = mix.compression;
@@ -206,6 +208,15 @@ std::vector<Plan> lowered_plans() {
        .zero = 1,
        .layers = 3,
        .by_layer = "1*full@cpu 1*attn.norm+mlp.act 1*none"},
+      {.name = "averaged weights, bf16 dp2 zero1 pp2",
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .zero = 1,
+       .precision = Precision::kBf16,
+       .guarded = true,
+       .ema_decay = 0.9f},
       {.name = "int8 dp2 tp2",
        .dp = 2,
        .tp = 2,
