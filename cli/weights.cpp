@@ -36,6 +36,7 @@ namespace fs = std::filesystem;
 
 struct WeightsFlags {
   std::string from, model, out, dtype = "fp32", shard_bytes = "5Gi";
+  bool average = false;
 };
 
 // ---- out --------------------------------------------------------------------------------------------------------------------
@@ -81,12 +82,12 @@ std::vector<ShardFile> shards_of(const std::vector<interop::ForeignTensor>& tens
 /// The values of one of our parameters; the one read last is kept, since q, k and v come from one.
 class Parameters {
  public:
-  Parameters(const Checkpoint& checkpoint, const Model& model) : checkpoint_(checkpoint) {
+  Parameters(const Checkpoint& checkpoint, const Model& model, bool average) : checkpoint_(checkpoint), average_(average) {
     for (ModelParameter& p : parameters_of(model)) shapes_[p.name] = std::move(p.shape);
   }
   Result<const std::vector<float>*> values(const std::string& name) {
     if (name != last_) {
-      auto tensor = checkpoint_.weights(name);
+      auto tensor = average_ ? checkpoint_.average(name) : checkpoint_.weights(name);
       if (!tensor.ok()) return tensor.error();
       if (tensor->shape.elements() != elements_of(shapes_.at(name)))
         return Error{ExitCode::kUsage,
@@ -103,6 +104,7 @@ class Parameters {
 
  private:
   const Checkpoint& checkpoint_;
+  bool average_;
   std::map<std::string, std::vector<int64_t>> shapes_;
   std::string last_;
   std::vector<float> values_;
@@ -132,7 +134,7 @@ Result<ExitCode> export_weights(const WeightsFlags& flags) {
   fs::create_directories(folder);
   const std::vector<interop::ForeignTensor> tensors = interop::foreign_tensors(*model);
   const std::vector<ShardFile> shards = shards_of(tensors, *type, *most);
-  Parameters parameters(*checkpoint, *model);
+  Parameters parameters(*checkpoint, *model, flags.average);
   nlohmann::ordered_json index;
   int64_t total = 0;
   for (const ShardFile& shard : shards) {
@@ -329,6 +331,7 @@ void add_weights(CLI::App& app, Action& action, const Invocation&) {
   out->add_option("--model", flags->model, "the model that was trained: a preset, or a config.json")->required();
   out->add_option("--out", flags->out, "folder of the files; weights by default");
   out->add_option("--dtype", flags->dtype, "fp32 (exact), bf16 or fp16")->default_val("fp32");
+  out->add_flag("--average", flags->average, "the running average of the weights (train.ema_decay) in place of the weights");
   out->add_option("--shard-bytes", flags->shard_bytes, "bytes of a file beyond which there are several, with an index")
       ->default_val("5Gi");
   out->callback([&action, flags] { action = [flags] { return export_weights(*flags); }; });

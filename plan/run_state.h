@@ -10,6 +10,8 @@ namespace shardlab {
 /// i32[1]: updates made so far. Where a role has it, the learning rate and the optimizer's bias correction go by it; elsewhere
 /// every step makes one, and they go by the step's number.
 inline constexpr std::string_view kAppliedSteps = "steps.applied";
+/// f32[1]: 1 - d^t, the share of the running averages of the weights that t steps have filled, d the decay.
+inline constexpr std::string_view kAveragedSteps = "steps.averaged";
 /// f32[1]: what the loss is multiplied by; persistent where it moves.
 inline constexpr std::string_view kLossScaleBuffer = "loss_scale";
 

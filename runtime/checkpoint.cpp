@@ -16,6 +16,7 @@
 #include "plan/base/limits.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
+#include "plan/run_state.h"
 
 namespace shardlab::runtime {
 namespace {
@@ -222,10 +223,28 @@ bool Checkpoint::holds_weights_alone() const {
 }
 
 Result<LogicalTensor> Checkpoint::weights(std::string_view parameter) const {
-  auto entry = manifest_.entries.find({std::string(parameter), "master"});
-  if (entry == manifest_.entries.end()) entry = manifest_.entries.find({std::string(parameter), "value"});
+  const StateName master{std::string(parameter), "master"};
+  return read(manifest_.entries.contains(master) ? master : StateName{std::string(parameter), "value"});
+}
+
+Result<LogicalTensor> Checkpoint::average(std::string_view parameter) const {
+  const StateName filled{std::string(kRunState), std::string(kAveragedSteps)};
+  if (!manifest_.entries.contains(filled))
+    return unreadable_checkpoint(path_, "its run kept no averages of the weights",
+                                 "train with ema_decay: 0.999, or take the weights themselves");
+  auto average = read({std::string(parameter), "ema"});
+  const auto share = read(filled);
+  if (!average.ok() || !share.ok()) return average.ok() ? share.error() : average.error();
+  if (!(share->values.front() > 0))
+    return unreadable_checkpoint(path_, "no step has entered the averages of the weights", "take a checkpoint of a later step");
+  for (float& x : average->values) x /= share->values.front();
+  return average;
+}
+
+Result<LogicalTensor> Checkpoint::read(const StateName& name) const {
+  const auto entry = manifest_.entries.find(name);
   if (entry == manifest_.entries.end())
-    return unreadable_checkpoint(path_, fmt::format("it has no `{}`", parameter), "name the model that was saved");
+    return unreadable_checkpoint(path_, fmt::format("it has no `{}`", name.parameter), "name the model that was saved");
   const std::string tensors = (fs::path(path_).parent_path() / manifest_.data).string();
   const File file(::open(tensors.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return unreadable_checkpoint(tensors, std::strerror(errno));

@@ -53,12 +53,17 @@ class Checkpoint {
   bool holds_weights_alone() const;
   /// The values of a parameter: the optimizer's fp32 copy, where there is one. Refuses a name that is not there, and damage.
   Result<LogicalTensor> weights(std::string_view parameter) const;
+  /// The running average of a parameter (`train.ema_decay`), corrected for the steps that it has seen. Refuses a checkpoint of a run
+  /// that kept none, a name that is not there, and damage.
+  Result<LogicalTensor> average(std::string_view parameter) const;
 
   /// Gives a session the saved state; of weights alone its parameters, and the rest stays as it was made. Refuses a case that would not go on as the saved one (other data order, optimizer, precision
   /// or tensors) before anything is changed; after a damaged tensor the session's state is unusable.
   Result<void> restore(const Case& config, Session& session) const;
 
  private:
+  Result<LogicalTensor> read(const StateName& name) const;
+
   std::string path_;  ///< of the manifest
   Manifest manifest_;
 };

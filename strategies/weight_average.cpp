@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "plan/named_kernels.h"
+#include "plan/run_state.h"
 #include "plan/text.h"
 #include "strategies/draft.h"
 #include "strategies/skipped_update.h"
@@ -36,7 +37,7 @@ class WeightAverage {
 
   void run() {
     if (stage_.updates.empty()) return;
-    const BufferId filled = numbers_.number("steps.averaged", DType::f32, true), one = numbers_.number("average.one");
+    const BufferId filled = numbers_.number(std::string(kAveragedSteps), DType::f32, true), one = numbers_.number("average.one");
     share_ = numbers_.number("average.share");
     rate_ = numbers_.number("average.rate");
     numbers_.append("average.one", {one}, Fill{1}, {}, {0});

@@ -149,6 +149,43 @@ TEST_CASE("weights alone begin a run under every layout, with the bits that they
   }
 }
 
+TEST_CASE("averages of the weights are read with what steps have filled of them, under every layout") {
+  std::map<std::string, std::vector<float>> first;
+  for (const int zero : {0, 1, 3}) {
+    Case c = weights_case(Family::kLlama, zero == 0 ? 1 : 2, 1, 1, zero, false);
+    c.train.ema_decay = 0.5f;  // products with it are exact
+    Run run(c);
+    std::map<std::string, std::vector<float>> expected;
+    for (int64_t step = 0; step < 3; ++step) {
+      run.session->step(step);
+      for (const ModelParameter& p : parameters_of(c.model)) {
+        const std::vector<float> now = run.weights(p.name);
+        std::vector<float>& average = expected[p.name];
+        average.resize(now.size());
+        for (size_t i = 0; i < now.size(); ++i) average[i] -= 0.5f * (average[i] - now[i]);
+      }
+    }
+    const Folder folder;
+    REQUIRE(save_checkpoint(*run.session, c, 3, folder.path()).ok());
+    const auto checkpoint = Checkpoint::open(folder.path());
+    REQUIRE(checkpoint.ok());
+    for (auto& [name, average] : expected) {
+      INFO(name);
+      for (float& x : average) x /= 0.875f;  // 1 - 0.5^3
+      REQUIRE(checkpoint->average(name).value().values == average);
+    }
+    if (first.empty()) first = expected;
+    REQUIRE(first == expected);
+  }
+  Run without(weights_case(Family::kLlama, 1, 1, 1, 0, false));
+  without.session->step(0);
+  const Folder folder;
+  REQUIRE(save_checkpoint(*without.session, without.config, 1, folder.path()).ok());
+  const auto refused = Checkpoint::open(folder.path())->average("embed.tokens");
+  REQUIRE_FALSE(refused.ok());
+  REQUIRE(refused.error().message.find("kept no averages of the weights") != std::string::npos);
+}
+
 // ---- the forward pass of transformers, told again from its own tensors -------------------------------------------------------
 
 using Matrix = std::vector<std::vector<double>>;  // rows
