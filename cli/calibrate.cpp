@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <sstream>
 
+#include "cases/environment.h"
+#include "cases/execution.h"
 #include "cli/common.h"
-#include "cli/environment.h"
-#include "cli/execution.h"
 #include "cli/namespaces.h"
 #include "cli/run_tables.h"
 #include "cli/verbs.h"

@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "cases/environment.h"
 #include "cli/common.h"
-#include "cli/environment.h"
 #include "plan/reason_code.h"
 #include "reports/columns.h"
 #include "reports/format.h"

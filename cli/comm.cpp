@@ -6,14 +6,14 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "cli/case_process.h"
-#include "cli/children.h"
+#include "cases/case_process.h"
+#include "cases/children.h"
+#include "cases/environment.h"
+#include "cases/interrupt.h"
+#include "cases/job_place.h"
 #include "cli/comm_measure.h"
 #include "cli/common.h"
-#include "cli/environment.h"
-#include "cli/interrupt.h"
 #include "cli/namespaces.h"
-#include "cli/placement.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/pending_file.h"
@@ -29,7 +29,7 @@ namespace shardlab::cli {
 namespace {
 
 struct CommFlags {
-  PlacementFlags placement;
+  JobPlaceFlags placement;
   std::string transport = "threads", collectives = "all", dtype = "f32", reduce = "sum", algorithm = "auto", format, output,
               machine;
   std::string launcher = "mpirun";
@@ -48,13 +48,13 @@ constexpr std::array kKinds{std::pair{"all_reduce", CollectiveKind::kAllReduce},
                             std::pair{"all_gather", CollectiveKind::kAllGather}, std::pair{"broadcast", CollectiveKind::kBroadcast},
                             std::pair{"all_to_all", CollectiveKind::kAllToAll}};
 
-std::string_view name_of(CollectiveKind kind) {
+std::string_view word_of(CollectiveKind kind) {
   return std::ranges::find(kKinds, kind, [](const auto& k) { return k.second; })->first;
 }
 
 /// The program of nccl-tests that measures the same.
 std::string perf_name(CollectiveKind kind) {
-  return fmt::format("{}_perf", kind == CollectiveKind::kAllToAll ? "alltoall" : name_of(kind));
+  return fmt::format("{}_perf", kind == CollectiveKind::kAllToAll ? "alltoall" : word_of(kind));
 }
 
 Error unknown(const char* flag, const std::string& word, const std::string& allowed) {
@@ -66,8 +66,8 @@ template <class T, size_t N>
 Result<T> word_in(const char* flag, const std::string& word, const std::array<T, N>& values) {
   std::string allowed;
   for (const T value : values) {
-    if (shardlab::name_of(value) == word) return value;
-    allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", shardlab::name_of(value));
+    if (name_of(value) == word) return value;
+    allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", name_of(value));
   }
   return unknown(flag, word, allowed);
 }
@@ -134,8 +134,8 @@ Table table_of(const std::vector<CommRow>& rows, const CommOptions& options) {
                {.name = "in_place_wrong", .heading = "wrong", .right = true}},
               {}};
   for (const CommRow& row : rows) {
-    std::vector<Value> cells{std::string(name_of(row.kind)), std::string(kAlgorithms[static_cast<size_t>(row.algorithm)]),
-                             row.bytes, row.elements, std::string(shardlab::name_of(options.dtype))};
+    std::vector<Value> cells{std::string(word_of(row.kind)), std::string(kAlgorithms[static_cast<size_t>(row.algorithm)]),
+                             row.bytes, row.elements, std::string(name_of(options.dtype))};
     for (const std::optional<CommTime>& time : {row.apart, row.in_place}) {
       if (!time) {
         cells.insert(cells.end(), 4, Value());
@@ -162,7 +162,7 @@ std::string json_of(const std::vector<CommRow>& rows, const CommOptions& options
     for (int rank = 0; rank < options.ranks; ++rank)
       devices.push_back(
           {{"rank", rank}, {"hostname", hosts[static_cast<size_t>(rank) * hosts.size() / static_cast<size_t>(options.ranks)]}});
-    test["config"] = {{"transport", std::string(shardlab::name_of(options.transport))},
+    test["config"] = {{"transport", std::string(name_of(options.transport))},
                       {"minimum_bytes", options.min_bytes},
                       {"maximum_bytes", options.max_bytes},
                       {"step_factor", options.factor},
@@ -177,7 +177,7 @@ std::string json_of(const std::vector<CommRow>& rows, const CommOptions& options
       if (row.kind != kind) continue;
       ordered_json result{{"size", row.bytes},
                           {"count", row.elements},
-                          {"type", std::string(shardlab::name_of(options.dtype))},
+                          {"type", std::string(name_of(options.dtype))},
                           {"redop", options.reduce == ReduceOp::kSum ? "sum" : "max"},
                           {"algorithm", std::string(kAlgorithms[static_cast<size_t>(row.algorithm)])}};
       for (const auto& [key, time] : {std::pair{"out_of_place", row.apart}, {"in_place", row.in_place}}) {
@@ -218,7 +218,7 @@ Result<ExitCode> say(const std::vector<CommRow>& rows, const CommOptions& option
         "{} ranks, transport {}. time: a call from one buffer into another; in place: a call within one buffer, and the columns\n"
         "after it. algbw: bytes over time; busbw: what each link carries, as nccl-tests has it. reduce_scatter is done in place\n"
         "alone, all_to_all into another buffer alone.\n\n",
-        options.ranks, shardlab::name_of(options.transport));
+        options.ranks, name_of(options.transport));
     print(table_of(rows, options), *format);
   }
   int64_t wrong = 0;
@@ -231,7 +231,7 @@ Result<ExitCode> say(const std::vector<CommRow>& rows, const CommOptions& option
 }
 
 /// As one process of several that measure together.
-Result<ExitCode> measure_in_group(const CommOptions& options, const CommFlags& flags, const Placement& placement,
+Result<ExitCode> measure_in_group(const CommOptions& options, const CommFlags& flags, const JobPlace& placement,
                                   const Invocation& invocation) {
   std::optional<ControlServer> server;
   if (placement.rank == 0) server.emplace(placement.world_size, placement.master, placement.token);
@@ -272,7 +272,7 @@ Result<ExitCode> measure_in_processes(const CommOptions& options, int processes,
   if (launches) own.emplace_back(kLaunched);
   if (launches) children.add(start_process(launched_by(launcher, processes, own), token, 0));
   for (int p = 0; !launches && p < processes; ++p) {
-    const Placement place{.rank = p, .world_size = processes, .master = endpoint, .token = token, .by = ""};
+    const JobPlace place{.rank = p, .world_size = processes, .master = endpoint, .token = token, .by = ""};
     std::vector<std::string> words = own;
     const std::vector<std::string> more = words_of(place);
     words.insert(words.end(), more.begin(), more.end());
@@ -318,7 +318,7 @@ Result<ExitCode> comm(const CommFlags& flags, const Invocation& invocation) {
   if (!flags.imports.empty()) return import(flags);
   auto options = options_of(flags);
   if (!options.ok()) return options.error();
-  const auto placement = find_placement(flags.placement, process_environment());
+  const auto placement = find_job_place(flags.placement, process_environment());
   if (!placement.ok()) return placement.error();
   const bool mpi = options->transport == TransportKind::kMpi;
   if (flags.launched && !*placement)
@@ -379,7 +379,7 @@ void add_comm(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("--import", flags->imports, "files with what nccl-tests printed, or wrote with -J");
   verb->add_option("--machine", flags->machine, "with --import: the machine that was measured, a preset or a file");
   verb->add_flag(kLaunched, flags->launched)->group("");
-  add_placement_flags(*verb, flags->placement);
+  add_job_place_flags(*verb, flags->placement);
   add_format(*verb, flags->format);
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return comm(*flags, invocation); }; });
 }

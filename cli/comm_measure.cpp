@@ -7,7 +7,7 @@
 #include <cstring>
 #include <memory>
 
-#include "cli/execution.h"
+#include "cases/execution.h"
 #include "kernels/kernels.h"
 #include "plan/automatic.h"
 #include "plan/base/world_error.h"

@@ -1,25 +1,18 @@
 #include "cli/common.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "answers/words.h"
-#include "cli/environment.h"
+#include "cases/pipeline.h"
 #include "cli/namespaces.h"
-#include "cli/pipeline.h"
 #include "cli/verbs.h"
-#include "kernels/kernels.h"
-#include "plan/base/files.h"
 #include "plan/base/values.h"
-#include "runtime/cuda/api.h"
-#include "sweeps/machines.h"
 
 namespace shardlab::cli {
 
@@ -43,88 +36,16 @@ CLI::Validator number_in(double least, double most) {
   return CLI::Validator(check, range);
 }
 
-std::string default_machine_file() {
-  const char* configured = std::getenv("XDG_CONFIG_HOME");
-  if (configured != nullptr && *configured != '\0') return std::string(configured) + "/shardlab/machine.yaml";
-  const char* home = std::getenv("HOME");
-  return std::string(home != nullptr ? home : ".") + "/.config/shardlab/machine.yaml";
+int terminal_width() {
+  const char* columns = std::getenv("COLUMNS");
+  const auto asked = columns != nullptr ? parse_count(columns) : std::nullopt;
+  if (asked && *asked >= 20 && *asked <= 10'000) return static_cast<int>(*asked);
+  winsize size{};
+  if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col;
 }
 
-std::vector<std::string> local_machine_files(const std::string& named, const std::string& case_file) {
-  if (!named.empty()) return {named};
-  std::vector<std::string> files;
-  if (!case_file.empty()) {  // RUN/CASE/case.yaml
-    const std::filesystem::path run = std::filesystem::absolute(case_file).lexically_normal().parent_path().parent_path();
-    if (is_there(run / "results.sqlite")) files.push_back((run / "machine.yaml").string());
-  }
-  files.emplace_back("runs/local.yaml");
-  files.push_back(default_machine_file());
-  return files;
-}
-
-Result<Machine> load_local_machine(const std::string& path) {
-  auto machine = load_machine(path);
-  if (!machine.ok() || !machine->calibration) return machine;
-  const Calibration& c = *machine->calibration;
-  if (c.kernel_variant.starts_with("cuda ")) return machine;  // a GPU's file: `doctor` says which one is here
-  const std::string kernels = description(kernels::kernels_for_this_processor());
-  if (c.processor != processor_name() || c.kernel_variant != kernels)
-    fmt::print(stderr, "warning: {} was calibrated on {} with {}; this is {} with {}. Run `shardlab calibrate` again.\n", path,
-               c.processor, c.kernel_variant, processor_name(), kernels);
-  else if (machine->cores != usable_cores())
-    fmt::print(stderr, "warning: {} was calibrated with {} cores; this process may use {}. Run `shardlab calibrate` again.\n", path,
-               machine->cores, usable_cores());
-  return machine;
-}
-
-namespace {
-
-/// This machine by what the system says of it: enough to plan, to fit and to measure. Where there are GPUs a rank's memory may be
-/// theirs or the processor's, which the case says and not the machine: then it is not known, and nothing is refused for it.
-Machine uncalibrated_machine() {
-  Machine m;
-  m.local = true;
-  m.cores = m.devices_per_node = usable_cores();
-  m.device.id = "local-cpu";
-  m.device.memory_bytes = cuda::presence().usable() ? 0 : total_memory() / m.cores;
-  return m;
-}
-
-}  // namespace
-
-Result<Machine> find_local_machine(const std::string& named, const std::string& case_file) {
-  if (!named.empty()) {
-    if (is_there(named)) return load_local_machine(named);
-    return Error{ExitCode::kUsage,
-                 fmt::format("--machine-file {}: there is no such file", named),
-                 fmt::format("write it with `shardlab calibrate -o {}` (about a minute)", named),
-                 {}};
-  }
-  for (const std::string& file : local_machine_files(named, case_file)) {
-    if (!is_there(file)) continue;
-    auto machine = load_local_machine(file);
-    if (machine.ok() && !machine->calibration) continue;  // of a run that only measured
-    if (machine.ok()) fmt::print(stderr, "this machine as {} has it: calibrated {}\n", file, machine->calibration->date);
-    return machine;
-  }
-  return uncalibrated_machine();
-}
-
-Result<void> check_calibrated(const Machine& machine, const std::string& what) {
-  if (!machine.local || machine.calibration) return {};
-  return Error{ExitCode::kUsage,
-               fmt::format("this machine is not calibrated, and {} needs its speed", what),
-               fmt::format("run `shardlab calibrate` (about a minute), or name a machine file with --machine-file; looked for: {}",
-                           fmt::join(local_machine_files(""), ", ")),
-               {}};
-}
-
-LoadOptions load_options(const std::string& machine_file, std::vector<std::string> overrides, const std::string& case_file) {
-  LoadOptions options;
-  options.overrides = std::move(overrides);
-  options.local_machine = [machine_file, case_file] { return find_local_machine(machine_file, case_file); };
-  return options;
-}
+bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
 
 std::string flag_help(const CaseKey& key) {
   std::string_view words = key.holds.empty() ? key.words : key.holds;
@@ -173,16 +94,19 @@ std::string Invocation::command() const {
   return line;
 }
 
-Result<std::string> read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    return Error{ExitCode::kUsage,
-                 fmt::format("{} cannot be read", path),
-                 "check the path; a relative one begins at the current folder",
-                 {}};
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
+void add_job_place_flags(CLI::App& verb, JobPlaceFlags& flags, const std::string& group) {
+  constexpr double kMost = 1 << 20;
+  const auto number = [&](const char* name, int& value, double least, double most, const char* help) {
+    verb.add_option(name, value, help)->check(number_in(least, most))->group(group);
+  };
+  number("--rank", flags.rank, 0, kMost,
+         "this process among those of the job, from 0; by default what torchrun, srun or mpirun say");
+  number("--world-size", flags.world_size, 1, kMost, "processes of the job");
+  number("--local-rank", flags.local_rank, 0, kMost, "this process among those of its node");
+  number("--node", flags.node, 0, kMost, "the node that it is on, from 0");
+  verb.add_option("--master-addr", flags.master_addr, "host of the first process, as the others reach it; MASTER_ADDR by default")
+      ->group(group);
+  number("--master-port", flags.master_port, 1, 65535, "port at which the first process listens; MASTER_PORT by default");
 }
 
 }  // namespace shardlab::cli

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "cases/environment.h"
+#include "cases/execution.h"
+#include "cases/job_place.h"
 #include "cli/common.h"
-#include "cli/environment.h"
-#include "cli/execution.h"
 #include "cli/namespaces.h"
-#include "cli/placement.h"
 #include "cli/verbs.h"
 #include "kernels/cuda/cudnn_api.h"
 #include "kernels/kernels.h"
@@ -100,8 +100,8 @@ Check calibration() {
 }
 
 /// Where `launch` would take this process to stand.
-Check place_in_job(const PlacementFlags& flags) {
-  const auto placement = find_placement(flags, process_environment());
+Check place_in_job(const JobPlaceFlags& flags) {
+  const auto placement = find_job_place(flags, process_environment());
   if (!placement.ok()) return {"place in a job", placement.error().message, placement.error().hint};
   if (!*placement)
     return {"place in a job", "none: started by hand", "torchrun, srun or mpirun give one; `shardlab launch -n N` needs none"};
@@ -118,7 +118,7 @@ std::vector<Check> wire_checks() {
   return checks;
 }
 
-Result<ExitCode> doctor(const std::string& format_name, const PlacementFlags& placement) {
+Result<ExitCode> doctor(const std::string& format_name, const JobPlaceFlags& placement) {
   const auto format = parse_format(format_name);
   if (!format.ok()) return format.error();
   EnergyMeter energy;
@@ -146,9 +146,9 @@ Result<ExitCode> doctor(const std::string& format_name, const PlacementFlags& pl
 void add_doctor(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("doctor", "what of this machine the program can use");
   auto format = std::make_shared<std::string>();
-  auto placement = std::make_shared<PlacementFlags>();
+  auto placement = std::make_shared<JobPlaceFlags>();
   add_format(*verb, *format);
-  add_placement_flags(*verb, *placement);
+  add_job_place_flags(*verb, *placement);
   verb->callback([&action, format, placement] { action = [format, placement] { return doctor(*format, *placement); }; });
 }
 

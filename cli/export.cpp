@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <memory>
 
+#include "cases/environment.h"
 #include "cli/common.h"
-#include "cli/environment.h"
 #include "cli/namespaces.h"
 #include "cli/one_point.h"
 #include "cli/verbs.h"

@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cli/case_process.h"
+#include "cases/case_process.h"
+#include "cases/job_place.h"
 #include "cli/common.h"
 #include "cli/namespaces.h"
-#include "cli/placement.h"
 #include "cli/verbs.h"
 #include "plan/base/world_error.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 struct LaunchFlags {
   int processes = 0, ranks_per_process = 0;
-  PlacementFlags placement;
+  JobPlaceFlags placement;
   std::vector<std::string> command;
 };
 
@@ -34,9 +34,9 @@ Result<ExitCode> launch(const LaunchFlags& flags, const Invocation& invocation) 
                      (flags.command.empty() ? std::string() : fmt::format(", not `{}`", flags.command.front())),
                  "for example: shardlab launch -n 4 run SWEEP.yaml",
                  {}};
-  std::optional<Placement> placement;
+  std::optional<JobPlace> placement;
   if (flags.processes == 0) {
-    auto found = find_placement(flags.placement, process_environment());
+    auto found = find_job_place(flags.placement, process_environment());
     if (!found.ok()) return found.error();
     placement = std::move(*found);
   } else if (flags.placement.any()) {
@@ -79,7 +79,7 @@ void add_launch(CLI::App& app, Action& action, const Invocation& invocation) {
                    "processes to start, that a case's ranks are shared out to; one a rank by default")
       ->check(number_in(1, 4096));
   verb->add_option("--ranks-per-process", flags->ranks_per_process, "ranks of each process")->check(number_in(1, 4096));
-  add_placement_flags(*verb, flags->placement);
+  add_job_place_flags(*verb, flags->placement);
   verb->prefix_command();
   verb->callback([&action, &invocation, flags, verb] {
     for (const std::string& word : verb->remaining()) flags->command.push_back(word);

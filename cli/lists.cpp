@@ -4,8 +4,8 @@
 #include <map>
 
 #include "answers/model_shape.h"
+#include "cases/environment.h"
 #include "cli/common.h"
-#include "cli/environment.h"
 #include "cli/lists.h"
 #include "cli/namespaces.h"
 #include "cli/pairs.h"

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "answers/words.h"
-#include "cli/environment.h"
+#include "cases/environment.h"
+#include "cases/interrupt.h"
 #include "cli/help.h"
-#include "cli/interrupt.h"
 #include "cli/namespaces.h"
 #include "cli/shipped.h"
 #include "cli/standard_streams.h"

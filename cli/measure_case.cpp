@@ -10,11 +10,11 @@
 #include <thread>
 #include <utility>
 
-#include "cli/case_process.h"
+#include "cases/case_process.h"
+#include "cases/job_place.h"
+#include "cases/pipeline.h"
 #include "cli/common.h"
 #include "cli/namespaces.h"
-#include "cli/pipeline.h"
-#include "cli/placement.h"
 #include "cli/verbs.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
@@ -70,7 +70,7 @@ Result<ExitCode> measure_in_group(const Case& config, const std::string& directo
   if (!server.ok()) return server.error();
   int process = group.process;
   if (process == kOwnNumber) {
-    const auto place = find_placement({}, process_environment());
+    const auto place = find_job_place({}, process_environment());
     if (!place.ok()) return place.error();
     if (!*place || (*place)->world_size != group.processes)
       return refusal(fmt::format("the launcher has started {} processes of {}", *place ? (*place)->world_size : 0, group.processes),

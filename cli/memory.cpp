@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "answers/words.h"
+#include "cases/environment.h"
+#include "cases/interrupt.h"
 #include "cli/common.h"
-#include "cli/environment.h"
-#include "cli/interrupt.h"
 #include "cli/memory_report.h"
 #include "cli/memory_screen.h"
 #include "cli/namespaces.h"

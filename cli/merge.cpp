@@ -6,10 +6,10 @@
 #include <map>
 #include <set>
 
+#include "cases/environment.h"
+#include "cases/pipeline.h"
 #include "cli/common.h"
-#include "cli/environment.h"
 #include "cli/namespaces.h"
-#include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/world_error.h"

@@ -5,6 +5,7 @@
 namespace shardlab {
 
 namespace answers {}
+namespace cases {}
 namespace profiler {}
 namespace reports {}
 namespace runtime {}
@@ -14,6 +15,7 @@ namespace sweeps {}
 
 namespace cli {
 using namespace answers;
+using namespace cases;
 using namespace profiler;
 using namespace reports;
 using namespace runtime;

@@ -6,7 +6,7 @@
 #include <functional>
 #include <set>
 
-#include "cli/analytic_case.h"
+#include "cases/analytic_case.h"
 #include "reports/columns.h"
 #include "reports/format.h"
 #include "sweeps/sweep.h"

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <set>
 
-#include "cli/pipeline.h"
+#include "cases/pipeline.h"
 #include "plan/memory.h"
 #include "sweeps/sweep.h"
 

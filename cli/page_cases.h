@@ -4,8 +4,8 @@
 #include <set>
 #include <string>
 
+#include "cases/recorded_case.h"
 #include "cli/namespaces.h"
-#include "cli/recorded_case.h"
 #include "reports/html.h"
 
 namespace shardlab::cli {

@@ -6,10 +6,10 @@
 #include <optional>
 #include <set>
 
+#include "cases/environment.h"
+#include "cases/pipeline.h"
 #include "cli/common.h"
-#include "cli/environment.h"
 #include "cli/namespaces.h"
-#include "cli/pipeline.h"
 #include "cli/run_directory.h"
 #include "cli/shipped.h"
 #include "cli/verbs.h"

@@ -8,8 +8,8 @@
 #include <memory>
 #include <set>
 
+#include "cases/environment.h"
 #include "cli/common.h"
-#include "cli/environment.h"
 #include "cli/help.h"
 #include "cli/namespaces.h"
 #include "cli/schema.h"

@@ -7,15 +7,15 @@
 #include <set>
 
 #include "answers/search_space.h"
+#include "cases/environment.h"
+#include "cases/pipeline.h"
+#include "cases/recorded_case.h"
 #include "cli/case_rows.h"
 #include "cli/claims.h"
 #include "cli/common.h"
-#include "cli/environment.h"
 #include "cli/namespaces.h"
 #include "cli/next_steps.h"
 #include "cli/page_cases.h"
-#include "cli/pipeline.h"
-#include "cli/recorded_case.h"
 #include "cli/run_directory.h"
 #include "cli/search_page.h"
 #include "cli/serve.h"

@@ -17,20 +17,20 @@
 #include <tuple>
 #include <utility>
 
-#include "cli/analytic_case.h"
-#include "cli/case_process.h"
+#include "cases/analytic_case.h"
+#include "cases/case_process.h"
+#include "cases/environment.h"
+#include "cases/execution.h"
+#include "cases/interrupt.h"
+#include "cases/job_place.h"
+#include "cases/pipeline.h"
+#include "cases/point_search.h"
+#include "cases/seats.h"
 #include "cli/case_rows.h"
 #include "cli/claims.h"
 #include "cli/common.h"
-#include "cli/environment.h"
-#include "cli/execution.h"
-#include "cli/interrupt.h"
 #include "cli/namespaces.h"
-#include "cli/pipeline.h"
-#include "cli/placement.h"
-#include "cli/point_search.h"
 #include "cli/progress.h"
-#include "cli/seats.h"
 #include "cli/shipped.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
@@ -54,7 +54,7 @@ namespace {
 
 struct RunFlags {
   ProcessShare share;
-  PlacementFlags placement;
+  JobPlaceFlags placement;
   std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay, traces, shard;
   std::vector<std::string> set;
   bool dry_run = false, resume = false;
@@ -201,7 +201,7 @@ Result<void> check_backends(const Expansion& expansion, Mode mode) {
 Result<void> check_job(const Expansion& expansion, Mode mode) {
   const auto over_mpi = [](const Point& point) { return !point.refusal && point.config.transport == TransportKind::kMpi; };
   if (mode == Mode::kSimulate || std::ranges::none_of(expansion.points, over_mpi)) return {};
-  const auto placement = find_placement({}, process_environment());
+  const auto placement = find_job_place({}, process_environment());
   if (!placement.ok()) return placement.error();
   if (!*placement || (*placement)->world_size == 1) return {};
   return refusal(fmt::format("this is {}, and every one of them would run the whole sweep over mpi", to_string(**placement)),
@@ -685,7 +685,7 @@ Result<ExitCode> run_in_job(RunFlags flags, const Invocation& invocation) {
   // What mpirun starts with this transport is one job without further words.
   const bool mpi = flags.transport == name_of(TransportKind::kMpi);
   if (!mpi && !flags.placement.any()) return run(flags, invocation, nullptr);
-  const auto placement = find_placement(flags.placement, process_environment());
+  const auto placement = find_job_place(flags.placement, process_environment());
   if (!placement.ok()) return placement.error();
   if (!*placement || (!mpi && (*placement)->world_size == 1)) return run(flags, invocation, nullptr);
   if ((*placement)->rank > 0) return follow(**placement, invocation.program, kJoin_s);
@@ -724,7 +724,7 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
                    "with transport mpi: the command that starts a case's processes, `-n N` follows; mpirun by default");
   verb->add_option("--ranks-per-process", flags->share.ranks_per_process, "in place of --processes: ranks of each process")
       ->check(number_in(1, 4096));
-  add_placement_flags(*verb, flags->placement, "");
+  add_job_place_flags(*verb, flags->placement, "");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->add_option("--replay", flags->replay,
                    "a run directory: parameter servers with a staleness repeat the arrivals that its cases logged");

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cli/analytic_case.h"
+#include "cases/analytic_case.h"
 #include "cli/search_tables.h"
 #include "plan/keys.h"
 #include "reports/format.h"

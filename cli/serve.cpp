@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "cli/interrupt.h"
+#include "cases/interrupt.h"
 #include "cli/namespaces.h"
 #include "plan/base/world_error.h"
 

@@ -12,7 +12,7 @@
 #include <optional>
 #include <utility>
 
-#include "cli/interrupt.h"
+#include "cases/interrupt.h"
 #include "cli/namespaces.h"
 
 namespace shardlab::cli {

@@ -9,11 +9,11 @@
 #include <memory>
 #include <utility>
 
+#include "cases/pipeline.h"
+#include "cases/recorded_case.h"
 #include "cli/common.h"
 #include "cli/namespaces.h"
 #include "cli/one_point.h"
-#include "cli/pipeline.h"
-#include "cli/recorded_case.h"
 #include "cli/run_directory.h"
 #include "cli/verbs.h"
 #include "interop/chakra.h"

@@ -6,8 +6,8 @@
 #include <fstream>
 #include <map>
 
+#include "cases/environment.h"
 #include "cli/common.h"
-#include "cli/environment.h"
 #include "cli/namespaces.h"
 #include "cli/run_tables.h"
 #include "cli/verbs.h"

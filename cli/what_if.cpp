@@ -6,10 +6,10 @@
 #include <memory>
 #include <optional>
 
+#include "cases/pipeline.h"
 #include "cli/common.h"
 #include "cli/namespaces.h"
 #include "cli/one_point.h"
-#include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "plan/base/nearest.h"
 #include "plan/base/values.h"

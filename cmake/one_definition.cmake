@@ -5,7 +5,7 @@ if(NOT CMAKE_INTERPROCEDURAL_OPTIMIZATION)
 endif()
 set(objects "")
 foreach(target shardlab_plan shardlab_kernels shardlab_kernels_gpu shardlab_strategies shardlab_runtime shardlab_profiler shardlab_interpreter
-               shardlab_estimator shardlab_format shardlab_reports shardlab_sweeps shardlab_answers shardlab_interop shardlab_cli shardlab)
+               shardlab_estimator shardlab_format shardlab_reports shardlab_sweeps shardlab_answers shardlab_interop shardlab_cases shardlab_cli shardlab)
   list(APPEND objects $<TARGET_OBJECTS:${target}>)
 endforeach()
 get_property(variants GLOBAL PROPERTY SHARDLAB_KERNEL_VARIANTS)

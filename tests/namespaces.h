@@ -4,6 +4,7 @@
 namespace shardlab {
 
 namespace answers {}
+namespace cases {}
 namespace cli {}
 namespace profiler {}
 namespace reports {}
@@ -14,6 +15,7 @@ namespace sweeps {}
 
 namespace testing {
 using namespace answers;
+using namespace cases;
 using namespace cli;
 using namespace profiler;
 using namespace reports;

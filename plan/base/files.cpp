@@ -7,6 +7,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 
 namespace shardlab {
 namespace {
@@ -68,6 +70,18 @@ Result<std::string> read_file_within(const std::string& path, int64_t most) {
       return refusal(fmt::format("cannot be read: {}", std::strerror(errno)), "check the file");
     }
   }
+}
+
+Result<std::string> read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file)
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} cannot be read", path),
+                 "check the path; a relative one begins at the current folder",
+                 {}};
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
 }
 
 }  // namespace shardlab

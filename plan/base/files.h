@@ -20,4 +20,7 @@ inline bool is_there(const std::filesystem::path& path) {
 /// further; and a pipe that nobody opens for writing within two seconds. For one who writes it waits.
 Result<std::string> read_file_within(const std::string& path, int64_t most);
 
+/// All bytes of a file of the user's own, however many. Refuses (ExitCode::kUsage) a file that cannot be read.
+Result<std::string> read_file(const std::string& path);
+
 }  // namespace shardlab

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/analytic_case.h"
+#include "cases/analytic_case.h"
 #include "plan/keys.h"
 #include "reports/table.h"
 #include "simulator/estimator/analytic/analytic.h"
@@ -147,13 +147,13 @@ TEST_CASE("cases that differ in numbers without a price share one study, and no 
     REQUIRE(sweep.ok());
     const auto expansion = sweeps::expand(*sweep, Resolution::kAnalytic);
     REQUIRE(expansion.ok());
-    cli::AnalyticCaseRunner runner;
+    AnalyticCaseRunner runner;
     for (const sweeps::Point& point : expansion->points) CHECK(runner.run(point, Mode::kSimulate).status == Status::kOk);
     CHECK(expansion->points.size() == 100);
     return runner.studies();
   };
   CHECK(asked("seed: {range: [1, 100]}") == 1);
-  CHECK(asked("model.layers: {range: [1, 100]}") == cli::AnalyticCaseRunner::kMostStudies);
+  CHECK(asked("model.layers: {range: [1, 100]}") == AnalyticCaseRunner::kMostStudies);
 }
 
 TEST_CASE("where shardlab runs the layout both resolutions say the same bytes") {

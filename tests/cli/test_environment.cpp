@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "cli/environment.h"
+#include "cases/environment.h"
 #include "cli/shipped.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"

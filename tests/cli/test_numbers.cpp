@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "cli/pipeline.h"
+#include "cases/pipeline.h"
 #include "plan/base/values.h"
 #include "plan/keys.h"
 #include "sweeps/sweep.h"

@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "cli/recorded_case.h"
+#include "cases/recorded_case.h"
 #include "plan/base/error_entries.h"
 #include "profiler/trace_file.h"
 #include "reports/table.h"
@@ -306,8 +306,8 @@ TEST_CASE("a resumed run deals its layers out by the time that they took, and en
   CHECK(std::ranges::count(dealt, ',') == 1);
 
   // As if the last layer had taken much longer than the rest of its stage: its stage is left to it.
-  const cli::CaseFiles files{folder};
-  const cli::RecordedCase recorded = cli::read_recorded(files, {}, "measured");
+  const CaseFiles files{folder};
+  const RecordedCase recorded = read_recorded(files, {}, "measured");
   REQUIRE(recorded.problems.empty());
   REQUIRE(recorded.measured);
   Trace slow = *recorded.measured;

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "cli/execution.h"
+#include "cases/execution.h"
 #include "plan/base/check.h"
 #include "runtime/gloo_transport.h"
 #include "runtime/mpi_transport.h"
@@ -110,7 +110,7 @@ std::unique_ptr<Transport> wire_named(const std::string& name, const kernels::Ke
   }
   if (name == "mpi") {
     auto& world = control->kept<MpiWorld>([&] {
-      auto mpi = open_mpi(cli::mpi_files());
+      auto mpi = open_mpi(mpi_files());
       if (!mpi.ok()) throw WorldError(mpi.error().message, mpi.error().hint);
       return new MpiWorld(std::move(*mpi), *control, timeout_s);
     });

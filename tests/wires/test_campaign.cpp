@@ -10,7 +10,7 @@
 #include <sstream>
 #include <string>
 
-#include "cli/placement.h"
+#include "cases/job_place.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/wires/campaign.h"
@@ -23,10 +23,10 @@ constexpr double kPatience_s = 60;
 
 /// In the place that a launcher gives: the first process serves the group, and has the lines.
 std::optional<std::string> in_job(const std::vector<Case>& cases, const std::string& wire, int processes) {
-  const auto found = cli::find_placement({}, cli::process_environment());
+  const auto found = find_job_place({}, process_environment());
   REQUIRE(found.ok());
   REQUIRE(found->has_value());
-  const cli::Placement& place = **found;
+  const JobPlace& place = **found;
   REQUIRE(place.world_size == processes);
   std::optional<ControlServer> server;
   if (place.rank == 0) server.emplace(place.world_size, place.master, place.token);

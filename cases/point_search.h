@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/common.h"
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/outcome.h"
 #include "plan/reasons.h"
@@ -18,7 +17,7 @@
 #include "sweeps/search.h"
 #include "sweeps/sweep.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 /// Whether a search estimates every point before it runs some.
 bool estimates_first(const sweeps::Search& search);
@@ -52,4 +51,4 @@ class PointSearch {
   Reasons reasons_;     ///< of those without
 };
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

@@ -1,13 +1,13 @@
-#include "cli/point_search.h"
+#include "cases/point_search.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "cli/analytic_case.h"
+#include "cases/analytic_case.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 namespace {
 
 std::optional<double> step_of(const CaseOutcome& outcome) {
@@ -84,4 +84,4 @@ std::string PointSearch::conclusion() const {
   return said;
 }
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

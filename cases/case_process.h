@@ -7,13 +7,13 @@
 #include <string>
 
 #include "answers/planned.h"
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "plan/outcome.h"
 #include "sweeps/driver.h"
 #include "sweeps/resolution.h"
 #include "sweeps/traces.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 class Seats;
 
@@ -71,4 +71,4 @@ class ProcessCaseRunner final : public CaseRunner {
   const std::atomic<bool>& interrupted_;
 };
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

@@ -1,4 +1,4 @@
-#include "cli/placement.h"
+#include "cases/job_place.h"
 
 #include <fmt/format.h>
 
@@ -6,11 +6,10 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "cli/case_process.h"
-#include "cli/common.h"
+#include "cases/case_process.h"
 #include "plan/base/hash.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 namespace {
 
 constexpr int kPort = 29500;                       ///< torchrun's
@@ -71,14 +70,14 @@ std::optional<int> number_of(const std::string& text) {
 
 class Finder {
  public:
-  Finder(const PlacementFlags& flags, const Environment& environment) : flags_(flags), environment_(environment) {}
+  Finder(const JobPlaceFlags& flags, const Environment& environment) : flags_(flags), environment_(environment) {}
 
-  Result<std::optional<Placement>> find() {
+  Result<std::optional<JobPlace>> find() {
     const Launcher* launcher = nullptr;
     for (const Launcher& l : kLaunchers)
       if (!launcher && speaks(l)) launcher = &l;
-    if (!launcher && !flags_.any()) return std::optional<Placement>();
-    Placement p;
+    if (!launcher && !flags_.any()) return std::optional<JobPlace>();
+    JobPlace p;
     int local_size = -1;
     if (launcher != nullptr) {
       SHARDLAB_TRY(read(launcher->rank, p.rank));
@@ -137,7 +136,7 @@ class Finder {
     return name == nullptr ? "" : name;
   }
 
-  Result<void> find_master(Placement& p, const Launcher* launcher) const {
+  Result<void> find_master(JobPlace& p, const Launcher* launcher) const {
     const bool slurm = launcher != nullptr && std::string_view(launcher->name) == "Slurm";
     const char* address = environment_("MASTER_ADDR");
     if (!flags_.master_addr.empty()) {
@@ -188,35 +187,20 @@ class Finder {
     return list.substr(0, open) + list.substr(open + 1, end - open - 1) + tail;
   }
 
-  const PlacementFlags& flags_;
+  const JobPlaceFlags& flags_;
   const Environment& environment_;
 };
 
 }  // namespace
 
-std::string to_string(const Placement& p) {
+std::string to_string(const JobPlace& p) {
   std::string text = fmt::format("process {} of {}", p.rank, p.world_size);
   if (p.local_rank >= 0) text += fmt::format(", local rank {}", p.local_rank);
   if (p.node >= 0) text += fmt::format(", node {}{}", p.node, p.nodes > 0 ? fmt::format(" of {}", p.nodes) : "");
   return text + fmt::format(", first process at {}, by {}", to_string(p.master), p.by);
 }
 
-void add_placement_flags(CLI::App& verb, PlacementFlags& flags, const std::string& group) {
-  constexpr double kMost = 1 << 20;
-  const auto number = [&](const char* name, int& value, double least, double most, const char* help) {
-    verb.add_option(name, value, help)->check(number_in(least, most))->group(group);
-  };
-  number("--rank", flags.rank, 0, kMost,
-         "this process among those of the job, from 0; by default what torchrun, srun or mpirun say");
-  number("--world-size", flags.world_size, 1, kMost, "processes of the job");
-  number("--local-rank", flags.local_rank, 0, kMost, "this process among those of its node");
-  number("--node", flags.node, 0, kMost, "the node that it is on, from 0");
-  verb.add_option("--master-addr", flags.master_addr, "host of the first process, as the others reach it; MASTER_ADDR by default")
-      ->group(group);
-  number("--master-port", flags.master_port, 1, 65535, "port at which the first process listens; MASTER_PORT by default");
-}
-
-std::vector<std::string> words_of(const Placement& p) {
+std::vector<std::string> words_of(const JobPlace& p) {
   std::vector<std::string> words{"--rank",        std::to_string(p.rank), "--world-size",  std::to_string(p.world_size),
                                  "--master-addr", p.master.host,          "--master-port", std::to_string(p.master.port)};
   if (p.local_rank >= 0) words.insert(words.end(), {"--local-rank", std::to_string(p.local_rank)});
@@ -228,8 +212,8 @@ Environment process_environment() {
   return [](const char* name) { return std::getenv(name); };
 }
 
-Result<std::optional<Placement>> find_placement(const PlacementFlags& flags, const Environment& environment) {
+Result<std::optional<JobPlace>> find_job_place(const JobPlaceFlags& flags, const Environment& environment) {
   return Finder(flags, environment).find();
 }
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

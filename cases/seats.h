@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/namespaces.h"
-#include "cli/placement.h"
+#include "cases/job_place.h"
+#include "cases/namespaces.h"
 #include "runtime/control.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 /// A case as the first process describes it to the others, who may not see its files.
 struct CaseOrder {
@@ -32,7 +32,7 @@ class Seats {
  public:
   /// Listens at the placement's master, whose rank is 0, and waits for the others to join, each at most `join_s`. Throws WorldError
   /// where they do not come, or later where one is lost.
-  Seats(const Placement& placement, double join_s);
+  Seats(const JobPlace& placement, double join_s);
   /// Lets the others end.
   ~Seats();
 
@@ -54,9 +54,9 @@ class Seats {
 
 /// The life of another process of the job: starts its part of every case that the first process orders, in a folder of its own under
 /// the system's temporary one, until that ends. `program` is this executable. Throws WorldError where the first process is lost.
-Result<ExitCode> follow(const Placement& placement, const std::string& program, double join_s);
+Result<ExitCode> follow(const JobPlace& placement, const std::string& program, double join_s);
 
 /// How long processes of a job wait for one another to begin, seconds.
 inline constexpr double kJoin_s = 300;
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

@@ -1,4 +1,4 @@
-#include "cli/pipeline.h"
+#include "cases/pipeline.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,11 +10,11 @@
 #include <span>
 #include <tuple>
 
-#include "cli/common.h"
-#include "cli/environment.h"
-#include "cli/execution.h"
-#include "cli/namespaces.h"
-#include "cli/recorded_case.h"
+#include "cases/environment.h"
+#include "cases/execution.h"
+#include "cases/local_machine.h"
+#include "cases/namespaces.h"
+#include "cases/recorded_case.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
 #include "plan/base/hash.h"
@@ -40,7 +40,7 @@
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 namespace {
 
@@ -557,4 +557,4 @@ CaseOutcome refused(CaseOutcome outcome, const Error& error, Status status) {
   return outcome;
 }
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

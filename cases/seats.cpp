@@ -1,4 +1,4 @@
-#include "cli/seats.h"
+#include "cases/seats.h"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -10,14 +10,14 @@
 #include <filesystem>
 #include <utility>
 
-#include "cli/children.h"
-#include "cli/common.h"
-#include "cli/interrupt.h"
-#include "cli/pipeline.h"
+#include "cases/children.h"
+#include "cases/interrupt.h"
+#include "cases/pipeline.h"
+#include "plan/base/files.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 namespace {
 
 constexpr double kAnyTime_s = 1e9;  ///< nobody knows how long the first process is busy with cases of its own
@@ -70,7 +70,7 @@ class TemporaryFolder {
 };
 
 /// This process's part of one case. `lost` ends it early.
-SeatEnd run_part(const CaseOrder& order, const Placement& placement, const std::string& program, const std::string& folder,
+SeatEnd run_part(const CaseOrder& order, const JobPlace& placement, const std::string& program, const std::string& folder,
                  const std::atomic<bool>& lost) {
   const CaseFiles files{folder + "/" + order.case_id};
   std::filesystem::create_directories(files.directory);
@@ -91,7 +91,7 @@ SeatEnd run_part(const CaseOrder& order, const Placement& placement, const std::
 }
 
 /// One part after the other, until the first process has no more.
-void take_orders(Control& control, const Placement& placement, const std::string& program, const std::string& folder,
+void take_orders(Control& control, const JobPlace& placement, const std::string& program, const std::string& folder,
                  const std::atomic<bool>& lost) {
   while (true) {
     const std::vector<std::string> all = control.gather({});
@@ -107,7 +107,7 @@ void take_orders(Control& control, const Placement& placement, const std::string
 
 }  // namespace
 
-Seats::Seats(const Placement& placement, double join_s)
+Seats::Seats(const JobPlace& placement, double join_s)
     : host_(placement.master.host), server_(placement.world_size, placement.master, placement.token) {
   control_ = std::make_unique<Control>(server_.endpoint(), placement.token, 0, placement.world_size, join_s);
   control_->barrier();
@@ -150,7 +150,7 @@ std::vector<SeatEnd> Seats::collect() {
   return ends;
 }
 
-Result<ExitCode> follow(const Placement& placement, const std::string& program, double join_s) {
+Result<ExitCode> follow(const JobPlace& placement, const std::string& program, double join_s) {
   Control control(placement.master, placement.token, placement.rank, placement.world_size, join_s);
   control.barrier();
   control.set_timeout(kAnyTime_s);
@@ -175,4 +175,4 @@ Result<ExitCode> follow(const Placement& placement, const std::string& program, 
   return ExitCode::kDone;
 }
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

@@ -2,7 +2,7 @@
 #include <map>
 #include <string>
 
-#include "cli/placement.h"
+#include "cases/job_place.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -11,15 +11,15 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-Result<std::optional<Placement>> find(const Variables& variables, const PlacementFlags& flags = {}) {
-  return find_placement(flags, [&](const char* name) {
+Result<std::optional<JobPlace>> find(const Variables& variables, const JobPlaceFlags& flags = {}) {
+  return find_job_place(flags, [&](const char* name) {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
   });
 }
 
 /// What is found, as doctor shows it.
-std::string place(const Variables& variables, const PlacementFlags& flags = {}) {
+std::string place(const Variables& variables, const JobPlaceFlags& flags = {}) {
   const auto found = find(variables, flags);
   if (!found.ok()) return "refused: " + found.error().message;
   return *found ? to_string(**found) : "none";
@@ -57,7 +57,7 @@ TEST_CASE("a place in a job: what each launcher sets") {
         "process 1 of 2, local rank 1, first process at 127.0.0.1:7000, by Open MPI (OMPI_COMM_WORLD_RANK)");
   CHECK(place({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}}) ==
         "process 0 of 2, first process at 127.0.0.1:29500, by PMI (PMI_RANK)");
-  PlacementFlags size;
+  JobPlaceFlags size;
   size.world_size = 3;
   size.master_addr = "a";
   size.master_port = 1;
@@ -66,7 +66,7 @@ TEST_CASE("a place in a job: what each launcher sets") {
 }
 
 TEST_CASE("a place in a job: flags before variables, launchers in their order") {
-  PlacementFlags flags;
+  JobPlaceFlags flags;
   flags.rank = 1;
   flags.world_size = 2;
   flags.node = 0;
@@ -122,7 +122,7 @@ TEST_CASE("a place in a job: refusals say the variable and what to set") {
   CHECK(place(with(kTorchrun, {{"RANK", "x"}})) == "refused: RANK=x is no number from 0 on");
   CHECK(place(with(kTorchrun, {{"RANK", "8"}})) == "refused: process 8 of 8, by torchrun (RANK)");
   CHECK(place(with(kTorchrun, {{"MASTER_PORT", "70000"}})) == "refused: MASTER_PORT=70000 is no port");
-  PlacementFlags rank;
+  JobPlaceFlags rank;
   rank.rank = 0;
   CHECK(place({}, rank) == "refused: --rank without --world-size");
   const auto apart = find({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});

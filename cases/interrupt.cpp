@@ -1,4 +1,4 @@
-#include "cli/interrupt.h"
+#include "cases/interrupt.h"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -9,11 +9,11 @@
 #include <cstdio>
 #include <cstring>
 
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/base/utf8.h"
 
-namespace shardlab::cli::interrupt {
+namespace shardlab::cases::interrupt {
 namespace {
 
 constexpr unsigned kGrace_s = 5;
@@ -71,4 +71,4 @@ void say_how_to_go_on() {
 
 void set_case_group(pid_t group) { case_group.store(group); }
 
-}  // namespace shardlab::cli::interrupt
+}  // namespace shardlab::cases::interrupt

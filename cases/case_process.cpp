@@ -1,4 +1,4 @@
-#include "cli/case_process.h"
+#include "cases/case_process.h"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -7,14 +7,14 @@
 #include <filesystem>
 #include <utility>
 
-#include "cli/children.h"
-#include "cli/common.h"
-#include "cli/execution.h"
-#include "cli/interrupt.h"
-#include "cli/namespaces.h"
-#include "cli/pipeline.h"
-#include "cli/recorded_case.h"
-#include "cli/seats.h"
+#include "cases/children.h"
+#include "cases/execution.h"
+#include "cases/interrupt.h"
+#include "cases/namespaces.h"
+#include "cases/pipeline.h"
+#include "cases/recorded_case.h"
+#include "cases/seats.h"
+#include "plan/base/files.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/text.h"
@@ -22,7 +22,7 @@
 #include "reports/store.h"
 #include "simulator/interpreter/machine_yaml.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 namespace {
 
 /// A plan that does not fit is out of memory, and one that does not verify is no illegal layout but a bug of ours.
@@ -229,4 +229,4 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   return outcome;
 }
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

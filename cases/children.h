@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "plan/base/result.h"
 #include "runtime/control.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 struct CaseFiles;
 
@@ -69,4 +69,4 @@ std::string why_failed(const std::vector<int>& statuses, const std::optional<Gro
 /// "the process ended with exit code 4: ...", with the last lines of its log.
 std::string how_it_ended(int status, const std::string& log);
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "reports/store.h"
 #include "simulator/estimator/analytic/analytic.h"
 #include "sweeps/driver.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 /// The estimate of one case as a row of results.csv. `peak_bytes` is the worst stage's live peak, `arena_bytes` what the
 /// framework's allocator holds; `extrapolated` says that a constant was transferred from another device.
@@ -96,4 +96,4 @@ class SparseProgress final : public ProgressSink {
   double told_ = 0;
 };
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

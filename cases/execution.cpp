@@ -1,4 +1,4 @@
-#include "cli/execution.h"
+#include "cases/execution.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
 #include "plan/base/world_error.h"
@@ -26,7 +26,7 @@
 #include "runtime/tcp_transport.h"
 #include "runtime/thread_transport.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 namespace {
 
 /// Ranks on the processor: as threads of this process, or of several.
@@ -356,4 +356,4 @@ Result<std::unique_ptr<Execution>> Execution::create(const PlacedPlan& placed, c
   return HostExecution::create(placed, options);
 }
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <string>
 
-namespace shardlab::cli::interrupt {
+namespace shardlab::cases::interrupt {
 
 /// From this call on, SIGINT, SIGTERM and SIGHUP end the program at once, with "interrupted; to go on: `command`" on stderr.
 void end_on_signal(const std::string& command);
@@ -22,4 +22,4 @@ void say_how_to_go_on();
 /// The process group of a running case, which ends with the program; 0: none.
 void set_case_group(pid_t group);
 
-}  // namespace shardlab::cli::interrupt
+}  // namespace shardlab::cases::interrupt

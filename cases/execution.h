@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/outcome.h"
 #include "plan/trace.h"
 #include "runtime/session.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 /// What the words of a case ask for.
 struct ExecutionOptions {
@@ -78,4 +78,4 @@ class Execution {
 /// Whether a case with this back end can be executed on this machine at all: says why not, and what to do.
 Result<void> check_backend(BackendKind backend);
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

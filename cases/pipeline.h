@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "answers/planned.h"
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/outcome.h"
@@ -16,7 +16,7 @@
 #include "runtime/session.h"
 #include "simulator/interpreter/predict.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 /// Part of every file that is kept for validation.
 inline constexpr double kValidationFraction = 0.1;
@@ -91,4 +91,4 @@ struct CaseFiles {
   std::string replay(int server) const { return directory + "/replay." + std::to_string(server) + ".txt"; }
 };
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

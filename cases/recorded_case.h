@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "cli/namespaces.h"
-#include "cli/pipeline.h"
+#include "cases/namespaces.h"
+#include "cases/pipeline.h"
 #include "plan/outcome.h"
 #include "plan/program.h"
 #include "plan/trace.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 /// Plans of up to this many ranks leave their predicted trace on disk; larger ones would fill it.
 inline constexpr int kTraceRanks = 64;
@@ -32,4 +32,4 @@ RecordedCase read_recorded(const CaseFiles& files, const CaseOutcome& outcome, c
 /// The problems of `read_recorded` that the beginnings of the files show: not whether a trace is cut off or damaged further on.
 std::vector<std::string> recorded_problems(const CaseFiles& files, const CaseOutcome& outcome, const std::string& kept);
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

@@ -1,4 +1,4 @@
-#include "cli/analytic_case.h"
+#include "cases/analytic_case.h"
 
 #include <fmt/format.h>
 
@@ -8,15 +8,15 @@
 #include <utility>
 
 #include "answers/model_shape.h"
-#include "cli/namespaces.h"
-#include "cli/pipeline.h"
+#include "cases/namespaces.h"
+#include "cases/pipeline.h"
 #include "plan/runnable.h"
 #include "plan/same_machine.h"
 #include "reports/format.h"
 #include "simulator/estimator/analytic/known.h"
 #include "simulator/interpreter/case_plan.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 namespace {
 
 using analytic::MemoryPart;
@@ -250,4 +250,4 @@ void SparseProgress::finished(const CaseOutcome&, const Progress& p) {
              p.remaining_s ? fmt::format(", {} left", seconds_text(*p.remaining_s)) : "");
 }
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

@@ -1,4 +1,4 @@
-#include "cli/recorded_case.h"
+#include "cases/recorded_case.h"
 
 #include <fmt/format.h>
 
@@ -7,14 +7,14 @@
 #include <fstream>
 #include <iterator>
 
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "plan/base/files.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "profiler/trace_file.h"
 #include "profiler/trace_reader.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 namespace {
 
 struct TraceOnDisk {
@@ -144,4 +144,4 @@ std::vector<std::string> recorded_problems(const CaseFiles& files, const CaseOut
   return Reading(files, outcome, kept).look().problems;
 }
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

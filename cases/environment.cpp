@@ -1,10 +1,8 @@
-#include "cli/environment.h"
+#include "cases/environment.h"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,15 +10,14 @@
 #include <fstream>
 #include <string>
 
-#include "cli/common.h"
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "commit.h"
 #include "kernels/kernels.h"
+#include "plan/base/files.h"
 #include "plan/base/hash.h"
-#include "plan/base/values.h"
 #include "runtime/core_scheduler.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 namespace {
 
 /// The value of the first line of `file` that begins with `key`, after its separator; empty when there is none.
@@ -108,15 +105,4 @@ RunMetadata describe_environment(const std::string& command) {
   return run;
 }
 
-int terminal_width() {
-  const char* columns = std::getenv("COLUMNS");
-  const auto asked = columns != nullptr ? parse_count(columns) : std::nullopt;
-  if (asked && *asked >= 20 && *asked <= 10'000) return static_cast<int>(*asked);
-  winsize size{};
-  if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
-  return size.ws_col;
-}
-
-bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
-
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

@@ -1,4 +1,4 @@
-#include "cli/children.h"
+#include "cases/children.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -19,13 +19,13 @@
 #include <sstream>
 #include <thread>
 
-#include "cli/case_process.h"
-#include "cli/common.h"
-#include "cli/namespaces.h"
-#include "cli/pipeline.h"
+#include "cases/case_process.h"
+#include "cases/namespaces.h"
+#include "cases/pipeline.h"
+#include "plan/base/files.h"
 #include "plan/base/world_error.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 namespace {
 
@@ -234,4 +234,4 @@ std::string why_failed(const std::vector<int>& statuses, const std::optional<Gro
   return how_it_ended(statuses[static_cast<size_t>(std::max(first, 0))], files.log(std::max(first, 0)));
 }
 
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases

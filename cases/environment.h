@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <string>
 
-#include "cli/namespaces.h"
+#include "cases/namespaces.h"
 #include "reports/metadata.h"
 
-namespace shardlab::cli {
+namespace shardlab::cases {
 
 /// The identity of this program, for the key of `--resume`: "0.1.0+4f21c2a10f38", version and commit. A source tree that
 /// differs from its commit, or has none, has an identity of its own: "0.1.0+4f21c2a10f38-dirty.9d3e01c7", with a hash of
@@ -29,8 +29,4 @@ std::string today();  ///< date and time, UTC, ISO 8601
 /// Everything but the calibration and the recorder's figures.
 RunMetadata describe_environment(const std::string& command);
 
-/// Columns of the reader of stdout: $COLUMNS if it is set, else the terminal's width; 0 if stdout is no terminal.
-int terminal_width();
-bool stderr_is_terminal();
-
-}  // namespace shardlab::cli
+}  // namespace shardlab::cases
