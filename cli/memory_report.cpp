@@ -314,7 +314,10 @@ std::string memory_page(const ToldMemory& told, int width) {
   if (!told.answer.fits()) {
     if (!told.advice.changes.empty())
       page += fmt::format("\nwhat to change, the fastest first (of {} layouts looked at)\n", told.advice.looked_at) +
-              print_table(change_table(told.advice), TableFormat::kTable, width);
+              print_table(change_table(told.advice), TableFormat::kTable, width) +
+              (told.advice.scaled
+                   ? line("steps of changes are estimates, in proportion to what a step of this layout takes by its plan")
+                   : "");
     else if (told.advice.looked_at > 0)
       page += "\n" +
               line(fmt::format("no change of up to three keys makes it fit; {} comes nearest with {}: take more devices",

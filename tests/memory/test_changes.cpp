@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <string>
 
@@ -98,6 +99,28 @@ TEST_CASE("shardlab's own proposals are layouts that it runs") {
     CHECK(c.device_bytes == bytes.peak_bytes + static_cast<int64_t>(prepared.profile().memory.context));
     CHECK(c.device_bytes <= 80'000'000'000);
     CHECK(c.point.cp == 1);
+  }
+}
+
+TEST_CASE("steps of changes are those of plans where these are short, else the estimate's in proportion to the layout's own") {
+  const analytic::Prepared prepared = study(llama_8b(), "shardlab", 1);
+  Estimator estimator(prepared);
+  const auto lower = [](const Case& c) { return strategies::lower(c, {.after = {}, .verify = false}); };
+  for (const int64_t micro_batches : {8, 9}) {  // of 32 layers
+    const Point point{.dp = 8, .precision = Precision::kFp32, .micro_batch = 1, .grad_accumulation = micro_batches};
+    REQUIRE(estimator.executed(point) != nullptr);
+    int timed = 0;
+    const auto seconds = [&](const Case&, const CasePlan&) { return ++timed, 1000.0; };
+    const Advice advice =
+        advise(estimator, prepared.profile(), point, {.capacity = 80'000'000'000, .lower = lower, .seconds = seconds});
+    REQUIRE_FALSE(advice.changes.empty());
+    CHECK(advice.scaled == (micro_batches == 9));
+    CHECK((timed == 1) == advice.scaled);
+    for (const Change& c : advice.changes) {
+      const double of_plan = advice.scaled ? 1000 * estimator(c.point).step_s / estimator(point).step_s : 1000;
+      CHECK(std::abs(c.step_s / of_plan - 1) < 1e-12);
+      CHECK(std::abs(c.slowdown - (of_plan / 1000 - 1)) < 1e-12);
+    }
   }
 }
 

@@ -175,12 +175,14 @@ namespace {
 
 /// Layers of all plans that one question makes.
 constexpr int64_t kMostLayers = int64_t{1} << 16;
+/// Layers times micro-batches of a layout beyond which the steps of changes are not simulated.
+constexpr int64_t kMostTimedCells = 256;
 
 /// Figures of layouts that shardlab's executor runs, by their plans; of others the estimate.
 class Told {
  public:
-  Told(Estimator& estimator, const FrameworkProfile& profile, const ChangeOptions& options)
-      : estimator_(estimator), profile_(profile), options_(options) {}
+  Told(Estimator& estimator, const FrameworkProfile& profile, const Point& point, const ChangeOptions& options)
+      : estimator_(estimator), profile_(profile), point_(point), options_(options) {}
   void tell(Change& change, double before_s) const {
     if (!options_.lower) return;
     const Case* config = estimator_.executed(change.point);
@@ -189,7 +191,7 @@ class Told {
     Estimate e;
     tell_bytes(profile_, *plan, e);
     change.device_bytes = e.memory.device(), change.host_bytes = e.host_bytes;
-    if (!options_.seconds) return;
+    if (!options_.seconds || (scaled(point_) && !(change.point == point_))) return;
     change.step_s = options_.seconds(*config, *plan);
     change.slowdown = before_s > 0 ? change.step_s / before_s - 1 : 0;
   }
@@ -197,6 +199,10 @@ class Told {
   double slack() const { return options_.lower ? 1 + analytic::kPlanEstimateError : 1; }
   bool usable(const Point& p, const Estimate& e) const {
     return e.legal() && (!options_.lower || estimator_.executed(p) != nullptr);
+  }
+  /// Whether the plans of layouts like that of `p` take long to simulate: tens of milliseconds each.
+  bool scaled(const Point& p) const {
+    return options_.lower && options_.seconds && estimator_.executed(p)->model.layers * p.grad_accumulation > kMostTimedCells;
   }
   /// Of how many layouts plans are made: a plan of thousands of layers takes seconds.
   size_t most_plans(const Point& p) const {
@@ -207,6 +213,7 @@ class Told {
  private:
   Estimator& estimator_;
   const FrameworkProfile& profile_;
+  const Point& point_;  ///< of the question
   const ChangeOptions& options_;
 };
 
@@ -217,7 +224,7 @@ constexpr size_t kLeast = 3;
 
 Advice advise(Estimator& estimator, const FrameworkProfile& profile, const Point& point, const ChangeOptions& options) {
   Advice advice;
-  const Told told(estimator, profile, options);
+  const Told told(estimator, profile, point, options);
   const Estimate now = estimator(point);
   if (!told.usable(point, now)) return advice;
   advice.looked_at = 1;
@@ -237,6 +244,10 @@ Advice advise(Estimator& estimator, const FrameworkProfile& profile, const Point
   told.tell(here, 0);
   here.slowdown = 0;
   const double before_s = here.step_s;
+  advice.scaled = told.scaled(point);
+  if (advice.scaled)
+    for (std::vector<Change>* list : {&fitting, &least})
+      for (Change& change : *list) change.step_s *= before_s / now.step_s;
   size_t plans = told.most_plans(point) - 1;
   least.resize(std::min(least.size(), std::max<size_t>(1, plans / 3)));
   plans -= least.size();

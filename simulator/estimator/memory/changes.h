@@ -46,6 +46,7 @@ struct Advice {
   std::vector<Change> changes;  ///< that fit, the fastest first
   Change least;                 ///< with the fewest device bytes of all that were looked at, the layout itself included
   int64_t looked_at = 0;        ///< legal layouts
+  bool scaled = false;          ///< steps are the estimate's, in proportion to what the layout of the question takes by its plan
 };
 
 /// Layouts on the same devices and with the same tokens a step that fit. Looks at every combination of at most three of: recompute
@@ -54,7 +55,8 @@ struct Advice {
 /// optimizer and activations offloaded to the host. Leaves out a layout that contains all changes of a faster one, and a layout
 /// within 2 % of the capacity, which may not fit. Under `lower` the estimate ranks layouts, and the reported ones have the bytes of
 /// their plans: plans are made in order of time until enough layouts fit, and for the few layouts of the least estimated bytes. Of a
-/// model of thousands of layers few plans are made, so that fewer layouts may be listed.
+/// model of thousands of layers few plans are made, so that fewer layouts may be listed. Steps are those of plans too, where layers
+/// times micro-batches are few; else `Advice::scaled`.
 Advice advise(analytic::Estimator& estimator, const analytic::FrameworkProfile& profile, const analytic::Point& point,
               const ChangeOptions& options);
 
