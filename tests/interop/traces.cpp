@@ -1,11 +1,9 @@
 #include "tests/interop/traces.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include "plan/text.h"
-#include "tests/paths.h"
+#include "tests/golden_plans.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -64,10 +62,7 @@ std::string_view taken(std::string_view& bytes, uint64_t count) {
 }  // namespace
 
 TracedPlan golden_trace(const std::string& name) {
-  std::ifstream file(source_dir() + "/tests/golden/plans/" + name + ".plan");
-  std::stringstream text;
-  text << file.rdbuf();
-  auto plan = parse_plan(text.str(), name);
+  auto plan = parse_plan(golden_plan(name), name);
   INFO((plan.ok() ? name : to_string(plan.error())));
   REQUIRE(plan.ok());
   TracedPlan t{std::move(*plan), {}, {}, {}};

@@ -20,7 +20,7 @@ struct TracedPlan {
   Trace trace;
 };
 
-/// tests/golden/plans/NAME.plan with a trace of two steps. On every rank op k takes 1 + k % 7 us from the end of what it waits for on; a
+/// The golden plan NAME with a trace of two steps. On every rank op k takes 1 + k % 7 us from the end of what it waits for on; a
 /// wait is traced where it has a length, and six tenths of a communication on odd ranks are a wait for peers.
 TracedPlan golden_trace(const std::string& name);
 

@@ -14,6 +14,7 @@
 #include "plan/named_kernels.h"
 #include "plan/work.h"
 #include "runtime/named_kernels.h"
+#include "tests/golden_plans.h"
 #include "tests/kernels_lowp/packed.h"
 #include "tests/kernels_lowp/steps.h"
 #include "tests/namespaces.h"
@@ -32,7 +33,7 @@ std::string file_text(const std::string& path) {
 
 /// A golden plan with buffers of these classes in `type`, statistics apart, and SGD for its optimizer.
 std::string narrowed(const std::string& golden, const std::string& classes, std::string_view type) {
-  std::istringstream lines(file_text("tests/golden/plans/" + golden));
+  std::istringstream lines(golden_plan(golden));
   const std::regex buffer("^  (bound |local )?%\\S+ +(" + classes + ") +f32\\[.*");
   const std::regex statistics("%\\S*(stats|lse|loss\\.max|loss\\.sums)");
   std::string text;
@@ -105,10 +106,10 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST_CASE("session: a whole step on narrow storage is the fp32 step to its precision") {
   // Every op of both families, vocabulary-parallel, and with dropout, pipeline and ZeRO-1 (whose flat gradients stay f32).
-  const std::pair<std::string, std::string> plans[]{{"single-gpt.plan", "activation|temporary|gradient"},
-                                                    {"single-llama.plan", "activation|temporary|gradient"},
-                                                    {"tensor-parallel.plan", "activation|temporary|gradient"},
-                                                    {"dp2-tp2-pp2-zero1-tied.plan", "activation|temporary"}};
+  const std::pair<std::string, std::string> plans[]{{"single-gpt", "activation|temporary|gradient"},
+                                                    {"single-llama", "activation|temporary|gradient"},
+                                                    {"tensor-parallel", "activation|temporary|gradient"},
+                                                    {"dp2-tp2-pp2-zero1-tied", "activation|temporary"}};
   for (const auto& [golden, classes] : plans)
     for (const bool canonical : {true, false}) {
       if (canonical && golden.starts_with("dp2")) continue;  // its plan accumulates in place, as canonical mode does not

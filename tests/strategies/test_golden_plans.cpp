@@ -4,6 +4,7 @@
 #include "strategies/catalogue.h"
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
+#include "tests/golden_plans.h"
 #include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
@@ -279,13 +280,29 @@ std::vector<Golden> goldens() {
   return all;
 }
 
+/// Plans that are kept whole, to begin reading with.
+const std::vector<std::string> kWhole{"single-gpt", "single-llama", "data-parallel-bucketed", "tensor-parallel", "pipeline-1f1b"};
+
 TEST_CASE("golden plans") {
+  std::vector<NamedText> texts;
   for (const Golden& golden : goldens()) {
     INFO(golden.name);
     const auto plan = lower(golden.config);
     REQUIRE((plan.ok() ? "" : to_string(plan.error())) == "");
-    REQUIRE_GOLDEN("plans/" + golden.name + ".plan", print(*plan));
+    texts.push_back({golden.name, print(*plan)});
   }
+  REQUIRE(golden_plans_difference(texts, kWhole) == "");
+  for (const NamedText& t : texts) REQUIRE(golden_plan(t.name) == t.text);
+}
+
+TEST_CASE("a text is told by how it differs from another, and given back by that") {
+  const std::string base = "a\nsegment s\nx\nx\nx\ny\nx\nx\nx\nz\n";
+  for (const std::string text : {"a\nsegment s\nx\nx\nx\ny\nx\nx\nx\nz\n", "a\nsegment s\nx\nx\nx\ny\nx\nx\nx\nx\nz\n",
+                                 "segment s\nx\nx\nx\ny\nx\nnew\nx\nz\nend\n", "", "x\n", "b\nc\n"})
+    CHECK(with_difference(base, text_difference(base, text)) == text);
+  CHECK(text_difference(base, base) == "");
+  CHECK(text_difference(base, "a\nsegment s\nx\nx\nx\ny\nx\nx\nx\nw\n") == "@@ segment s\n x\n x\n-z\n+w\n");
+  CHECK(with_difference("other\n", "@@ segment s\n x\n-y\n+z\n") == "");
 }
 
 TEST_CASE("golden plans are read back as they were printed, and verify again") {

@@ -12,6 +12,7 @@
 #include "plan/named_kernels.h"
 #include "plan/text.h"
 #include "plan/verify.h"
+#include "tests/golden_plans.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/verify/call_mutations.h"
@@ -31,13 +32,10 @@ std::string text_of(const std::filesystem::path& path) {
 }
 
 std::vector<Plan> golden_plans() {
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(source_dir() + "/tests/golden/plans")) files.push_back(entry.path());
-  std::sort(files.begin(), files.end());
   std::vector<Plan> plans;
-  for (const auto& file : files) {
-    plans.push_back(parse_or_fail(text_of(file)));
-    plans.back().name = file.stem().string();
+  for (const std::string& name : golden_plan_names()) {
+    plans.push_back(parse_or_fail(golden_plan(name)));
+    plans.back().name = name;
   }
   return plans;
 }
