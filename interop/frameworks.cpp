@@ -102,6 +102,7 @@ Result<Exported> export_case(const Case& c, std::string_view framework, const Ex
     account.refuse("layout.dp", fmt::format("{} ranks do not fill nodes of {} devices evenly", c.layout.world_size(),
                                             c.machine.devices_per_node));
   account.require(!c.model.qk_norm, "model.qk_norm", "norms over heads of q and k are not exported");
+  account.require(!c.model.qkv_biases, "model.qkv_biases", "biases of q, k and v are not exported");
   if (framework == "megatron") write_megatron(account, options, exported.files);
   if (framework == "deepspeed") write_deepspeed(account, options, exported.files);
   if (framework == "torchtitan") write_torchtitan(account, options, exported.files);
