@@ -350,6 +350,7 @@ void read_glm4(ConfigReader& in, ModelConfig& c) {
   c.unexecuted = "it rotates a part of each head, and norms follow attention and feed-forward";
 }
 
+/// transformers, Glm4MoeConfig. The step of the biases of routers is no key of a config.json: that of DeepSeek-V3, section 4.2.
 void read_glm4_moe(ConfigReader& in, ModelConfig& c) {
   read_glm(in, c);
   c.experts = in.size("n_routed_experts"), c.top_k = in.size("num_experts_per_tok");
@@ -359,6 +360,21 @@ void read_glm4_moe(ConfigReader& in, ModelConfig& c) {
   c.qk_norm = in.flag_or("use_qk_norm", false);
   c.router_bias = true;
   c.unexecuted = kMixture;
+  if (in.number_or("partial_rotary_factor", 0.5f) != 1.0f) return;
+  c.unexecuted.clear();
+  c.router_bias = false;  // state of the run, and no parameter
+  c.model.qkv_biases = c.qkv_biases, c.model.qk_norm = c.qk_norm;
+  c.model.experts = {.count = c.experts,
+                     .top_k = c.top_k,
+                     .ffn = c.moe_ffn,
+                     .sigmoid = true,
+                     .normalise = in.flag_or("norm_topk_prob", true),
+                     .factor = in.number_or("routed_scaling_factor", 1.0f),
+                     .shared = c.shared_experts,
+                     .dense_layers = c.dense_layers,
+                     .groups = in.size_or("n_group", 1),
+                     .groups_chosen = in.size_or("topk_group", 1),
+                     .bias_update_rate = 0.001f};
 }
 
 void read_gpt_oss(ConfigReader& in, ModelConfig& c) {
