@@ -381,6 +381,40 @@ std::vector<std::pair<std::string, std::string>> identity(const PlacedRun& place
           {"seed", fmt::format("{}", config.train.seed)}};
 }
 
+/// How the rows of experts fell in the measured steps.
+class LoadBalance {
+ public:
+  void add(const std::vector<ExpertRows>& layers) {
+    last_ = layers;
+    const Imbalance one = imbalance_of(layers);
+    if (one.by_expert) experts_.push_back(*one.by_expert);
+    if (one.by_rank) ranks_.push_back(*one.by_rank);
+  }
+  /// Into the figures; `tells`: and, layer by layer, to the log.
+  void note(Measurement& m, bool tells) const {
+    if (experts_.empty()) return;
+    m.expert_imbalance = mean(experts_), m.expert_imbalance_last = experts_.back();
+    if (!ranks_.empty()) m.expert_rank_imbalance = mean(ranks_), m.expert_rank_imbalance_last = ranks_.back();
+    if (!tells) return;
+    fmt::print(stderr, "rows of experts in the last of {} steps, and the most over the mean:\n", experts_.size());
+    for (const ExpertRows& layer : last_) {
+      fmt::print(stderr, "layer {}: by expert {} ({:.3f})", layer.layer, fmt::join(layer.by_expert, " "),
+                 imbalance(layer.by_expert).value_or(1));
+      if (!layer.by_rank.empty())
+        fmt::print(stderr, "; by rank {} ({:.3f})", fmt::join(layer.by_rank, " "), imbalance(layer.by_rank).value_or(1));
+      fmt::print(stderr, "\n");
+    }
+  }
+
+ private:
+  static double mean(const std::vector<double>& of) {
+    return std::accumulate(of.begin(), of.end(), 0.0) / static_cast<double>(of.size());
+  }
+
+  std::vector<double> experts_, ranks_;  ///< by step
+  std::vector<ExpertRows> last_;
+};
+
 /// Where the first phase of a run has left it.
 struct WarmedUp {
   int64_t first = 0;  ///< the run's first step
@@ -476,6 +510,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   warmed.reset();
 
   std::vector<double> seconds;
+  LoadBalance balance;
   const int64_t warm = begun->first + config.measure.warmup, end = warm + measured_steps;
   // Workers that may run apart do so through the warm-up and through each repeat.
   const bool apart = recorded.staleness >= 0;
@@ -495,6 +530,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
       SHARDLAB_TRY(save_where_due(config, **session, step, step == end));
       if (step <= warm) continue;
       seconds.push_back(r.seconds / period);
+      balance.add(r.experts);
       if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, r.sent_bytes);
     }
     at = step;
@@ -502,6 +538,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   write_arrivals((*session)->arrivals(), files);
   if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
+  balance.note(m, (*session)->leads());
   m.samples = static_cast<int>(seconds.size());
   m.repeats = static_cast<int>(config.measure.repeat);
   m.step_s = median(seconds);

@@ -83,7 +83,7 @@ std::vector<ShardFile> shards_of(const std::vector<interop::ForeignTensor>& tens
 class Parameters {
  public:
   Parameters(const Checkpoint& checkpoint, const Model& model, bool average) : checkpoint_(checkpoint), average_(average) {
-    for (ModelParameter& p : parameters_of(model)) shapes_[p.name] = std::move(p.shape);
+    for (ModelParameter& p : interop::carried_by_files(model)) shapes_[p.name] = std::move(p.shape);
   }
   Result<const std::vector<float>*> values(const std::string& name) {
     if (name != last_) {
@@ -100,7 +100,7 @@ class Parameters {
     }
     return &values_;
   }
-  int64_t columns(const std::string& name) const { return shapes_.at(name).size() == 2 ? shapes_.at(name)[1] : 1; }
+  int64_t columns(const std::string& name) const { return shapes_.at(name).size() >= 2 ? shapes_.at(name).back() : 1; }
 
  private:
   const Checkpoint& checkpoint_;
@@ -115,9 +115,8 @@ Result<Model> model_of(const std::string& name) {
     return refusal("no model is named",
                    "add --model NAME (`shardlab model list`) or --model CONFIG.JSON: the one that the weights are of");
   auto model = sweeps::load_model(name);
-  if (model.ok() && model->is_mixture())
-    return refusal(fmt::format("{} is a mixture of experts, whose weights have no names here yet", model->name),
-                   "carry weights of a dense model");
+  if (model.ok())
+    if (const auto type = interop::hugging_face_type(*model); !type.ok()) return type.error();
   return model;
 }
 
@@ -301,7 +300,7 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
         "name the model that the weights are of (--model); biases that a family does not have cannot be kept");
   }
   const std::string folder = flags.out.empty() ? "checkpoint" : flags.out;
-  const auto parameters = parameters_of(*model);
+  const auto parameters = interop::carried_by_files(*model);
   const auto saved = save_weights(folder, parameters, [&](const ModelParameter& p) -> Result<LogicalTensor> {
     LogicalTensor tensor;
     for (const int64_t extent : p.shape) tensor.shape.extent[static_cast<size_t>(tensor.shape.rank++)] = extent;
@@ -310,7 +309,7 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
       const Place& place = used[foreign.name];
       const auto values = place.file->values(*place.tensor);
       if (!values.ok()) return values.error();
-      interop::from_foreign(foreign, *values, p.shape.size() == 2 ? p.shape[1] : 1, tensor.values);
+      interop::from_foreign(foreign, *values, interop::columns_of(p), tensor.values);
     }
     return tensor;
   });

@@ -6,6 +6,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "interop/hugging_face.h"
 #include "interop/said.h"
 #include "plan/base/values.h"
 #include "plan/pipeline_case.h"
@@ -102,6 +103,7 @@ Result<Exported> export_case(const Case& c, std::string_view framework, const Ex
     account.refuse("layout.dp", fmt::format("{} ranks do not fill nodes of {} devices evenly", c.layout.world_size(),
                                             c.machine.devices_per_node));
   account.require(!c.model.qk_norm, "model.qk_norm", "norms over heads of q and k are not exported");
+  account.require(!c.model.qkv_biases, "model.qkv_biases", "biases of q, k and v are not exported");
   if (framework == "megatron") write_megatron(account, options, exported.files);
   if (framework == "deepspeed") write_deepspeed(account, options, exported.files);
   if (framework == "torchtitan") write_torchtitan(account, options, exported.files);
@@ -115,37 +117,83 @@ Result<Exported> export_case(const Case& c, std::string_view framework, const Ex
   return exported;
 }
 
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json json_number(float value) { return Json::parse(to_text(value)); }
+
+/// The keys of a mixture of experts of that `model_type`.
+void add_experts(const Model& m, const std::string& type, Json& config) {
+  const Experts& e = m.experts;
+  config["num_experts_per_tok"] = e.top_k;
+  config["router_aux_loss_coef"] = json_number(e.balance);
+  if (type == "mixtral") {
+    config["intermediate_size"] = e.ffn;
+    config["num_local_experts"] = e.count;
+    return;
+  }
+  config["moe_intermediate_size"] = e.ffn;
+  config["norm_topk_prob"] = e.normalise;
+  if (type == "glm4_moe") {
+    config["n_routed_experts"] = e.count;
+    config["n_shared_experts"] = e.shared;
+    config["first_k_dense_replace"] = e.dense_layers;
+    config["routed_scaling_factor"] = json_number(e.factor);
+    config["n_group"] = e.groups;
+    config["topk_group"] = e.groups_chosen;
+    config["use_qk_norm"] = m.qk_norm;
+    config["partial_rotary_factor"] = 1.0;
+    return;
+  }
+  config["num_experts"] = e.count;
+  config["decoder_sparse_step"] = e.every;
+  config["mlp_only_layers"] = Json::array();
+  for (int64_t layer = 0; layer < e.dense_layers; ++layer) config["mlp_only_layers"].push_back(layer);
+  if (type != "qwen2_moe") return;
+  config["shared_expert_intermediate_size"] = e.shared * e.ffn;
+  config["qkv_bias"] = m.qkv_biases;
+}
+
+}  // namespace
+
 std::string hugging_face_config(const Model& m) {
-  using Json = nlohmann::ordered_json;
-  const auto number = [](float value) { return Json::parse(to_text(value)); };
   Json config;
   if (m.is_llama()) {
-    config = {{"architectures", {m.qk_norm ? "Qwen3ForCausalLM" : "LlamaForCausalLM"}},
-              {"model_type", m.qk_norm ? "qwen3" : "llama"},
-              {"attention_bias", false},
+    const auto known = hugging_face_type(m);
+    const std::string type = known.ok() ? *known : "llama";
+    constexpr std::pair<std::string_view, const char*> kArchitectures[] = {
+        {"llama", "LlamaForCausalLM"},     {"qwen2", "Qwen2ForCausalLM"},        {"qwen3", "Qwen3ForCausalLM"},
+        {"mixtral", "MixtralForCausalLM"}, {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
+        {"glm4_moe", "Glm4MoeForCausalLM"}};
+    const auto* architecture = std::ranges::find(kArchitectures, type, &std::pair<std::string_view, const char*>::first)->second;
+    config = {{"architectures", {architecture}},
+              {"model_type", type},
+              {"attention_bias", type == "glm4_moe" && m.qkv_biases},
               {"head_dim", m.head_dim},
               {"hidden_act", "silu"},
               {"hidden_size", m.hidden},
-              {"initializer_range", number(m.init_deviation)},
+              {"initializer_range", json_number(m.init_deviation)},
               {"intermediate_size", m.ffn},
               {"max_position_embeddings", m.max_positions > 0 ? m.max_positions : 2048},
               {"mlp_bias", false},
               {"num_attention_heads", m.heads},
               {"num_hidden_layers", m.layers},
               {"num_key_value_heads", m.kv_heads},
-              {"rms_norm_eps", number(m.norm_epsilon)},
-              {"rope_theta", number(m.rope_theta)},
+              {"rms_norm_eps", json_number(m.norm_epsilon)},
+              {"rope_theta", json_number(m.rope_theta)},
               {"tie_word_embeddings", m.tied_embeddings},
               {"torch_dtype", "float32"},
               {"vocab_size", m.vocab}};
+    if (m.is_mixture()) add_experts(m, type, config);
   } else {
     config = {{"architectures", {"GPT2LMHeadModel"}},
               {"model_type", "gpt2"},
               {"activation_function", "gelu_new"},
               {"attn_pdrop", 0.0},
               {"embd_pdrop", 0.0},
-              {"initializer_range", number(m.init_deviation)},
-              {"layer_norm_epsilon", number(m.norm_epsilon)},
+              {"initializer_range", json_number(m.init_deviation)},
+              {"layer_norm_epsilon", json_number(m.norm_epsilon)},
               {"n_embd", m.hidden},
               {"n_head", m.heads},
               {"n_inner", m.ffn},

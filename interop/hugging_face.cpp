@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "plan/base/check.h"
+#include "plan/run_state.h"
 
 namespace shardlab::interop {
 
@@ -42,34 +43,41 @@ class Names {
   explicit Names(const Model& model) : model_(model) {}
 
   std::vector<ForeignTensor> take() {
-    for (const ModelParameter& p : parameters_of(model_)) model_.is_llama() ? add_llama(p) : add_gpt(p);
+    const auto type = hugging_face_type(model_);
+    mixtral_ = type.ok() && *type == "mixtral";
+    for (const ModelParameter& p : carried_by_files(model_)) model_.is_llama() ? add_llama(p) : add_gpt(p);
     return std::move(tensors_);
   }
 
  private:
   /// Our name without its layer: "attn.wqkv".
   static std::string part_of(const ModelParameter& p) {
-    if (p.layer < 0) return p.name;
+    if (p.layer < 0 || names_run_state(p.name)) return p.name;
     const size_t dot = p.name.find('.', std::string_view("layers.").size());
     return p.name.substr(dot + 1);
   }
 
   void add(const ModelParameter& p, std::string name, Rows rows, bool transposed = false) {
     std::vector<int64_t> shape{static_cast<int64_t>(rows.size())};
-    if (p.shape.size() == 2) shape.push_back(p.shape[1]);
+    if (p.shape.size() >= 2) shape.push_back(p.shape.back());
     if (transposed) std::swap(shape[0], shape[1]);
     tensors_.push_back({std::move(name), std::move(shape), p.name, std::move(rows), transposed});
   }
 
   void add_llama(const ModelParameter& p) {
     const std::string layer = p.layer < 0 ? "model." : fmt::format("model.layers.{}.", p.layer), part = part_of(p);
-    if (part == "attn.wqkv") {
-      add(p, layer + "self_attn.q_proj.weight", attention_rows(model_, Projection::kQuery));
-      add(p, layer + "self_attn.k_proj.weight", attention_rows(model_, Projection::kKey));
-      add(p, layer + "self_attn.v_proj.weight", attention_rows(model_, Projection::kValue));
+    if (part == "attn.wqkv" || part == "attn.bqkv") {
+      const char* what = part == "attn.wqkv" ? "weight" : "bias";
+      add(p, fmt::format("{}self_attn.q_proj.{}", layer, what), attention_rows(model_, Projection::kQuery));
+      add(p, fmt::format("{}self_attn.k_proj.{}", layer, what), attention_rows(model_, Projection::kKey));
+      add(p, fmt::format("{}self_attn.v_proj.{}", layer, what), attention_rows(model_, Projection::kValue));
     } else if (part == "mlp.wup") {
       add(p, layer + "mlp.gate_proj.weight", every_second(p.shape[0], 0));
       add(p, layer + "mlp.up_proj.weight", every_second(p.shape[0], 1));
+    } else if (names_run_state(p.name)) {
+      add(p, layer + "mlp.gate.e_score_correction_bias", all_rows(p.shape[0]));
+    } else if (part.starts_with("moe.")) {
+      add_experts(p, layer, part);
     } else {
       const std::pair<const char*, const char*> names[] = {{"embed.tokens", "embed_tokens.weight"},
                                                            {"attn.norm.gamma", "input_layernorm.weight"},
@@ -83,6 +91,36 @@ class Names {
         if (part == ours) return add(p, layer + theirs, all_rows(p.shape[0]));
       SHARDLAB_CHECK(part == "head.weight", "llama has no `{}`", p.name);
       add(p, "lm_head.weight", all_rows(p.shape[0]));
+    }
+  }
+
+  /// `layer`: "model.layers.3.". A tensor of each expert.
+  void add_experts(const ModelParameter& p, const std::string& layer, const std::string& part) {
+    const std::string block = layer + (mixtral_ ? "block_sparse_moe." : "mlp.");
+    const std::string shared = block + (model_.experts.shared_gate ? "shared_expert" : "shared_experts");
+    if (part == "moe.router") return add(p, block + "gate.weight", all_rows(p.shape[0]));
+    if (part == "moe.shared.gate") return add(p, block + "shared_expert_gate.weight", all_rows(p.shape[0]));
+    if (part == "moe.shared.wdown") return add(p, shared + ".down_proj.weight", all_rows(p.shape[0]));
+    if (part == "moe.shared.wup") {
+      add(p, shared + ".gate_proj.weight", every_second(p.shape[0], 0));
+      return add(p, shared + ".up_proj.weight", every_second(p.shape[0], 1));
+    }
+    SHARDLAB_CHECK(part == "moe.wup" || part == "moe.wdown", "experts have no `{}`", p.name);
+    for (int64_t e = 0; e < p.shape[0]; ++e) {
+      const auto name = [&](const char* of_mixtral, const char* of_others) {
+        return fmt::format("{}experts.{}.{}.weight", block, e, mixtral_ ? of_mixtral : of_others);
+      };
+      const auto rows = [&](int64_t first, int64_t step) {
+        Rows list;
+        for (int64_t r = first; r < p.shape[1]; r += step) list.push_back(e * p.shape[1] + r);
+        return list;
+      };
+      if (part == "moe.wdown") {
+        add(p, name("w2", "down_proj"), rows(0, 1));
+        continue;
+      }
+      add(p, name("w1", "gate_proj"), rows(0, 2));
+      add(p, name("w3", "up_proj"), rows(1, 2));
     }
   }
 
@@ -112,6 +150,7 @@ class Names {
   }
 
   const Model& model_;
+  bool mixtral_ = false;
   std::vector<ForeignTensor> tensors_;
 };
 
@@ -121,6 +160,45 @@ size_t index_of(const ForeignTensor& t, size_t row, size_t column, size_t column
 }
 
 }  // namespace
+
+std::vector<ModelParameter> carried_by_files(const Model& model) {
+  std::vector<ModelParameter> all = parameters_of(model);
+  for (int64_t layer = 0; model.experts.has_bias() && layer < model.layers; ++layer)
+    if (model.is_mixture(layer))
+      all.push_back({fmt::format("router_bias.layers.{}", layer), {model.experts.count}, layer, ModelParameter::Kind::kBias});
+  return all;
+}
+
+Result<std::string> hugging_face_type(const Model& m) {
+  const auto none = [&](std::string_view what) {
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} is no model of transformers: {}", m.name, what),
+                 "known: gpt2 llama qwen2 qwen3 mixtral qwen2_moe qwen3_moe glm4_moe",
+                 {}};
+  };
+  if (!m.is_llama()) return std::string("gpt2");
+  if (!m.is_mixture()) {
+    if (m.qk_norm && m.qkv_biases) return none("its heads have norms, and q, k and v biases");
+    return std::string(m.qk_norm ? "qwen3" : m.qkv_biases ? "qwen2" : "llama");
+  }
+  const Experts& e = m.experts;
+  if (e.sigmoid) {
+    if (e.every != 1) return none("its router is of sigmoids, and some layers between those with experts have none");
+    if (e.shared < 1 || e.shared_gate) return none("its router is of sigmoids, and no ungated shared experts are beside it");
+    return std::string("glm4_moe");
+  }
+  if (e.has_bias() || e.groups != 1 || e.factor != 1)
+    return none("its router is a softmax, with biases, groups or a factor besides");
+  if (e.shared > 0) {
+    if (!e.shared_gate || m.qk_norm) return none("its shared experts have no gate, or its heads have norms besides");
+    return std::string("qwen2_moe");
+  }
+  if (m.qkv_biases) return none("its experts are not shared, and q, k and v have biases");
+  if (m.qk_norm) return std::string("qwen3_moe");
+  if (!e.normalise || e.dense_layers != 0 || e.every != 1)
+    return none("its weights of experts are not normalised, or some of its layers have none, and its heads have no norms");
+  return std::string("mixtral");
+}
 
 std::vector<ForeignTensor> foreign_tensors(const Model& model) { return Names(model).take(); }
 

@@ -43,6 +43,12 @@ float exponentials(const Kernels& k, const float* x, int64_t n, float* to) {
   return max;
 }
 
+float sigmoid(const Kernels& k, float x) {
+  float e = -x;
+  k.exp(&e, 1, &e);
+  return 1.0f / (1.0f + e);
+}
+
 /// Scores of one token: softmax, or a sigmoid each.
 void scores(const Kernels& k, const RouteShape& s, const float* logits, float* p) {
   if (s.sigmoid) {
@@ -290,6 +296,22 @@ void combine_input(const CombineInput& a) {
       a.dweights[at] = lanes(a.width, [&](int64_t i) { return dy[i] * a.rows[first + i]; });
       for (int64_t i = 0; i < a.width; ++i) a.drows[first + i] = a.weights[at] * dy[i];
     }
+}
+
+void gate_forward(const Kernels& k, const GateForward& a) {
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    const float p = sigmoid(k, a.gate[t]);
+    for (int64_t i = t * a.width; i < (t + 1) * a.width; ++i) a.y[i] = p * a.x[i];
+  }
+}
+
+void gate_input(const Kernels& k, const GateInput& a) {
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    const float p = sigmoid(k, a.gate[t]);
+    const float *dy = a.dy + t * a.width, *x = a.x + t * a.width;
+    a.dgate[t] = lanes(a.width, [&](int64_t i) { return dy[i] * x[i]; }) * (p * (1.0f - p));
+    for (int64_t i = 0; i < a.width; ++i) a.dx[t * a.width + i] = p * dy[i];
+  }
 }
 
 void grouped_linear(const Kernels& k, const GroupedLinear& a) {

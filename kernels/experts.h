@@ -93,6 +93,23 @@ struct CombineInput {
   void* scratch = nullptr;  ///< as Dispatch
 };
 
+/// F. y = x * 1 / (1 + e^-gate): x[tokens,width], gate[tokens]. Source: Qwen2MoeSparseMoeBlock of transformers.
+struct GateForward {
+  const float* x = nullptr;
+  const float* gate = nullptr;
+  float* y = nullptr;
+  int64_t tokens = 0, width = 0;
+};
+/// I. dy, x, gate -> dx = p * dy, dgate = lanes(dy * x) * (p * (1 - p)), p the sigmoid.
+struct GateInput {
+  const float* dy = nullptr;
+  const float* x = nullptr;
+  const float* gate = nullptr;
+  float* dx = nullptr;
+  float* dgate = nullptr;
+  int64_t tokens = 0, width = 0;
+};
+
 /// How many rows of each expert there are, and where: those of `sources` ranks one after the other, each by expert, each expert's by the
 /// part of the tokens. counts[leaves,experts], leaves / sources of each source.
 struct RowCounts {
@@ -144,6 +161,8 @@ void update_router_bias(const UpdateRouterBias& a);
 void dispatch(const Dispatch& a);
 void combine_forward(const CombineForward& a);
 void combine_input(const CombineInput& a);
+void gate_forward(const Kernels& k, const GateForward& a);
+void gate_input(const Kernels& k, const GateInput& a);
 void grouped_linear(const Kernels& k, const GroupedLinear& a);
 void grouped_linear_weight(const Kernels& k, const GroupedLinearWeight& a);
 void grouped_activation(const Kernels& k, const GroupedActivation& a);

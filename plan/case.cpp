@@ -187,7 +187,7 @@ Result<void> check_products(const Case& c) {
                               4 * static_cast<double>(m.up_rows()) + 4 * choices * (hidden + 2 * expert) +
                               (m.qk_norm ? 4 * static_cast<double>(m.qkv_rows()) : 0) +
                               (m.experts.shared > 0 ? 4 * (hidden + 3 * static_cast<double>(m.experts.shared) * expert) : 0) +
-                              4 * static_cast<double>(m.experts.count);
+                              (m.experts.shared_gate ? 8 * (hidden + 1) : 0) + 4 * static_cast<double>(m.experts.count);
   const double activations =
       4 * tokens * (runs * layer_widths + static_cast<double>(t.grad_accumulation) * (16 * hidden + 4 * vocab));
   const double state = 32 * static_cast<double>(parameter_count(m));

@@ -248,6 +248,8 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
         .from(0).up_to(kSize),
     CaseKey{"model.tied_embeddings", "", Form::kBool, "", "", FIELD_BOOL(model.tied_embeddings),
             "the head multiplies by the embedding table"},
+    CaseKey{"model.qkv_biases", "", Form::kBool, "", "", FIELD_BOOL(model.qkv_biases),
+            "biases of q, k and v, in llama"},
     CaseKey{"model.qk_norm", "", Form::kBool, "", "", FIELD_BOOL(model.qk_norm),
             "a norm over each head of q and of k"},
     CaseKey{"model.norm_epsilon", "", Form::kNumber, "", "", FIELD_FLOAT(model.norm_epsilon),
@@ -296,6 +298,8 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"model.shared_experts", "", Form::kCount, "", "", FIELD_COUNT(model.experts.shared),
             "experts that every token passes, as one feed-forward"}
         .from(0).up_to(kSize),
+    CaseKey{"model.shared_gate", "", Form::kBool, "", "", FIELD_BOOL(model.experts.shared_gate),
+            "what shared experts make of a token is gated by a sigmoid"},
     CaseKey{"model.dense_layers", "", Form::kCount, "", "", FIELD_COUNT(model.experts.dense_layers),
             "first layers without experts"}
         .from(0).up_to(16384),

@@ -25,10 +25,10 @@ class ParameterList {
     prefix_ = fmt::format("layers.{}.", index);
     layer_ = index;
     norm("attn.norm");
-    projection("attn.wqkv", "attn.bqkv", model_.qkv_rows(), model_.hidden, false);
+    projection("attn.wqkv", "attn.bqkv", model_.qkv_rows(), model_.hidden, false, model_.has_qkv_biases());
     if (model_.qk_norm)
       for (const char* name : {"attn.q_norm.gamma", "attn.k_norm.gamma"}) add(name, {model_.head_dim}, Kind::kNormWeight);
-    projection("attn.wo", "attn.bo", model_.hidden, model_.heads * model_.head_dim, true);
+    projection("attn.wo", "attn.bo", model_.hidden, model_.heads * model_.head_dim, true, !model_.is_llama());
     norm("mlp.norm");
     if (model_.is_mixture(index)) {
       const Experts& e = model_.experts;
@@ -38,11 +38,12 @@ class ParameterList {
       if (e.shared > 0) {
         add("moe.shared.wup", {2 * e.shared * e.ffn, model_.hidden}, Kind::kMatrix);
         add("moe.shared.wdown", {model_.hidden, e.shared * e.ffn}, Kind::kMatrix, true);
+        if (e.shared_gate) add("moe.shared.gate", {1, model_.hidden}, Kind::kMatrix);
       }
       return end_layer();
     }
-    projection("mlp.wup", "mlp.bup", model_.up_rows(), model_.hidden, false);
-    projection("mlp.wdown", "mlp.bdown", model_.hidden, model_.ffn, true);
+    projection("mlp.wup", "mlp.bup", model_.up_rows(), model_.hidden, false, !model_.is_llama());
+    projection("mlp.wdown", "mlp.bdown", model_.hidden, model_.ffn, true, !model_.is_llama());
     end_layer();
   }
 
@@ -68,9 +69,9 @@ class ParameterList {
     if (!model_.is_llama()) add(name + ".beta", {model_.hidden}, Kind::kBias);
   }
 
-  void projection(std::string_view weight, std::string_view bias, int64_t rows, int64_t columns, bool residual) {
+  void projection(std::string_view weight, std::string_view bias, int64_t rows, int64_t columns, bool residual, bool biased) {
     add(weight, {rows, columns}, Kind::kMatrix, residual);
-    if (!model_.is_llama()) add(bias, {rows}, Kind::kBias);
+    if (biased) add(bias, {rows}, Kind::kBias);
   }
 
   const Model& model_;
@@ -94,9 +95,9 @@ double matmul_parameters(const Model& m) {
   const double attention = static_cast<double>(m.hidden) * static_cast<double>(m.qkv_rows() + m.heads * m.head_dim);
   const Experts& e = m.experts;
   const double mixtures = static_cast<double>(m.mixture_layers()), dense = static_cast<double>(m.layers) - mixtures;
-  const double rows =
-      dense * static_cast<double>(m.up_rows() + m.ffn) +
-      mixtures * (static_cast<double>(e.count) + static_cast<double>(e.top_k + e.shared) * 3 * static_cast<double>(e.ffn));
+  const double rows = dense * static_cast<double>(m.up_rows() + m.ffn) +
+                      mixtures * (static_cast<double>(e.count + (e.shared_gate ? 1 : 0)) +
+                                  static_cast<double>(e.top_k + e.shared) * 3 * static_cast<double>(e.ffn));
   const double hidden = static_cast<double>(m.hidden);
   return static_cast<double>(m.layers) * attention + hidden * rows + static_cast<double>(m.vocab_rows()) * hidden;
 }
@@ -141,6 +142,9 @@ Result<void> check_experts(const Model& m) {
   if (!(e.factor > 0)) return refusal(fmt::format("model.router_factor={} is not positive", e.factor), "use 1");
   if (e.shared < 0 || e.shared > kMostExperts)
     return refusal(fmt::format("model.shared_experts={}", e.shared), fmt::format("use 0 to {}", kMostExperts));
+  if (e.shared_gate && e.shared == 0)
+    return refusal("model.shared_gate=true without shared experts: there is nothing to gate",
+                   "set model.shared_experts, or model.shared_gate: false");
   if (e.dense_layers < 0 || e.every < 1 || m.mixture_layers() < 1)
     return refusal(fmt::format("model.dense_layers={} model.moe_every={} of model.layers={}: no layer has experts", e.dense_layers,
                                e.every, m.layers),
@@ -213,6 +217,8 @@ Result<void> check(const Model& m) {
                    "use an even model.head_dim");
   if (m.qk_norm && !m.is_llama())
     return refusal("model.qk_norm=true in the gpt family", "use model.family: llama, or model.qk_norm: false");
+  if (m.qkv_biases && !m.is_llama())
+    return refusal("model.qkv_biases=true in the gpt family, whose projections all have biases", "leave model.qkv_biases out");
   if (!(m.norm_epsilon > 0)) return refusal(fmt::format("model.norm_epsilon={} is not positive", m.norm_epsilon), "use 1e-5");
   if (m.is_llama() && !(m.rope_theta > 0))
     return refusal(fmt::format("model.rope_theta={} is not positive", m.rope_theta), "use 10000");

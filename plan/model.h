@@ -11,7 +11,7 @@
 
 namespace shardlab {
 
-/// gpt: LayerNorm, learned positions, GELU, biases. llama: RMSNorm, RoPE, SwiGLU, no biases, grouped-query attention.
+/// gpt: LayerNorm, learned positions, GELU, biases. llama: RMSNorm, RoPE, SwiGLU, grouped-query attention, no biases but those of `qkv_biases`.
 enum class Family : uint8_t { kGpt, kLlama };
 
 /// A mixture of experts in the place of the feed-forward: a router chooses `top_k` of `count` experts for each token.
@@ -26,6 +26,8 @@ struct Experts {
   float z_loss = 0;       ///< coefficient of the loss for small logits
   /// Experts that every token passes beside its own: one feed-forward of so many times the width of an expert.
   int64_t shared = 0;
+  /// What they make of a token is multiplied by the sigmoid of a product of the token and a vector (Qwen2-MoE).
+  bool shared_gate = false;
   /// Which layers have experts: of those from `dense_layers` on, counted from 0, each whose number plus 1 is a multiple of `every`. The
   /// others have the feed-forward of a dense model.
   int64_t dense_layers = 0, every = 1;
@@ -52,7 +54,8 @@ struct Model {
   int64_t vocab_multiple = 1;  ///< rows of the tables of tokens are padded to a multiple of this
   int64_t max_positions = 0;   ///< rows of the learned position table (gpt); the limit of seq_len where stated
   bool tied_embeddings = false;
-  bool qk_norm = false;  ///< RMSNorm over each head of q, and of k, before they are rotated (llama)
+  bool qkv_biases = false;  ///< of q, k and v (llama; those of gpt are always there)
+  bool qk_norm = false;     ///< RMSNorm over each head of q, and of k, before they are rotated (llama)
   float norm_epsilon = 1e-5f;
   float rope_theta = 10000.0f;
   float init_deviation = 0.02f;
@@ -60,6 +63,7 @@ struct Model {
   friend bool operator==(const Model&, const Model&) = default;
 
   bool is_llama() const { return family == Family::kLlama; }
+  bool has_qkv_biases() const { return !is_llama() || qkv_biases; }
   /// Whether some layers are mixtures of experts, and whether layer `layer` is.
   bool is_mixture() const { return experts.count > 0; }
   bool is_mixture(int64_t layer) const { return is_mixture() && layer >= experts.dense_layers && (layer + 1) % experts.every == 0; }

@@ -245,6 +245,11 @@ struct Combine {
   int experts = 1;
 };
 
+/// Every token times the sigmoid of a number of its own. F: x[b,s,h], gate[b,s,1] -> y. I: dy, x, gate -> dx, dgate.
+struct Gate {
+  Phase phase = Phase::kF;
+};
+
 /// F: x, z, (bias[h]) -> y = x + (z + bias). W: dy -> dbias. Its input gradients are dy itself. kTokens: dy -> f32[b,1,h].
 /// kSequences: f32[b,1,h] -> dbias.
 struct Residual {
@@ -381,9 +386,10 @@ struct Recv {
   bool cyclic = false;
 };
 
-using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
-                          Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel,
-                          Collective, Send, Recv, Regroup, Route, Dispatch, GroupedLinear, Combine, HeadNorm, Strips, ExpertLoad>;
+using Work =
+    std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge, Activation,
+                 Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel, Collective, Send,
+                 Recv, Regroup, Route, Dispatch, GroupedLinear, Combine, HeadNorm, Strips, ExpertLoad, Gate>;
 
 /// Whether an op of packed sequences goes by documents: LoadBatch, Positions, Rope, Attention, AttentionBlock. No value for others.
 inline std::optional<bool> packed_of(const Work& work) {

@@ -209,6 +209,8 @@ void op_fields(A& a, ExpertLoad& w) {
   a.flag("accumulate", w.accumulate);
 }
 template <class A>
+void op_fields(A&, Gate&) {}
+template <class A>
 void op_fields(A& a, Dispatch& w) {
   a.number("experts", w.experts, 1);
 }

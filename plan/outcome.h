@@ -72,8 +72,11 @@ struct Measurement {
   int64_t skipped_steps = 0;               ///< steps whose update was left out, of all steps run, warm-up included
   std::optional<double> staleness_mean;    ///< of a parameter server: updates made since a worker was given the values it used
   std::optional<int64_t> staleness_worst;  ///< the most
-  std::optional<double> loss_scale;        ///< after the last step, where the case has one
-  std::optional<double> loss_unigram;      ///< entropy of the unigram model on the same text: what a loss must beat
+  /// Rows of the fullest expert over the mean, of a layer and step; the mean over the layers with experts, and over the measured steps.
+  /// Then that of the last step, and both by rank, where ranks share experts: rows that a rank's experts worked at. 1: all have as many.
+  std::optional<double> expert_imbalance, expert_imbalance_last, expert_rank_imbalance, expert_rank_imbalance_last;
+  std::optional<double> loss_scale;    ///< after the last step, where the case has one
+  std::optional<double> loss_unigram;  ///< entropy of the unigram model on the same text: what a loss must beat
   std::optional<double> val_loss;
   std::optional<double> energy_j;
   double recorder_overhead_s = 0;

@@ -80,7 +80,7 @@ std::vector<Work> prototypes() {
                         SplitHeads{}, AttentionBlock{}, AttentionMerge{}, Activation{},  Residual{}, Dropout{},  CrossEntropy{},
                         Add{},        Fill{},           SumScalars{},     SquaredNorm{}, Sgd{},      AdamW{},    Copy{},
                         Kernel{},     Send{},           Recv{},           Regroup{},     Route{},    Dispatch{}, GroupedLinear{},
-                        Combine{},    HeadNorm{},       Strips{},         ExpertLoad{}};
+                        Combine{},    HeadNorm{},       Strips{},         ExpertLoad{},  Gate{}};
   for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather,
                                     CollectiveKind::kBroadcast, CollectiveKind::kAllToAll})
     all.push_back(Collective{.kind = kind});

@@ -483,6 +483,19 @@ constexpr Choice kContextChoices[] = {{"cp_kind: all-gather", cut_sequences<Cont
                                          c.layout.cp = 4;
                                          c.layout.cp_ulysses = 2;
                                        }}};
+void mix_experts(Case& c) {
+  c.model.family = Family::kLlama;
+  c.model.experts = {.count = 4, .top_k = 2, .ffn = 64, .bias_update_rate = c.model.experts.bias_update_rate};
+}
+constexpr Choice kExpertChoices[] = {{"ep: 2", [](Case& c) {
+                                        mix_experts(c);
+                                        c.layout.dp = std::max(c.layout.dp, 2);
+                                        c.layout.ep = 2;
+                                      }}};
+constexpr Choice kBiasChoices[] = {{"model.bias_update_rate: 0.01", [](Case& c) {
+                                      mix_experts(c);
+                                      c.model.experts.bias_update_rate = 0.01f;
+                                    }}};
 constexpr Choice kChunkChoices[] = {{"loss_chunks: 4", [](Case& c) { c.layout.loss_chunks = 4; }}};
 constexpr Choice kDocumentChoices[] = {{"data.packed: true", [](Case& c) { c.data.packed = true; }}};
 constexpr Choice kPpChoices[] = {{"pp: 2, afab", stages<Schedule::kAfab>},
@@ -680,7 +693,8 @@ constexpr std::array kTable{
     Technique{.id = "router-bias",
               .on = [](const Case& c) { return c.model.experts.has_bias(); },
               .text = [](const Case& c) { return fmt::format("model.bias_update_rate={}", c.model.experts.bias_update_rate); },
-              .apart = kRouterBiasApart},
+              .apart = kRouterBiasApart,
+              .choices = kBiasChoices},
     Technique{.id = "head-norm",
               .on = [](const Case& c) { return c.model.qk_norm; },
               .text = [](const Case&) { return std::string("model.qk_norm=true"); },
@@ -691,7 +705,8 @@ constexpr std::array kTable{
               .text = [](const Case& c) { return fmt::format("ep={}", c.layout.ep); },
               .apart = kExpertParallelApart,
               .or_else = "or ep: 1",
-              .check = check_expert_parallel},
+              .check = check_expert_parallel,
+              .choices = kExpertChoices},
     Technique{.id = "ring-attention", .on = sends_in_rings, .text = context_text, .apart = kRingApart},
     Technique{.id = "head-exchange",
               .on = [](const Case& c) { return c.layout.cp > 1 && c.layout.head_ranks() > 1; },

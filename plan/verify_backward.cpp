@@ -129,6 +129,9 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
           [&](const Combine&) {
             return std::vector{kGradient, kX, kParameter, Source{Kind::kRead, 2}};
           },
+          [&](const Gate&) {
+            return std::vector{kGradient, kX, kParameter};
+          },
           [&](const Residual& w) {
             return std::vector{w.over == SumOver::kSequences ? Source{Kind::kSums, 0} : kGradient};
           },
@@ -155,6 +158,7 @@ Way way_of(const Work& work, size_t read) {
                         },
                         [&](const Strips&) { return Way::kPass; },
                         [&](const Combine&) { return read < 2 ? Way::kTerm : Way::kNone; },
+                        [&](const Gate&) { return Way::kTerm; },
                         [&](const ExpertLoad&) { return Way::kNone; },
                         [&](const Positions&) { return read == 0 ? Way::kPass : Way::kNone; },
                         [&](const CrossEntropy& w) {

@@ -145,6 +145,7 @@ class Builder {
   void describe(const Dispatch& w);
   void describe(const GroupedLinear& w);
   void describe(const Combine& w);
+  void describe(const Gate& w);
 
   std::string first_dims() const { return type_of_read(0) == nullptr ? "" : by_position(*type_of_read(0)); }
   std::string operands_fault() const;
@@ -469,6 +470,20 @@ void Builder::describe(const Combine& w) {
   read("choice", "bsk", Pass::kNonlinear);
   write("drows", "xrh", 0b1101u);
   write("dweights", "bsk", 0b1011u);
+}
+
+void Builder::describe(const Gate& w) {
+  if (w.phase == Phase::kF) {
+    read("x", "bsh", Pass::kFactor);
+    read("gate", "bsj", Pass::kNonlinear);
+    write("y", "bsh");
+    return;
+  }
+  read("dy", "bsh", Pass::kFactor);
+  read("x", "bsh", Pass::kFactor);
+  read("gate", "bsj", Pass::kNonlinear);
+  write("dx", "bsh", 0b101u);
+  write("dgate", "bsj");
 }
 
 void Builder::describe(const Residual& w) {
@@ -908,6 +923,9 @@ std::string Builder::settings_fault() const {
       return fmt::format("%{} and %{} have other extents", write_slot(0).name, rows.name);
     return rows_fault(rows, choice, w.experts);
   };
+  const auto of_gate = [&](const Gate& w) -> std::string {
+    return extent_fault(read_slot(w.phase == Phase::kF ? 1 : 2), 2, 1, "a number a token");
+  };
   const auto of_grouped = [&](const GroupedLinear& w) -> std::string {
     const Slot &counts = read_slot(2), &rows = read_slot(0), &weight = w.phase == Phase::kW ? write_slot(0) : read_slot(1),
                &other = w.phase == Phase::kW ? read_slot(1) : write_slot(0);
@@ -1005,17 +1023,29 @@ std::string Builder::settings_fault() const {
       return "";
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
-  return std::visit(Overload{of_kernel,     of_linear,
-                             of_attention,  of_head_norm,
-                             of_split,      of_block,
-                             of_merge,      of_rope,
-                             of_activation, of_norm,
-                             of_residual,   of_positions,
-                             of_loss,       of_dropout,
-                             of_regroup,    of_route,
-                             of_load,       of_dispatch,
-                             of_grouped,    of_combine,
-                             of_strips,     [](const auto&) { return std::string(); }},
+  return std::visit(Overload{of_kernel,
+                             of_linear,
+                             of_attention,
+                             of_head_norm,
+                             of_split,
+                             of_block,
+                             of_merge,
+                             of_rope,
+                             of_activation,
+                             of_norm,
+                             of_residual,
+                             of_positions,
+                             of_loss,
+                             of_dropout,
+                             of_regroup,
+                             of_route,
+                             of_load,
+                             of_dispatch,
+                             of_grouped,
+                             of_combine,
+                             of_strips,
+                             of_gate,
+                             [](const auto&) { return std::string(); }},
                     op_.work);
 }
 

@@ -164,6 +164,12 @@ int64_t flops_of(const Combine& w, const Operands& o) {
   return elements(o.read(0)) * 3 * o.read(2).shape.last();
 }
 
+/// F: a product. I: two products and a sum. Of a token's gate: negate, exp, add, divide; going back three more.
+int64_t flops_of(const Gate& w, const Operands& o) {
+  if (w.phase == Phase::kF) return elements(o.read(0)) + 4 * elements(o.read(1));
+  return 3 * elements(o.read(0)) + 7 * elements(o.read(2));
+}
+
 int64_t flops_of(const Residual& w, const Operands& o) { return elements(o.read(0)) * (w.phase == Phase::kF && w.bias ? 2 : 1); }
 int64_t flops_of(const Dropout&, const Operands& o) { return elements(o.read(0)); }
 

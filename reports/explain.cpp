@@ -158,6 +158,20 @@ void idle_reason(const CaseOutcome& o, std::vector<std::string>& out) {
         fmt::format("{} for {}: {}.", measured ? "Idle" : "Predicted to be idle", seconds_text(scale * idle.idle_s), text));
 }
 
+/// How unevenly the rows of experts fell.
+void balance_reason(const CaseOutcome& o, std::vector<std::string>& out) {
+  if (!o.measured || !o.measured->expert_imbalance) return;
+  const Measurement& m = *o.measured;
+  std::string text = fmt::format("The fullest expert of a layer had {:.2f} times the mean of rows ({:.2f} times in the last step)",
+                                 *m.expert_imbalance, *m.expert_imbalance_last);
+  if (m.expert_rank_imbalance)
+    text += fmt::format(
+        "; of the ranks that share the experts the fullest had {:.2f} times the mean ({:.2f} times), and the others "
+        "wait for it in the exchange",
+        *m.expert_rank_imbalance, *m.expert_rank_imbalance_last);
+  out.push_back(text + ".");
+}
+
 /// The items that take a device's memory beside the arenas, the largest first.
 void memory_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   if (!o.measured || o.measured->unplanned_memory.empty()) return;
@@ -319,6 +333,7 @@ std::vector<std::string> reasons(const CaseOutcome& o) {
   step_reason(o, out);
   share_reasons(o, out);
   idle_reason(o, out);
+  balance_reason(o, out);
   memory_reason(o, out);
   trace_reasons(o, out);
   residual_reasons(o, out);

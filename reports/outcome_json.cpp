@@ -135,6 +135,10 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("skipped_steps", x.skipped_steps);
   v("staleness_mean", x.staleness_mean);
   v("staleness_worst", x.staleness_worst);
+  v("expert_imbalance", x.expert_imbalance);
+  v("expert_imbalance_last", x.expert_imbalance_last);
+  v("expert_rank_imbalance", x.expert_rank_imbalance);
+  v("expert_rank_imbalance_last", x.expert_rank_imbalance_last);
   v("loss_scale", x.loss_scale);
   v("loss_unigram", x.loss_unigram);
   v("val_loss", x.val_loss);

@@ -72,9 +72,11 @@ std::string loss_key(const Case& c) {
   std::string key = fmt::format("{}|{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", loss_label(c), name_of(m.family), m.layers,
                                 m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.vocab_multiple, m.max_positions,
                                 m.tied_embeddings, m.norm_epsilon, m.rope_theta, m.init_deviation, m.qk_norm);
+  if (m.qkv_biases) key += " biases of q, k and v";
   if (const Experts& e = m.experts; e.count > 0)
-    key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
-                       e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen, e.bias_update_rate);
+    key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
+                       e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen, e.bias_update_rate,
+                       e.shared_gate);
   key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {} {} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon,
                      t.dropout, static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens,
                      c.data.packed, c.data.document_end);
@@ -326,6 +328,24 @@ std::optional<Statement> skipped_statement(std::span<const CaseOutcome> cases) {
   return Statement{Statement::Mood::kBad, text + "."};
 }
 
+/// Of cases with experts: how unevenly their rows fell.
+std::optional<Statement> balance_statement(std::span<const CaseOutcome> cases) {
+  constexpr size_t kShown = 4;
+  size_t counted_cases = 0;
+  std::string text;
+  for (const CaseOutcome& o : cases) {
+    if (!is_ok(o) || !o.measured || !o.measured->expert_imbalance || ++counted_cases > kShown) continue;
+    const Measurement& m = *o.measured;
+    text += fmt::format("{}{} {:.2f} (last step {:.2f})", text.empty() ? "" : "; ", case_title(o.config), *m.expert_imbalance,
+                        *m.expert_imbalance_last);
+    if (m.expert_rank_imbalance)
+      text += fmt::format(", by rank {:.2f} ({:.2f})", *m.expert_rank_imbalance, *m.expert_rank_imbalance_last);
+  }
+  if (text.empty()) return std::nullopt;
+  if (counted_cases > kShown) text += fmt::format("; {} more in the table", counted_cases - kShown);
+  return Statement{Statement::Mood::kNote, "Rows of a layer's fullest expert over the mean: " + text + "."};
+}
+
 /// Of cases with packed documents: those whose attention is predicted without knowing how long these are.
 std::optional<Statement> documents_statement(std::span<const CaseOutcome> cases) {
   int64_t unknown = 0;
@@ -445,6 +465,7 @@ std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summ
   loss_statements(s.losses, out);
   if (auto time = time_to_loss_statement(cases)) out.push_back(*std::move(time));
   if (auto skipped = skipped_statement(cases)) out.push_back(std::move(*skipped));
+  if (auto balance = balance_statement(cases)) out.push_back(std::move(*balance));
   if (auto documents = documents_statement(cases)) out.push_back(std::move(*documents));
   if (s.total > 0) out.push_back(status_statement(s));
   return out;

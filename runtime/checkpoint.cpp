@@ -198,7 +198,8 @@ Result<std::string> save_weights(const std::string& folder, std::span<const Mode
   for (const ModelParameter& parameter : parameters) {
     const auto tensor = read(parameter);
     if (!tensor.ok()) return tensor.error();
-    writer.add({parameter.name, "value"}, *tensor);
+    const bool of_run = names_run_state(parameter.name);
+    writer.add(of_run ? StateName{std::string(kRunState), parameter.name} : StateName{parameter.name, "value"}, *tensor);
   }
   writer.place({{kHolds, kWeights}});
   return fmt::format("{}/{}{}", folder, step_name(0), kManifestSuffix);
@@ -223,11 +224,13 @@ bool Checkpoint::holds_weights_alone() const {
 }
 
 Result<LogicalTensor> Checkpoint::weights(std::string_view parameter) const {
+  if (names_run_state(parameter)) return read({std::string(kRunState), std::string(parameter)});
   const StateName master{std::string(parameter), "master"};
   return read(manifest_.entries.contains(master) ? master : StateName{std::string(parameter), "value"});
 }
 
 Result<LogicalTensor> Checkpoint::average(std::string_view parameter) const {
+  if (names_run_state(parameter)) return weights(parameter);  // nothing averages that
   const StateName filled{std::string(kRunState), std::string(kAveragedSteps)};
   if (!manifest_.entries.contains(filled))
     return unreadable_checkpoint(path_, "its run kept no averages of the weights",
@@ -251,13 +254,32 @@ Result<LogicalTensor> Checkpoint::read(const StateName& name) const {
   return read_tensor(file.get(), tensors, entry->first, entry->second);
 }
 
+/// What weights have beside parameters: biases of routers. A case that has biases begins with 0 where weights have none.
+Result<void> Checkpoint::restore_biases(std::span<const StateName> names, Session& session) const {
+  if (names.empty()) return {};
+  const auto known = session.states();
+  if (!known.ok()) return known.error();
+  for (const StateName& name : names) {
+    if (std::ranges::find(*known, name) == known->end())
+      return unreadable_checkpoint(path_, fmt::format("it has biases of routers (`{}`), and this case has none", name.part),
+                                   "set model.bias_update_rate, as 0.001: what was chosen by biases is not chosen without");
+    const auto tensor = weights(name.part);
+    if (!tensor.ok()) return tensor.error();
+    SHARDLAB_TRY(session.set_state(name, *tensor));
+  }
+  return {};
+}
+
 Result<void> Checkpoint::restore(const Case& config, Session& session) const {
   if (holds_weights_alone()) {
     const std::vector<ModelParameter> parameters = parameters_of(config.model);
-    if (parameters.size() != manifest_.entries.size())
-      return unreadable_checkpoint(
-          path_, fmt::format("it has {} parameters, and the model has {}", manifest_.entries.size(), parameters.size()),
-          "begin with the model that the weights are of");
+    std::vector<StateName> of_run;
+    for (const auto& [name, entry] : manifest_.entries)
+      if (name.parameter == kRunState) of_run.push_back(name);
+    if (const size_t saved = manifest_.entries.size() - of_run.size(); parameters.size() != saved)
+      return unreadable_checkpoint(path_, fmt::format("it has {} parameters, and the model has {}", saved, parameters.size()),
+                                   "begin with the model that the weights are of");
+    SHARDLAB_TRY(restore_biases(of_run, session));
     for (const ModelParameter& parameter : parameters) {
       const auto tensor = weights(parameter.name);
       if (!tensor.ok()) return tensor.error();

@@ -62,6 +62,7 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Dispatch& w);
   Launch bind_work(const BoundOp& op, const GroupedLinear& w);
   Launch bind_work(const BoundOp& op, const Combine& w);
+  Launch bind_work(const BoundOp& op, const Gate& w);
   Launch bind_work(const BoundOp& op, const Residual& w);
   Launch bind_work(const BoundOp& op, const Dropout& w);
   Launch bind_work(const BoundOp& op, const CrossEntropy& w);
@@ -694,6 +695,24 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Combine& w) {
                                             .experts = w.experts,
                                             .width = width},
                       bytes);
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const Gate& w) {
+  const Type& x = *op.reads[0].type;
+  const int64_t tokens = rows_of(x), width = x.shape.last();
+  if (w.phase == Phase::kF)
+    return with_table(kernels::gate_forward, kernels::GateForward{.x = floats(op.reads[0]),
+                                                                  .gate = floats(op.reads[1]),
+                                                                  .y = mutable_floats(op.writes[0]),
+                                                                  .tokens = tokens,
+                                                                  .width = width});
+  return with_table(kernels::gate_input, kernels::GateInput{.dy = floats(op.reads[0]),
+                                                            .x = floats(op.reads[1]),
+                                                            .gate = floats(op.reads[2]),
+                                                            .dx = mutable_floats(op.writes[0]),
+                                                            .dgate = mutable_floats(op.writes[1]),
+                                                            .tokens = tokens,
+                                                            .width = width});
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const GroupedLinear& w) {

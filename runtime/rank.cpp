@@ -42,11 +42,17 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       options_(options),
       backend_(std::move(backend)),
       device_(backend_->device()),
-      arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_, .storage = storage}) {
+      arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_, .storage = storage}),
+      counting_(plan_, role_, program_) {
   if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage())
     store_ = open_store(options_, rank, bytes);
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
+  if (backend_->has_storage() && device_ == nullptr) {
+    size_t experts = 0;
+    for (const CountedLayer& layer : counting_.layers()) experts += static_cast<size_t>(layer.counts->shape.last());
+    expert_rows_.resize(experts);
+  }
   for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);
 }
 
@@ -181,6 +187,10 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   if (!launch.ok()) return launch.error();
   bound.kind = BoundInstruction::Kind::kLaunch;
   bound.launch = std::move(launch).value();
+  if (const int layer = counting_.of(instruction); layer >= 0 && !expert_rows_.empty()) {
+    bound.counts = static_cast<const int32_t*>(address(program_.reads(instruction)[2]));
+    bound.layer = layer;
+  }
   return {};
 }
 
@@ -356,6 +366,7 @@ void Rank::reset() {
     s->fetched = nullptr;
   }
   std::ranges::fill(sent_by_comm_, 0);
+  std::ranges::fill(expert_rows_, 0);
   metric_kept_ = {};
 }
 
@@ -536,7 +547,10 @@ Moved Rank::perform(const BoundInstruction& bound, const StepState& state, Task&
   using Kind = BoundInstruction::Kind;
   Moved moved;
   switch (bound.kind) {
-    case Kind::kLaunch: bound.launch(state); return moved;
+    case Kind::kLaunch:
+      bound.launch(state);
+      if (bound.counts != nullptr) count_rows(bound);
+      return moved;
     case Kind::kBlockRead:
       task.aside([&] {
         store_->read(bound.offset, {static_cast<std::byte*>(bound.call.target), static_cast<size_t>(bound.bytes)});
@@ -583,6 +597,15 @@ double Rank::end_of_step() const {
   double end = 0;
   for (const auto& s : streams_) end = std::max(end, s->end);
   return end;
+}
+
+/// Adds what the counts say to the rows of the layer's experts. The ops of a layer run on one stream.
+void Rank::count_rows(const BoundInstruction& bound) {
+  size_t first = 0;
+  for (int i = 0; i < bound.layer; ++i)
+    first += static_cast<size_t>(counting_.layers()[static_cast<size_t>(i)].counts->shape.last());
+  const Shape& shape = counting_.layers()[static_cast<size_t>(bound.layer)].counts->shape;
+  add_rows(bound.counts, shape, std::span(expert_rows_).subspan(first, static_cast<size_t>(shape.last())));
 }
 
 /// Copies a metric out of its buffer, in the order of stream 0.

@@ -13,6 +13,7 @@
 #include "runtime/arena.h"
 #include "runtime/backend.h"
 #include "runtime/crew.h"
+#include "runtime/expert_rows.h"
 #include "runtime/session.h"
 #include "runtime/stream_program.h"
 #include "runtime/transport.h"
@@ -37,6 +38,8 @@ struct BoundInstruction {
   BufferClass cls = BufferClass::kTemporary;
   int64_t offset = 0;                 ///< also of kBlockRead and kBlockWrite: in the rank's BlockStore
   int64_t bytes = 0;                  ///< also of those, and of kSend and kReceive
+  const int32_t* counts = nullptr;    ///< of a kLaunch whose rows of experts are counted
+  int layer = -1;                     ///< of these: which of the rank's layers with experts
   int metric = -1;                    ///< of a kFree that ends the life of a metric: which
   std::span<const EventWait> events;  ///< on a device, instead of `waits`
   int32_t record = -1;                ///< on a device: the event recorded behind it, or -1
@@ -95,6 +98,8 @@ class Rank {
   void mark_begin();
   void report_times(int32_t step);
   std::span<const int64_t> sent_by_comm() const { return sent_by_comm_; }
+  /// Rows that the rank's experts have worked at in the step, layer after layer with experts (`RowCounting`); empty on a device.
+  std::span<const int64_t> expert_rows() const { return expert_rows_; }
 
   /// Copies bytes of a buffer, from `offset` on, to or from memory of this process. Between steps, from one thread.
   void read(BufferId buffer, int64_t offset, std::span<std::byte> to) const;
@@ -148,6 +153,7 @@ class Rank {
   void record(TraceEvent::Kind kind, const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, double end,
               const Moved& moved);
   void keep_metric(int which);
+  void count_rows(const BoundInstruction& bound);
   /// The first of the two marks around an instruction; mark 0 is the step's reference.
   static int mark_of(const BoundInstruction& bound) { return 1 + 2 * bound.id; }
 
@@ -167,6 +173,8 @@ class Rank {
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Communicator>> communicators_;  ///< by CommId; none where the rank does not use it
   std::vector<int64_t> sent_by_comm_;
+  const RowCounting counting_;
+  std::vector<int64_t> expert_rows_;
   std::array<std::optional<BufferId>, kMetrics> metric_buffers_;
   /// 8 bytes for each metric, its value when its buffer was freed, and for each stream's predicate; on a device, host memory that
   /// it copies to.

@@ -91,6 +91,7 @@ class ThreadSession final : public Session {
     std::vector<std::optional<double>> losses;
     std::optional<double> grad_norm2;
     std::vector<int64_t> sent_by_comm;
+    std::vector<int64_t> expert_rows;  ///< as Rank::expert_rows
     Ledger ledger;
   };
   using Round = std::function<void(Rank&, int stream, Task&)>;
@@ -114,6 +115,7 @@ class ThreadSession final : public Session {
   std::string on_failure(const GroupFailure& failure);
   std::vector<std::string> gather_texts(std::string_view own) const;
   void collect_reports();
+  std::vector<ExpertRows> rows_of_experts() const;
   std::vector<StepResult> run_apart(int64_t first, int64_t count);
   void run_round(const Round& round);
   std::string describe_seat(const TaskSeat& seat) const;
@@ -148,6 +150,7 @@ class ThreadSession final : public Session {
   std::vector<std::unique_ptr<Rank>> ranks_;  ///< of this process
   std::vector<Member> members_;               ///< by rank
   std::vector<Report> reports_;               ///< by rank, of the last step
+  std::vector<RowCounting> counting_;         ///< by role
   std::optional<SharedMemory> seats_;         ///< of the tasks, where there are several processes: those here, and what others show
   std::optional<int> listener_;
   std::unique_ptr<ParameterServers> servers_;  ///< of workers that run apart; else none
@@ -189,6 +192,7 @@ Result<void> ThreadSession::build(Transport& transport, const BackendFactory& ba
     members_.back().local = ranks_.back().get();
   }
   reports_.resize(members_.size());
+  for (size_t i = 0; i < plan_.roles.size(); ++i) counting_.emplace_back(plan_, plan_.roles[i], placed_.programs[i]);
   for (const auto& rank : ranks_) SHARDLAB_TRY(rank->bind(transport, source));
   if (options_.staleness >= 0 && options_.control != nullptr && options_.control->processes() > 1)
     return Error{ExitCode::kUsage,
@@ -406,6 +410,7 @@ StepResult ThreadSession::step(int64_t step) {
   }
   result.skipped = run_number(kAppliedSteps) == static_cast<double>(applied);
   if (result.skipped) result.fault = find_fault(result);
+  result.experts = rows_of_experts();
   result.loss_scale = run_number(kLossScaleBuffer);
   ++frame_.number;
   return result;
@@ -425,6 +430,8 @@ void ThreadSession::collect_reports() {
     for (int i = 0; i < plan_.period; ++i) put(own, rank->metric(Rank::kLoss, i));
     put(own, rank->metric(Rank::kGradNorm2));
     for (const int64_t bytes : rank->sent_by_comm()) put(own, bytes);
+    put(own, static_cast<int64_t>(rank->expert_rows().size()));
+    for (const int64_t rows : rank->expert_rows()) put(own, rows);
     put(own, rank->ledger());
   }
   auto report = reports_.begin();
@@ -437,8 +444,24 @@ void ThreadSession::collect_reports() {
       report->grad_norm2 = from.take<std::optional<double>>();
       report->sent_by_comm.resize(plan_.comms.size());
       for (int64_t& bytes : report->sent_by_comm) bytes = from.take<int64_t>();
+      report->expert_rows.resize(static_cast<size_t>(from.take<int64_t>()));
+      for (int64_t& rows : report->expert_rows) rows = from.take<int64_t>();
       report->ledger = from.take<Ledger>();
     }
+}
+
+std::vector<ExpertRows> ThreadSession::rows_of_experts() const {
+  std::vector<RankRows> ranks;
+  for (const Member& member : members_) {
+    std::span<const int64_t> rows = reports_[static_cast<size_t>(member.number)].expert_rows;
+    if (rows.empty()) continue;
+    for (const CountedLayer& layer : counting_[static_cast<size_t>(plan_.mesh.role_of(member.at))].layers()) {
+      const auto experts = static_cast<size_t>(layer.counts->shape.last());
+      ranks.push_back({member.at, layer, rows.first(experts)});
+      rows = rows.subspan(experts);
+    }
+  }
+  return expert_rows(plan_.mesh, ranks);
 }
 
 /// A number that lives on, of one rank; none where the plan keeps no such number or the back end no values. Those of the run are

@@ -29,6 +29,7 @@
 #include "runtime/block_store.h"
 #include "runtime/control.h"
 #include "runtime/crew.h"
+#include "runtime/expert_rows.h"
 #include "runtime/transport.h"
 #include "runtime/watch.h"
 
@@ -68,6 +69,7 @@ struct StepResult {
   int64_t sent_bytes = 0;                               ///< over all ranks, counted where they were sent
   bool skipped = false;                                 ///< the plan may leave an update out (plan/run_state.h), and did
   std::optional<Fault> fault;                           ///< of a skipped step, where the guard found one
+  std::vector<ExpertRows> experts;                      ///< by layer with experts; empty on devices, and where workers run apart
   std::optional<double> loss_scale;                     ///< after the step, where the plan has one that lives on
 };
 

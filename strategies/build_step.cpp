@@ -139,7 +139,7 @@ class UnitBuilder {
   void experts_forward(SlotId x1, SlotId y);
   void experts_backward(SlotId dy, SlotId dx1);
   void shared_forward(SlotId n2, SlotId z);
-  void shared_backward(SlotId dz, SlotId d_n2);
+  SlotId shared_backward(SlotId dz, SlotId d_n2);
   void attention_backward(SlotId dx1, SlotId dx);
 
   Draft& draft_;
@@ -150,7 +150,7 @@ class UnitBuilder {
   // Indices of the layer's parameters; -1 where the family has none.
   int norm1_ = -1, beta1_ = -1, wqkv_ = -1, bqkv_ = -1, wo_ = -1, bo_ = -1;
   int norm2_ = -1, beta2_ = -1, wup_ = -1, bup_ = -1, wdown_ = -1, bdown_ = -1;
-  int router_ = -1, shared_up_ = -1, shared_down_ = -1;
+  int router_ = -1, shared_up_ = -1, shared_down_ = -1, shared_gate_ = -1;
   int norm_q_ = -1, norm_k_ = -1;
 };
 
@@ -327,8 +327,9 @@ void UnitBuilder::experts_backward(SlotId dy, SlotId dx1) {
   bwd().op(route(Phase::kI), {d_weights, logits, choice}, {d_logits}, "moe.route");
   bwd().op(Linear{Phase::kI}, {d_logits, value(bwd(), router_)}, {d_routed}, "moe.router");
   bwd().op(Linear{Phase::kW}, {n2, d_logits}, {gradient(bwd(), router_)}, "moe.router");
-  if (e.shared > 0) shared_backward(dz, d_n2);
+  const SlotId d_gated = e.shared > 0 ? shared_backward(dz, d_n2) : SlotId();
   bwd().op(Add{}, {d_n2, d_routed}, {d_n2}, "moe.norm.y");
+  if (d_gated) bwd().op(Add{}, {d_n2, d_gated}, {d_n2}, "moe.norm.y.gated");
   norm_backward("mlp.norm", d_n2, x1, norm2_, beta2_, dy, dx1);
 }
 
@@ -338,14 +339,32 @@ void UnitBuilder::shared_forward(SlotId n2, SlotId z) {
   const SlotId u = saved("shared.u", tokens_by(2 * width)), a = saved("shared.a", tokens_by(width));
   fwd().op(Linear{Phase::kF}, {n2, value(fwd(), shared_up_)}, {u}, "moe.shared.up");
   fwd().op(Activation{Phase::kF, true}, {u}, {a}, "moe.shared.act");
-  const SlotId out = local(fwd(), "shared.z", tokens_by(h()));
+  const bool gated = shared_gate_ >= 0;
+  SlotId out = gated ? saved("shared.z", tokens_by(h())) : local(fwd(), "shared.z", tokens_by(h()));
   fwd().op(Linear{Phase::kF}, {a, value(fwd(), shared_down_)}, {out}, "moe.shared.down");
+  if (gated) {
+    const SlotId gate = saved("shared.gate", tokens_by(1)), y = local(fwd(), "shared.y", tokens_by(h()));
+    fwd().op(Linear{Phase::kF}, {n2, value(fwd(), shared_gate_)}, {gate}, "moe.shared.gate");
+    fwd().op(Gate{Phase::kF}, {out, gate}, {y}, "moe.shared.gated");
+    out = y;
+  }
   fwd().op(Add{}, {z, out}, {z}, "moe.shared");
 }
 
-void UnitBuilder::shared_backward(SlotId dz, SlotId d_n2) {
+/// Adds the gradient of the shared experts' input to d_n2. That of the gate's is left apart, as the router's: none without a gate.
+SlotId UnitBuilder::shared_backward(SlotId dz, SlotId d_n2) {
   const int64_t width = model_.experts.shared * model_.experts.ffn;
   const SlotId n2 = in_backward("mlp.norm.y"), u = in_backward("shared.u"), a = in_backward("shared.a");
+  SlotId d_gated;
+  if (shared_gate_ >= 0) {
+    const SlotId out = in_backward("shared.z"), gate = in_backward("shared.gate");
+    const SlotId d_out = local(bwd(), "d.shared.z", tokens_by(h())), d_gate = local(bwd(), "d.shared.gate", tokens_by(1));
+    bwd().op(Gate{Phase::kI}, {dz, out, gate}, {d_out, d_gate}, "moe.shared.gated");
+    d_gated = local(bwd(), "d.shared.gated", tokens_by(h()));
+    bwd().op(Linear{Phase::kI}, {d_gate, value(bwd(), shared_gate_)}, {d_gated}, "moe.shared.gate");
+    bwd().op(Linear{Phase::kW}, {n2, d_gate}, {gradient(bwd(), shared_gate_)}, "moe.shared.gate");
+    dz = d_out;
+  }
   const SlotId da = local(bwd(), "d.shared.a", tokens_by(width));
   bwd().op(Linear{Phase::kI}, {dz, value(bwd(), shared_down_)}, {da}, "moe.shared.down");
   bwd().op(Linear{Phase::kW}, {a, dz}, {gradient(bwd(), shared_down_)}, "moe.shared.down");
@@ -355,6 +374,7 @@ void UnitBuilder::shared_backward(SlotId dz, SlotId d_n2) {
   bwd().op(Linear{Phase::kI}, {du, value(bwd(), shared_up_)}, {d_shared}, "moe.shared.up");
   bwd().op(Linear{Phase::kW}, {n2, du}, {gradient(bwd(), shared_up_)}, "moe.shared.up");
   bwd().op(Add{}, {d_n2, d_shared}, {d_n2}, "moe.shared");
+  return d_gated;
 }
 
 void UnitBuilder::attention_backward(SlotId dx1, SlotId dx) {
@@ -392,7 +412,7 @@ void UnitBuilder::build_layer() {
   norm1_ = parameter("attn.norm.gamma", {h()}, P::kNormWeight);
   beta1_ = bias("attn.norm.beta", h());
   wqkv_ = parameter("attn.wqkv", {model_.qkv_rows(), h()}, P::kMatrix);
-  bqkv_ = bias("attn.bqkv", model_.qkv_rows());
+  if (model_.has_qkv_biases()) bqkv_ = parameter("attn.bqkv", {model_.qkv_rows()}, P::kBias);
   if (model_.qk_norm) {
     norm_q_ = parameter("attn.q_norm.gamma", {model_.head_dim}, P::kNormWeight);
     norm_k_ = parameter("attn.k_norm.gamma", {model_.head_dim}, P::kNormWeight);
@@ -408,6 +428,7 @@ void UnitBuilder::build_layer() {
     if (e.shared > 0) {
       shared_up_ = parameter("moe.shared.wup", {2 * e.shared * e.ffn, h()}, P::kMatrix);
       shared_down_ = parameter("moe.shared.wdown", {h(), e.shared * e.ffn}, P::kMatrix, true);
+      if (e.shared_gate) shared_gate_ = parameter("moe.shared.gate", {1, h()}, P::kMatrix);
     }
   } else {
     wup_ = parameter("mlp.wup", {model_.up_rows(), h()}, P::kMatrix);

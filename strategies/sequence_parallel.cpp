@@ -58,6 +58,9 @@ constexpr std::string_view kBetween[] = {"x",
                                          "final.norm.stats",
                                          "moe.routed",
                                          "shared.z",
+                                         "shared.gate",
+                                         "shared.y",
+                                         "shared.gated",
                                          "shared.norm.y"};
 
 class SequenceParallel {
@@ -79,13 +82,21 @@ class SequenceParallel {
   void rewrite(DraftSegment& segment, bool backward) {
     for (const std::string_view name : kBetween)
       for (const std::string& n : {std::string(name), "d." + std::string(name)})
-        if (const auto slot = segment.find_if(n); slot && !is_partial(segment.slot(*slot).type)) cut(segment.slot(*slot).type);
+        if (const auto slot = segment.find_if(n); slot && lies_between(segment, *slot)) cut(segment.slot(*slot).type);
     scatter_sums(segment);
     gather_inputs(segment, backward);
     take_own_tokens(segment);
     reduce_gradients(segment);
   }
 
+  /// Whether each rank has its tokens alone. Of partial sums it has all tokens; and then of what gates them too.
+  bool lies_between(const DraftSegment& segment, SlotId slot) const {
+    if (is_partial(segment.slot(slot).type)) return false;
+    const std::string& name = segment.slot(slot).name;
+    const auto shared = segment.find_if("shared.z");
+    const bool gates = name.ends_with("shared.gate") || name == "d.shared.z";
+    return !gates || !shared || !is_partial(segment.slot(*shared).type);
+  }
   void cut(Type& type) const {
     type.shape[kTokenDim] /= size_;
     type.place[static_cast<size_t>(axis_)] = Placement::shard(kTokenDim);
@@ -132,6 +143,11 @@ class SequenceParallel {
            std::holds_alternative<Combine>(work) || (table && phase_of(work) == Phase::kW);
   }
 
+  /// Partial sums are gated before they are summed: then of all tokens.
+  bool gates_all_tokens(const DraftSegment& segment, const Op& op) const {
+    return std::holds_alternative<Gate>(op.work) && !is_cut(segment.slot(op.reads[phase_of(op.work) == Phase::kF ? 0 : 1]).type);
+  }
+
   /// What such an op makes of all tokens, where it is no sum over the ranks, every rank has whole: it keeps its own.
   void take_own_tokens(DraftSegment& segment) {
     std::vector<Step> steps;
@@ -160,7 +176,7 @@ class SequenceParallel {
     std::vector<Step> steps;
     for (Step& step : std::exchange(segment.segment.steps, {})) {
       Op op = std::move(std::get<Op>(step));
-      if (takes_all_tokens(op.work))
+      if (takes_all_tokens(op.work) || gates_all_tokens(segment, op))
         for (SlotId& read : op.reads) {
           if (!is_cut(segment.slot(read).type)) continue;
           const std::string name = segment.slot(read).name + ".all";

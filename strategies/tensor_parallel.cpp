@@ -134,10 +134,12 @@ class TensorParallel {
     };
     const bool shares = layer.forward.find_if("shared.z").has_value();
     for (DraftSegment* segment : {&layer.forward, &layer.backward})
-      for (const std::string_view name : {"rows.out", "shared.z", "d.rows.in", "d.shared.norm.y"}) leave_partial(*segment, name);
+      for (const std::string_view name : {"rows.out", "shared.z", "shared.y", "d.rows.in", "d.shared.norm.y"})
+        leave_partial(*segment, name);
     sum(layer.forward, "mlp.z", "mlp.g", shares ? 2 : 1);
     sum(layer.backward, "d.mlp.norm.y", "mlp.f", shares ? 2 : 1);
     sum(layer.backward, "d.moe.weights", "moe.f");
+    if (layer.backward.find_if("d.shared.gate")) sum(layer.backward, "d.shared.gate", "moe.shared.gate.f");
   }
 
   Type partial(Type type) const { return placed(std::move(type), axis_, Placement::partial()); }

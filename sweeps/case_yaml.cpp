@@ -94,24 +94,25 @@ std::string line_of(const WrittenKey& written, const std::string& value) {
 
 const std::vector<WrittenKey>& written_keys() {
   static const std::vector<WrittenKey> keys = [] {
-    static const std::set<std::string_view> of_experts = {"model.experts",
-                                                          "model.top_k",
-                                                          "model.moe_ffn",
-                                                          "model.router",
-                                                          "model.normalise_weights",
-                                                          "model.router_factor",
-                                                          "model.balance_loss",
-                                                          "model.z_loss",
-                                                          "model.shared_experts",
-                                                          "model.dense_layers",
-                                                          "model.moe_every",
-                                                          "model.router_groups",
-                                                          "model.router_groups_chosen",
+    static const std::set<std::string_view> of_experts = {"model.experts",           "model.top_k",
+                                                          "model.moe_ffn",           "model.router",
+                                                          "model.normalise_weights", "model.router_factor",
+                                                          "model.balance_loss",      "model.z_loss",
+                                                          "model.shared_experts",    "model.shared_gate",
+                                                          "model.dense_layers",      "model.moe_every",
+                                                          "model.router_groups",     "model.router_groups_chosen",
                                                           "model.bias_update_rate"};
-    static const std::map<std::string_view, std::string_view> unset = {
-        {"checkpoint.save_every", "0"}, {"model.qk_norm", "false"},  {"model.vocab_multiple", "1"},
-        {"data.packed", "false"},       {"data.document_end", "-1"}, {"data.document_tokens", "0"},
-        {"layout.loss_chunks", "1"},    {"layout.cp_ulysses", "0"},  {"layout.cp_kind", name_of(ContextKind::kNone)}};
+    static const std::map<std::string_view, std::string_view> unset = {{"checkpoint.save_every", "0"},
+                                                                       {"model.qk_norm", "false"},
+                                                                       {"model.qkv_biases", "false"},
+                                                                       {"model.shared_gate", "false"},
+                                                                       {"model.vocab_multiple", "1"},
+                                                                       {"data.packed", "false"},
+                                                                       {"data.document_end", "-1"},
+                                                                       {"data.document_tokens", "0"},
+                                                                       {"layout.loss_chunks", "1"},
+                                                                       {"layout.cp_ulysses", "0"},
+                                                                       {"layout.cp_kind", name_of(ContextKind::kNone)}};
     std::vector<WrittenKey> written;
     for (const CaseKey& key : case_keys()) {
       const bool of_machine = key.path.starts_with("machine.");

@@ -218,8 +218,39 @@ void read_llama(ConfigReader& in, ModelConfig& c) {
 void read_qwen2(ConfigReader& in, ModelConfig& c) {
   read_llama_sizes(in, c.model);
   in.must_be_off("use_sliding_window");
-  c.qkv_biases = true;
-  c.unexecuted = "its projections of q, k and v have biases";
+  c.model.qkv_biases = c.qkv_biases = true;
+}
+
+/// Routed experts in the words of Qwen2-MoE and Qwen3-MoE.
+void read_experts(ConfigReader& in, ModelConfig& c) {
+  c.experts = in.has("num_experts") ? in.size("num_experts") : in.size("num_local_experts");
+  c.top_k = in.size("num_experts_per_tok");
+  c.moe_ffn = in.size("moe_intermediate_size");
+  const int64_t step = in.size_or("decoder_sparse_step", 1);
+  if (step < 1) in.refuse(fmt::format("`decoder_sparse_step` is {}", step), "write 1, or a larger number");
+  c.model.experts = {.count = c.experts,
+                     .top_k = c.top_k,
+                     .ffn = c.moe_ffn,
+                     .normalise = in.flag_or("norm_topk_prob", false),
+                     .balance = in.number_or("router_aux_loss_coef", 0.0f),
+                     .dense_layers = in.leading_layers("mlp_only_layers"),
+                     .every = std::max<int64_t>(1, step)};
+  c.dense_layers = c.model.layers - c.model.mixture_layers();
+}
+
+/// Biases of q, k and v; layers with experts, of which every token passes one more, gated (transformers, Qwen2MoeConfig).
+void read_qwen2_moe(ConfigReader& in, ModelConfig& c) {
+  read_llama_sizes(in, c.model);
+  in.must_be_off("use_sliding_window");
+  c.model.qkv_biases = c.qkv_biases = in.flag_or("qkv_bias", true);
+  read_experts(in, c);
+  const int64_t shared = in.size("shared_expert_intermediate_size");
+  if (c.moe_ffn > 0 && (shared < 0 || shared % c.moe_ffn != 0))
+    in.refuse(fmt::format("`shared_expert_intermediate_size` is {}, no multiple of `moe_intermediate_size` {}", shared, c.moe_ffn),
+              "the shared expert is as wide as a whole number of experts, in this version");
+  else if (c.moe_ffn > 0)
+    c.shared_experts = c.model.experts.shared = shared / c.moe_ffn;
+  c.shared_gate = c.model.experts.shared_gate = shared > 0;
 }
 
 void read_qwen3(ConfigReader& in, ModelConfig& c) {
@@ -237,19 +268,7 @@ void read_mixtral(ConfigReader& in, ModelConfig& c) {
 
 void read_qwen3_moe(ConfigReader& in, ModelConfig& c) {
   read_qwen3(in, c);
-  c.experts = in.has("num_experts") ? in.size("num_experts") : in.size("num_local_experts");
-  c.top_k = in.size("num_experts_per_tok");
-  c.moe_ffn = in.size("moe_intermediate_size");
-  const int64_t step = in.size_or("decoder_sparse_step", 1);
-  if (step < 1) in.refuse(fmt::format("`decoder_sparse_step` is {}", step), "write 1, or a larger number");
-  c.model.experts = {.count = c.experts,
-                     .top_k = c.top_k,
-                     .ffn = c.moe_ffn,
-                     .normalise = in.flag_or("norm_topk_prob", false),
-                     .balance = in.number_or("router_aux_loss_coef", 0.0f),
-                     .dense_layers = in.leading_layers("mlp_only_layers"),
-                     .every = std::max<int64_t>(1, step)};
-  c.dense_layers = c.model.layers - c.model.mixture_layers();
+  read_experts(in, c);
 }
 
 void read_deepseek(ConfigReader& in, ModelConfig& c) {
@@ -331,6 +350,7 @@ void read_glm4(ConfigReader& in, ModelConfig& c) {
   c.unexecuted = "it rotates a part of each head, and norms follow attention and feed-forward";
 }
 
+/// transformers, Glm4MoeConfig. The step of the biases of routers is no key of a config.json: that of DeepSeek-V3, section 4.2.
 void read_glm4_moe(ConfigReader& in, ModelConfig& c) {
   read_glm(in, c);
   c.experts = in.size("n_routed_experts"), c.top_k = in.size("num_experts_per_tok");
@@ -340,6 +360,21 @@ void read_glm4_moe(ConfigReader& in, ModelConfig& c) {
   c.qk_norm = in.flag_or("use_qk_norm", false);
   c.router_bias = true;
   c.unexecuted = kMixture;
+  if (in.number_or("partial_rotary_factor", 0.5f) != 1.0f) return;
+  c.unexecuted.clear();
+  c.router_bias = false;  // state of the run, and no parameter
+  c.model.qkv_biases = c.qkv_biases, c.model.qk_norm = c.qk_norm;
+  c.model.experts = {.count = c.experts,
+                     .top_k = c.top_k,
+                     .ffn = c.moe_ffn,
+                     .sigmoid = true,
+                     .normalise = in.flag_or("norm_topk_prob", true),
+                     .factor = in.number_or("routed_scaling_factor", 1.0f),
+                     .shared = c.shared_experts,
+                     .dense_layers = c.dense_layers,
+                     .groups = in.size_or("n_group", 1),
+                     .groups_chosen = in.size_or("topk_group", 1),
+                     .bias_update_rate = 0.001f};
 }
 
 void read_gpt_oss(ConfigReader& in, ModelConfig& c) {
@@ -399,6 +434,7 @@ constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"llama", read_llama},
     {"mistral", read_llama},
     {"qwen2", read_qwen2},
+    {"qwen2_moe", read_qwen2_moe},
     {"qwen3", read_qwen3},
     {"mixtral", read_mixtral},
     {"qwen3_moe", read_qwen3_moe},
@@ -430,10 +466,12 @@ std::vector<std::string> model_types() {
 
 std::string describe(const ModelConfig& c) {
   return fmt::format(
-      "{} {} biases {} {} {} norms {} {} {} sinks {} rotary {} window {} of {} experts {} {} {} {} {} {} latent {} {} {} {} {}",
-      c.type, c.unexecuted, c.qkv_biases, c.out_bias, c.expert_biases, c.qk_norm, c.qk_norm_whole, c.post_norms, c.sinks, c.rotary,
-      c.window, c.windowed_layers, c.experts, c.top_k, c.moe_ffn, c.shared_experts, c.dense_layers, c.router_bias, c.q_rank,
-      c.kv_rank, c.nope_dim, c.rope_dim, c.v_dim);
+             "{} {} biases {} {} {} norms {} {} {} sinks {} rotary {} window {} of {} experts {} {} {} {} {} {} latent {} {} {} {} "
+             "{}",
+             c.type, c.unexecuted, c.qkv_biases, c.out_bias, c.expert_biases, c.qk_norm, c.qk_norm_whole, c.post_norms, c.sinks,
+             c.rotary, c.window, c.windowed_layers, c.experts, c.top_k, c.moe_ffn, c.shared_experts, c.dense_layers, c.router_bias,
+             c.q_rank, c.kv_rank, c.nope_dim, c.rope_dim, c.v_dim) +
+         (c.shared_gate ? " gated" : "");
 }
 
 namespace {

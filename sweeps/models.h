@@ -34,6 +34,7 @@ struct ModelConfig {
   /// All but `dense_layers` of the layers have `experts` of width `moe_ffn`, `top_k` for a token, and `shared_experts` of the same width
   /// that every token passes; `router_bias`: a learned correction an expert. 0 experts: dense.
   int64_t experts = 0, top_k = 0, moe_ffn = 0, shared_experts = 0, dense_layers = 0;
+  bool shared_gate = false;  ///< a vector of width `hidden` gates what the shared experts make of a token (Qwen2-MoE)
   bool router_bias = false;
   bool expert_biases = false;  ///< of the router and of each expert's projections (gpt-oss)
 

@@ -5,13 +5,18 @@
 #include <filesystem>
 #include <map>
 #include <numbers>
+#include <numeric>
+#include <set>
 
+#include "interop/frameworks.h"
 #include "interop/hugging_face.h"
 #include "interop/safetensors.h"
 #include "plan/base/hash.h"
+#include "plan/run_state.h"
 #include "runtime/checkpoint.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
+#include "sweeps/models.h"
 #include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
@@ -86,31 +91,89 @@ struct Run {
   std::unique_ptr<Session> session;
 };
 
-int64_t columns_of(const ModelParameter& p) { return p.shape.size() == 2 ? p.shape[1] : 1; }
+using interop::columns_of;
+
+/// Small models of the `model_type`s with experts.
+Model mixture_of(const std::string& type) {
+  Model m = tiny_case(Family::kLlama).model;
+  m.name = type;
+  m.layers = 3;
+  m.experts = {.count = 4, .top_k = 2, .ffn = 8};
+  if (type == "mixtral") m.ffn = 8;
+  if (type == "qwen3_moe") m.qk_norm = true, m.experts.dense_layers = 1, m.experts.every = 2;
+  if (type == "qwen2_moe") m.qkv_biases = m.experts.shared_gate = true, m.experts.shared = 2, m.experts.normalise = false;
+  if (type != "glm4_moe") return m;
+  m.qkv_biases = m.qk_norm = true;
+  m.experts = {.count = 8,
+               .top_k = 3,
+               .ffn = 8,
+               .sigmoid = true,
+               .factor = 1.5f,
+               .shared = 1,
+               .dense_layers = 1,
+               .groups = 4,
+               .groups_chosen = 2,
+               .bias_update_rate = 0.001f};
+  return m;
+}
+constexpr const char* kMixtures[] = {"mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe"};
 
 TEST_CASE("each row of each parameter is in exactly one tensor, and tensors go there and back exactly") {
+  std::vector<Model> models;
   for (const Family family : {Family::kGpt, Family::kLlama})
     for (const bool tied : {false, true}) {
-      Model m = tiny_case(family).model;
-      m.tied_embeddings = tied;
-      if (family == Family::kLlama) REQUIRE(m.kv_heads < m.heads);  // groups of queries
-      m.qk_norm = family == Family::kLlama && tied;
-      std::map<std::string, std::vector<ForeignTensor>> of;
-      for (ForeignTensor& t : interop::foreign_tensors(m)) of[t.parameter].push_back(std::move(t));
-      for (const ModelParameter& p : parameters_of(m)) {
-        INFO(p.name);
-        const int64_t columns = columns_of(p);
-        std::vector<float> ours(static_cast<size_t>(p.shape[0] * columns)), again(ours.size(), -1.0f);
-        for (size_t i = 0; i < ours.size(); ++i) ours[i] = static_cast<float>(i);
-        std::vector<int> covered(static_cast<size_t>(p.shape[0]));
-        for (const ForeignTensor& t : of.at(p.name)) {
-          for (const int64_t row : t.rows) ++covered.at(static_cast<size_t>(row));
-          interop::from_foreign(t, interop::to_foreign(t, ours, columns), columns, again);
-        }
-        REQUIRE(std::ranges::all_of(covered, [](int n) { return n == 1; }));
-        REQUIRE(again == ours);
-      }
+      models.push_back(tiny_case(family).model);
+      models.back().tied_embeddings = tied;
+      if (family == Family::kLlama) REQUIRE(models.back().kv_heads < models.back().heads);  // groups of queries
+      models.back().qk_norm = family == Family::kLlama && tied;
     }
+  models.push_back(tiny_case(Family::kLlama).model);
+  models.back().qkv_biases = true;
+  for (const char* type : kMixtures) models.push_back(mixture_of(type));
+  for (const Model& m : models) {
+    std::map<std::string, std::vector<ForeignTensor>> of;
+    std::set<std::string> names;
+    for (ForeignTensor& t : interop::foreign_tensors(m)) {
+      REQUIRE(names.insert(t.name).second);
+      of[t.parameter].push_back(std::move(t));
+    }
+    for (const ModelParameter& p : interop::carried_by_files(m)) {
+      INFO(m.name << " " << p.name);
+      const int64_t columns = columns_of(p);
+      int64_t rows = 1;
+      for (size_t d = 0; d + 1 < std::max<size_t>(2, p.shape.size()); ++d) rows *= p.shape[d];
+      std::vector<float> ours(static_cast<size_t>(rows * columns)), again(ours.size(), -1.0f);
+      for (size_t i = 0; i < ours.size(); ++i) ours[i] = static_cast<float>(i);
+      std::vector<int> covered(static_cast<size_t>(rows));
+      for (const ForeignTensor& t : of.at(p.name)) {
+        for (const int64_t row : t.rows) ++covered.at(static_cast<size_t>(row));
+        interop::from_foreign(t, interop::to_foreign(t, ours, columns), columns, again);
+      }
+      REQUIRE(std::ranges::all_of(covered, [](int n) { return n == 1; }));
+      REQUIRE(again == ours);
+    }
+  }
+}
+
+TEST_CASE("the config.json of a model is read back as that model, and what transformers does not have is refused") {
+  for (const char* type : kMixtures) {
+    const Model m = mixture_of(type);
+    REQUIRE(interop::hugging_face_type(m).value() == type);
+    const auto again = sweeps::parse_model(interop::hugging_face_config(m), m.name);
+    INFO((again.ok() ? "" : to_string(again.error())));
+    REQUIRE(again.ok());
+    CHECK(again->experts == m.experts);
+    CHECK(parameter_count(*again) == parameter_count(m));
+    CHECK(again->qkv_biases == m.qkv_biases);
+    CHECK(again->qk_norm == m.qk_norm);
+  }
+  Model m = mixture_of("qwen2_moe");
+  m.experts.shared_gate = false;
+  CHECK(interop::hugging_face_type(m).error().message ==
+        "qwen2_moe is no model of transformers: its shared experts have no gate, or its heads have norms besides");
+  m = mixture_of("mixtral");
+  m.experts.bias_update_rate = 0.001f;
+  CHECK_FALSE(interop::hugging_face_type(m).ok());
 }
 
 TEST_CASE("weights alone begin a run under every layout, with the bits that they have and nothing else") {
@@ -291,6 +354,77 @@ Matrix columns(const Matrix& x, size_t from, size_t n) {
   return y;
 }
 
+/// LlamaMLP.
+Matrix swiglu(const Foreign& f, const Matrix& x, const std::string& gates, const std::string& ups, const std::string& downs) {
+  Matrix gate = linear(f, x, gates);
+  const Matrix up = linear(f, x, ups);
+  for (size_t t = 0; t < gate.size(); ++t)
+    for (size_t i = 0; i < gate[t].size(); ++i) gate[t][i] = gate[t][i] / (1 + std::exp(-gate[t][i])) * up[t][i];
+  return linear(f, gate, downs);
+}
+
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+/// The k largest of `by`, as torch.topk has them.
+std::vector<size_t> topk(const std::vector<double>& by, size_t k) {
+  std::vector<size_t> order(by.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return by[a] > by[b]; });
+  order.resize(k);
+  return order;
+}
+
+/// MixtralSparseMoeBlock, Qwen2MoeSparseMoeBlock, Qwen3MoeSparseMoeBlock and Glm4MoeMoE (DeepseekV3TopkRouter), as transformers has them.
+Matrix experts(const Foreign& f, const Matrix& x, const Model& m, const std::string& layer) {
+  const Experts& e = m.experts;
+  const bool mixtral = f.tensors.contains(layer + "block_sparse_moe.gate.weight");
+  const std::string p = layer + (mixtral ? "block_sparse_moe." : "mlp.");
+  Matrix y(x.size(), std::vector<double>(static_cast<size_t>(m.hidden)));
+  const Matrix logits = linear(f, x, p + "gate.weight");
+  for (size_t t = 0; t < x.size(); ++t) {
+    std::vector<double> scores = logits[t];
+    double all = 0;
+    for (double& s : scores) all += s = e.sigmoid ? sigmoid(s) : std::exp(s);
+    for (double& s : scores) s = e.sigmoid ? s : s / all;
+    std::vector<double> by = scores;
+    if (f.tensors.contains(p + "gate.e_score_correction_bias"))
+      for (size_t i = 0; i < by.size(); ++i) by[i] += f.at(p + "gate.e_score_correction_bias", i);
+    if (e.groups > 1) {
+      const size_t each = by.size() / static_cast<size_t>(e.groups);
+      std::vector<double> of_groups;
+      for (size_t g = 0; g < by.size(); g += each) {
+        const std::vector<double> group(by.begin() + static_cast<std::ptrdiff_t>(g),
+                                        by.begin() + static_cast<std::ptrdiff_t>(g + each));
+        double sum = 0;
+        for (const size_t i : topk(group, 2)) sum += group[i];
+        of_groups.push_back(sum);
+      }
+      const auto best = topk(of_groups, static_cast<size_t>(e.groups_chosen));
+      for (size_t i = 0; i < by.size(); ++i)
+        if (std::ranges::find(best, i / each) == best.end()) by[i] = 0;
+    }
+    const auto chosen = topk(by, static_cast<size_t>(e.top_k));
+    double sum = e.normalise ? 0 : 1;
+    for (const size_t i : chosen) sum += e.normalise ? scores[i] : 0;
+    for (const size_t i : chosen) {
+      const std::string name = fmt::format("{}experts.{}.", p, i);
+      const Matrix one = mixtral ? swiglu(f, {x[t]}, name + "w1.weight", name + "w3.weight", name + "w2.weight")
+                                 : swiglu(f, {x[t]}, name + "gate_proj.weight", name + "up_proj.weight", name + "down_proj.weight");
+      for (size_t c = 0; c < y[t].size(); ++c) y[t][c] += scores[i] / sum * static_cast<double>(e.factor) * one[0][c];
+    }
+  }
+  if (e.shared == 0) return y;
+  const std::string shared = p + (e.shared_gate ? "shared_expert." : "shared_experts.");
+  Matrix z = swiglu(f, x, shared + "gate_proj.weight", shared + "up_proj.weight", shared + "down_proj.weight");
+  if (e.shared_gate) {
+    const Matrix gates = linear(f, x, p + "shared_expert_gate.weight");
+    for (size_t t = 0; t < z.size(); ++t)
+      for (double& v : z[t]) v *= sigmoid(gates[t][0]);
+  }
+  add(y, z);
+  return y;
+}
+
 Matrix logits_llama(const Foreign& f, const Model& m, int64_t sequence, int64_t tokens) {
   Matrix x;
   for (int64_t t = 0; t < tokens; ++t) {
@@ -302,18 +436,19 @@ Matrix logits_llama(const Foreign& f, const Model& m, int64_t sequence, int64_t 
   for (int64_t l = 0; l < m.layers; ++l) {
     const std::string p = fmt::format("model.layers.{}.", l);
     const Matrix n = norm(f, x, p + "input_layernorm", m.norm_epsilon, true);
-    Matrix q = linear(f, n, p + "self_attn.q_proj.weight"), k = linear(f, n, p + "self_attn.k_proj.weight");
+    Matrix q = linear(f, n, p + "self_attn.q_proj.weight"), k = linear(f, n, p + "self_attn.k_proj.weight"),
+           v = linear(f, n, p + "self_attn.v_proj.weight");
+    for (const auto& [heads, name] : {std::pair{&q, "q_proj"}, {&k, "k_proj"}, {&v, "v_proj"}})
+      for (size_t t = 0; m.qkv_biases && t < heads->size(); ++t)
+        for (size_t i = 0; i < (*heads)[t].size(); ++i) (*heads)[t][i] += f.at(p + "self_attn." + name + ".bias", i);
     for (const auto& [heads, name] : {std::pair{&q, "q_norm"}, {&k, "k_norm"}})
       if (m.qk_norm) norm_heads(f, *heads, p + "self_attn." + name, static_cast<size_t>(m.head_dim), m.norm_epsilon);
     rotate(q, static_cast<size_t>(m.head_dim), m.rope_theta);
     rotate(k, static_cast<size_t>(m.head_dim), m.rope_theta);
-    add(x, linear(f, attention(q, k, linear(f, n, p + "self_attn.v_proj.weight"), m), p + "self_attn.o_proj.weight"));
+    add(x, linear(f, attention(q, k, v, m), p + "self_attn.o_proj.weight"));
     const Matrix g = norm(f, x, p + "post_attention_layernorm", m.norm_epsilon, true);
-    Matrix gate = linear(f, g, p + "mlp.gate_proj.weight");
-    const Matrix up = linear(f, g, p + "mlp.up_proj.weight");
-    for (size_t t = 0; t < gate.size(); ++t)
-      for (size_t i = 0; i < gate[t].size(); ++i) gate[t][i] = gate[t][i] / (1 + std::exp(-gate[t][i])) * up[t][i];
-    add(x, linear(f, gate, p + "mlp.down_proj.weight"));
+    add(x, m.is_mixture(l) ? experts(f, g, m, p)
+                           : swiglu(f, g, p + "mlp.gate_proj.weight", p + "mlp.up_proj.weight", p + "mlp.down_proj.weight"));
   }
   return linear(f, norm(f, x, "model.norm", m.norm_epsilon, true),
                 m.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
@@ -342,45 +477,97 @@ Matrix logits_gpt(const Foreign& f, const Model& m, int64_t sequence, int64_t to
                 m.tied_embeddings ? "transformer.wte.weight" : "lm_head.weight");
 }
 
+/// The loss of the session with weights so large that every part of the model shows in it, and of the tensors that are exported then.
+void compare_losses(Case c) {
+  c.train.learning_rate.peak = 0;
+  c.train.grad_accumulation = 2;
+  c.train.micro_batch = 1;
+  Run run(c);
+  const Model& m = c.model;
+  Foreign f;
+  std::map<std::string, int64_t> columns_by_name;
+  const auto state = [](const std::string& name) {
+    return names_run_state(name) ? StateName{std::string(kRunState), name} : StateName{name, "value"};
+  };
+  for (const ModelParameter& p : interop::carried_by_files(m)) {
+    columns_by_name[p.name] = columns_of(p);
+    // Weights as they start are small and biases zero.
+    LogicalTensor t = run.session->state(state(p.name)).value();
+    for (size_t i = 0; i < t.values.size(); ++i)
+      t.values[i] += 0.25f * std::sin(static_cast<float>(i) + static_cast<float>(p.name.size()));
+    REQUIRE(run.session->set_state(state(p.name), t).ok());
+  }
+  for (ForeignTensor& t : interop::foreign_tensors(m)) {
+    f.values[t.name] = interop::to_foreign(t, run.session->state(state(t.parameter)).value().values, columns_by_name[t.parameter]);
+    f.tensors[t.name] = std::move(t);
+  }
+  double nll = 0;
+  for (int64_t sequence = 0; sequence < 2; ++sequence) {
+    const Matrix logits =
+        m.is_llama() ? logits_llama(f, m, sequence, c.train.seq_len) : logits_gpt(f, m, sequence, c.train.seq_len);
+    for (size_t t = 0; t < logits.size(); ++t) {
+      double sum = 0;
+      for (const double v : logits[t]) sum += std::exp(v - logits[t][0]);
+      nll += std::log(sum) + logits[t][0] - logits[t][static_cast<size_t>(token_at(sequence, t + 1))];
+    }
+  }
+  nll /= static_cast<double>(2 * c.train.seq_len);
+  const double loss = run.session->step(0).loss.value();
+  INFO(m.name << " " << nll << " " << loss);
+  REQUIRE(std::abs(nll - loss) < 1e-5 * std::abs(loss));
+}
+
 TEST_CASE("the exported tensors, read as transformers reads them, give the loss of the session within rounding") {
   for (const Family family : {Family::kGpt, Family::kLlama})
     for (const bool tied : {false, true}) {
       Case c = weights_case(family, 1, 1, 1, 0, tied);
       c.model.qk_norm = family == Family::kLlama && tied;  // as the small models of Qwen3
-      c.train.learning_rate.peak = 0;
-      c.train.grad_accumulation = 2;
-      c.train.micro_batch = 1;
-      Run run(c);
-      const Model& m = c.model;
-      Foreign f;
-      std::map<std::string, int64_t> columns_by_name;
-      for (const ModelParameter& p : parameters_of(m)) {
-        columns_by_name[p.name] = columns_of(p);
-        // Weights as they start are small and biases zero: larger ones, so that every part of the model shows in the loss.
-        LogicalTensor t = run.session->parameter(p.name).value();
-        for (size_t i = 0; i < t.values.size(); ++i)
-          t.values[i] += 0.25f * std::sin(static_cast<float>(i) + static_cast<float>(p.name.size()));
-        REQUIRE(run.session->set_parameter(p.name, t).ok());
-      }
-      for (ForeignTensor& t : interop::foreign_tensors(m)) {
-        f.values[t.name] = interop::to_foreign(t, run.weights(t.parameter), columns_by_name[t.parameter]);
-        f.tensors[t.name] = std::move(t);
-      }
-      double nll = 0;
-      for (int64_t sequence = 0; sequence < 2; ++sequence) {
-        const Matrix logits =
-            m.is_llama() ? logits_llama(f, m, sequence, c.train.seq_len) : logits_gpt(f, m, sequence, c.train.seq_len);
-        for (size_t t = 0; t < logits.size(); ++t) {
-          double sum = 0;
-          for (const double v : logits[t]) sum += std::exp(v - logits[t][0]);
-          nll += std::log(sum) + logits[t][0] - logits[t][static_cast<size_t>(token_at(sequence, t + 1))];
-        }
-      }
-      nll /= static_cast<double>(2 * c.train.seq_len);
-      const double loss = run.session->step(0).loss.value();
-      INFO(nll << " " << loss);
-      REQUIRE(std::abs(nll - loss) < 1e-5 * std::abs(loss));
+      compare_losses(c);
     }
+  Case c = weights_case(Family::kLlama, 1, 1, 1, 0, false);
+  c.model.qkv_biases = true;  // as Qwen2
+  compare_losses(c);
+  for (const char* type : kMixtures) {
+    c.model = mixture_of(type);
+    compare_losses(c);
+  }
+}
+
+TEST_CASE("weights of mixtures alone begin a run under every layout, biases of routers among them") {
+  Case other = weights_case(Family::kLlama, 1, 1, 1, 0, false);
+  other.model = mixture_of("glm4_moe");
+  other.train.seed = 77;
+  Run from(other);
+  LogicalTensor bias{{8}, {0.5f, -0.25f, 0.125f, 0, 0, 0.75f, -1, 2}};
+  const StateName name{std::string(kRunState), "router_bias.layers.1"};
+  REQUIRE(from.session->set_state(name, bias).ok());
+  const Folder folder;
+  const auto saved = save_weights(folder.path(), interop::carried_by_files(other.model), [&](const ModelParameter& p) {
+    return names_run_state(p.name) ? from.session->gather_buffer(p.name) : from.session->parameter(p.name);
+  });
+  REQUIRE(saved.ok());
+  const auto checkpoint = Checkpoint::open(folder.path());
+  REQUIRE(checkpoint.ok());
+  REQUIRE(checkpoint->weights("router_bias.layers.1").value().values == bias.values);
+  std::vector<double> losses;
+  for (const int ep : {1, 2}) {
+    Case c = weights_case(Family::kLlama, 2, 1, 1, 0, false);
+    c.model = other.model;
+    c.layout.ep = ep;
+    Run run(c);
+    REQUIRE(checkpoint->restore(run.config, *run.session).ok());
+    REQUIRE(run.session->gather_buffer("router_bias.layers.1").value().values == bias.values);
+    losses.push_back(run.session->step(0).loss.value());
+  }
+  REQUIRE(losses[0] == losses[1]);
+  Case without = weights_case(Family::kLlama, 1, 1, 1, 0, false);
+  without.model = other.model;
+  without.model.experts.bias_update_rate = 0;
+  Run run(without);
+  const auto refused = checkpoint->restore(run.config, *run.session);
+  REQUIRE_FALSE(refused.ok());
+  REQUIRE(refused.error().message.find("it has biases of routers (`router_bias.layers.1`), and this case has none") !=
+          std::string::npos);
 }
 
 TEST_CASE("element types widen exactly and narrow to the nearest even") {

@@ -124,6 +124,44 @@ TEST_CASE("public weights train here, and come out as they went in") {
   REQUIRE(loss("seed", "dp: 1\n") != one);
 }
 
+TEST_CASE("weights of a mixture that was trained go out and come back, with the biases of its routers") {
+  const Scratch scratch;
+  scratch.write("text.txt", std::string(4000, 'a') + std::string(4000, 'b'));
+  scratch.write("model.json",
+                R"({"model_type": "glm4_moe", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "partial_rotary_factor": 1.0, "n_routed_experts": 4,
+      "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": true,
+      "vocab_size": 256, "max_position_embeddings": 64, "hidden_act": "silu", "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+      "tie_word_embeddings": false, "attention_bias": true, "initializer_range": 0.02, "norm_topk_prob": true})");
+  const std::string sweep = scratch.write("moe.yaml",
+                                          "mode: measure\nmodel: ./model.json\nmachine: {local: true}\ndata: {text: text.txt}\n"
+                                          "seq_len: 16\nglobal_batch_tokens: 64\ndp: 2\nep: 2\nname: moe\n"
+                                          "measure: {warmup: 0, steps: 2, repeat: 1, timeout: 1m}\n"
+                                          "checkpoint: {save_every: 2, folder: saved}\n");
+  const Output run = shardlab_program(
+      scratch, fmt::format("run {} --machine-file {}/tests/cli/local.yaml --out {}", sweep, source_dir(), scratch / "run"));
+  INFO(run.err);
+  REQUIRE(run.code == 0);
+  const std::string results = slurp(scratch / "run/results.csv");
+  REQUIRE(std::stod(cell(parse_csv(results), 1, "expert_imbalance")) >= 1);
+  REQUIRE(std::stod(cell(parse_csv(results), 1, "expert_rank_imbalance_last")) >= 1);
+  const auto exported = [&](const std::string& from, const std::string& to) {
+    const Output out = shardlab_program(
+        scratch, fmt::format("weights export {} --model {} --out {}", scratch / from, scratch / "model.json", scratch / to));
+    INFO(out.err);
+    REQUIRE(out.code == 0);
+    return slurp(scratch / (to + "/model.safetensors"));
+  };
+  const std::string first = exported("saved", "one");
+  for (const char* name : {"model.layers.1.mlp.gate.e_score_correction_bias", "model.layers.1.mlp.experts.3.down_proj.weight",
+                           "model.layers.1.mlp.shared_experts.up_proj.weight", "model.layers.0.self_attn.q_proj.bias"})
+    REQUIRE(first.find(fmt::format("\"{}\"", name)) != std::string::npos);
+  const Output in = shardlab_program(scratch, fmt::format("weights import {} --out {}", scratch / "one", scratch / "again"));
+  INFO(in.err);
+  REQUIRE(in.code == 0);
+  REQUIRE(exported("again", "two") == first);
+}
+
 TEST_CASE("weights that do not fit the model are refused by name") {
   const Scratch scratch;
   const std::string folder = public_model(scratch, "tiny-llama");
@@ -135,7 +173,8 @@ TEST_CASE("weights that do not fit the model are refused by name") {
   };
   REQUIRE(refused("weights import " + folder + " --model tiny-gpt").find("no file has `transformer.wte.weight`") !=
           std::string::npos);
-  REQUIRE(refused("weights import " + (scratch / "nowhere") + " --model tiny-gpt").find("no such folder or file") != std::string::npos);
+  REQUIRE(refused("weights import " + (scratch / "nowhere") + " --model tiny-gpt").find("no such folder or file") !=
+          std::string::npos);
   REQUIRE(refused("weights export " + folder + " --model tiny-gpt").find("no manifest in this folder") != std::string::npos);
   const std::string bytes = slurp(folder + "/model.safetensors");
   scratch.write("public/model.safetensors", bytes.substr(0, bytes.size() / 2));

@@ -270,7 +270,7 @@ TEST_CASE("model list and show tell what is executed and what is only predicted"
   int64_t all = 0;
   for (const auto& row : nlohmann::json::parse(show.out)) all += row["count"].get<int64_t>() * row["elements"].get<int64_t>();
   CHECK(all == 671'026'419'200);
-  CHECK(shardlab_program(scratch, "model show qwen2.5-7b").out.find("predicted, not executed: its projections") !=
+  CHECK(shardlab_program(scratch, "model show olmo-2-7b").out.find("predicted, not executed: its norms") !=
         std::string::npos);
   const std::string huge = scratch.write("huge.json", R"({"model_type": "mixtral", "hidden_size": 2147483647,
       "num_hidden_layers": 2147483647, "num_attention_heads": 1, "head_dim": 2147483646, "intermediate_size": 2147483647,

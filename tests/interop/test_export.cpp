@@ -148,11 +148,20 @@ TEST_CASE("no setting is lost: each other value changes the files, is left to th
                                                   "layout.recompute_options.every",
                                                   "model.max_positions"};
         // Settings of a layer of experts, which this model does not have: `experts` itself is refused.
-        const std::set<std::string_view> of_experts = {
-            "model.top_k",           "model.moe_ffn",      "model.router",        "model.normalise_weights",
-            "model.z_loss",          "model.balance_loss", "model.router_factor", "model.shared_experts",
-            "model.dense_layers",    "model.moe_every",    "model.router_groups", "model.router_groups_chosen",
-            "model.bias_update_rate"};
+        const std::set<std::string_view> of_experts = {"model.top_k",
+                                                       "model.moe_ffn",
+                                                       "model.router",
+                                                       "model.normalise_weights",
+                                                       "model.z_loss",
+                                                       "model.balance_loss",
+                                                       "model.router_factor",
+                                                       "model.shared_experts",
+                                                       "model.shared_gate",
+                                                       "model.dense_layers",
+                                                       "model.moe_every",
+                                                       "model.router_groups",
+                                                       "model.router_groups_chosen",
+                                                       "model.bias_update_rate"};
         const bool inert_here =
             inert.contains(key.path) || (of_experts.contains(key.path) && !base.model.is_mixture()) ||
             (key.path == "model.vocab_multiple" && c.model.vocab_rows() == base.model.vocab_rows()) ||

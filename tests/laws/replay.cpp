@@ -57,7 +57,11 @@ std::pair<int64_t, int64_t> sent_by(const Plan& plan, const Segment& segment, co
   const bool gathers = c.kind == CollectiveKind::kAllGather, reduces = c.kind == CollectiveKind::kAllReduce;
   const int64_t whole = bytes(gathers ? op.writes.at(0) : op.reads.at(0));
   if (reduces || gathers || c.kind == CollectiveKind::kReduceScatter) return {(reduces ? 2 : 1) * (size - 1) * whole, size};
-  const Type& type = segment.slots[op.reads.at(0).index()].type;
+  // Rows of experts: a rank has room for those of all, and sends its own. On their way back they are what was sent.
+  const bool rows = op.reads.size() == 3;
+  const bool back = rows && bytes(op.reads[0]) > bytes(op.writes.at(0));
+  const Type& type = segment.slots[(back ? op.writes[0] : op.reads.at(0)).index()].type;
+  if (rows) return {(size - 1) * type.bytes(), size};
   int64_t elements = 0;
   for (int rank = 0; rank < size; ++rank)
     elements += sent_elements(c.kind, c.algorithm, type.shape.elements(), static_cast<int>(size), rank, c.root);
@@ -99,8 +103,8 @@ std::string difference_from_replay(const Plan& plan) {
       const Replay& naive = read[space];
       if (fold.at_peak.bytes != naive.at_peak.bytes || fold.peak_bytes != naive.peak || fold.persistent_bytes != naive.persistent)
         return fmt::format("stage {}, {}, at {}: {} bytes by class, {} persistent by the fold; {} and {} replayed", stage,
-                           name_of(static_cast<Space>(space)), fold.moment, fmt::join(fold.at_peak.bytes, " "), fold.persistent_bytes,
-                           fmt::join(naive.at_peak.bytes, " "), naive.persistent);
+                           name_of(static_cast<Space>(space)), fold.moment, fmt::join(fold.at_peak.bytes, " "),
+                           fold.persistent_bytes, fmt::join(naive.at_peak.bytes, " "), naive.persistent);
     }
   }
   auto folded = total_wire_bytes(plan);

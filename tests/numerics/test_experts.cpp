@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,33 @@ Subject layered(bool sigmoid, Optimizer optimizer, float dropout = 0, float clip
   subject.model.layers = 3;
   subject.model.qk_norm = true;
   return subject;
+}
+
+/// Shared experts behind a gate, and biases of q, k and v, as Qwen2-MoE has them.
+Subject gated(bool sigmoid, Optimizer optimizer, float dropout = 0, float clip_norm = 0) {
+  Subject subject = layered(sigmoid, optimizer, dropout, clip_norm);
+  subject.name = fmt::format("gated {}", sigmoid ? "sigmoid" : "softmax");
+  subject.model.layers = 2;
+  subject.model.experts.dense_layers = 0, subject.model.experts.every = 1;
+  subject.model.experts.shared_gate = true;
+  subject.model.qk_norm = false, subject.model.qkv_biases = true;
+  subject.train.seq_len = 24;
+  return subject;
+}
+
+/// A config.json of Qwen2-MoE: the keys of Qwen1.5-MoE-A2.7B, and small sizes.
+Model small_qwen2_moe() {
+  const auto model = sweeps::parse_model(
+      R"({"architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "decoder_sparse_step": 1, "eos_token_id": 2,
+          "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.15, "intermediate_size": 48, "max_position_embeddings": 24,
+          "max_window_layers": 2, "model_type": "qwen2_moe", "moe_intermediate_size": 12, "norm_topk_prob": false, "num_attention_heads": 4,
+          "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_key_value_heads": 2, "output_router_logits": false,
+          "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 48,
+          "sliding_window": 32768, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false,
+          "vocab_size": 64})",
+      "qwen2-moe");
+  SHARDLAB_CHECK(model.ok(), "{}", to_string(model.error()));
+  return *model;
 }
 
 /// A config.json of Qwen3-MoE: the keys of Qwen3-30B-A3B, and small sizes.
@@ -362,6 +390,53 @@ TEST_CASE("a config.json of Qwen3-MoE is read and trains to the bits of the refe
                       case_of(subject, {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4}, true)});
 }
 
+TEST_CASE("gated shared experts and biases of q, k and v, canonical: every layout trains to the bits of the reference") {
+  constexpr Sizes kSizes[] = {{},
+                              {.dp = 2, .zero = 3, .accumulation = 2},
+                              {.dp = 4, .ep = 2, .zero = 1},
+                              {.dp = 2, .ep = 2, .accumulation = 4, .cp = 2},
+                              {.tp = 2},
+                              {.accumulation = 2, .tp = 2, .sequence_parallel = true},
+                              {.accumulation = 2, .tp = 4, .sequence_parallel = true},
+                              {.dp = 2, .ep = 2, .zero = 1, .tp = 2, .sequence_parallel = true},
+                              {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2, .tp = 2, .sequence_parallel = true},
+                              {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .tp = 2}};
+  for (const Subject& subject : {gated(false, Optimizer::kSgd), gated(true, Optimizer::kAdamW, 0.25f, 0.5f)}) {
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes) cases.push_back(case_of(subject, sizes, true));
+    for (const size_t i : {size_t{2}, size_t{7}}) {
+      cases.push_back(cases[i]);
+      cases.back().layout.recompute = Recompute::kFull;
+    }
+    cases.push_back(cases[5]);
+    cases.back().layout.recompute = Recompute::kSelective;
+    cases.back().layout.recompute_options.modules = "attn.norm attn.core mlp.norm mlp.act";
+    train_all(subject, cases);
+    Subject open = subject;  // or nothing above would show that the gate does anything
+    open.model.experts.shared_gate = false;
+    CHECK(expect<float>(open).losses != expect<float>(subject).losses);
+  }
+}
+
+TEST_CASE("biases of q, k and v of a dense model, canonical: slices, kv heads on several ranks too, have the reference's bits") {
+  Subject subject = subject_of({}, Optimizer::kAdamW);
+  subject.name = "dense with biases of q, k and v";
+  subject.model.qkv_biases = true;
+  subject.train.seq_len = 24;
+  train_all(subject, {case_of(subject, {}, true), case_of(subject, {.dp = 2, .zero = 3, .accumulation = 2, .tp = 2}, true),
+                      case_of(subject, {.accumulation = 2, .tp = 4, .sequence_parallel = true}, true),
+                      case_of(subject, {.pp = 2, .accumulation = 8, .cp = 2, .tp = 2}, true)});
+}
+
+TEST_CASE("a config.json of Qwen2-MoE is read and trains to the bits of the reference") {
+  Subject subject = subject_of(kSoftmax, Optimizer::kAdamW, 0, 1.0f);
+  subject.model = small_qwen2_moe();
+  REQUIRE(subject.model.experts.shared == 4);
+  train_all(subject, {case_of(subject, {}, true), case_of(subject, {.dp = 4, .ep = 2, .zero = 1}, true),
+                      case_of(subject, {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4}, true)});
+}
+
 TEST_CASE("norms of heads of a dense model, canonical: parts of sequences too train to the bits of the reference") {
   Subject subject = subject_of({}, Optimizer::kSgd);
   subject.name = "dense with norms of heads";
@@ -400,6 +475,87 @@ TEST_CASE("experts, fast: no layout is further from fp64 than 1.5 times one rank
   }
 }
 
+TEST_CASE("gated shared experts, fast: no layout is further from fp64 than 1.5 times one rank") {
+  const Subject subject = gated(false, Optimizer::kSgd);
+  const auto expected = expect<double>(subject);
+  const auto one_rank = train(case_of(subject, {}, false));
+  REQUIRE(one_rank.ok());
+  const double bound = 1.5 * error_of(expected, *one_rank) + 1e-6;
+  for (const Sizes& sizes : {Sizes{.tp = 2},
+                             {.accumulation = 2, .tp = 2, .sequence_parallel = true},
+                             {.dp = 2, .ep = 2, .zero = 3, .tp = 2, .sequence_parallel = true},
+                             {.dp = 2, .ep = 2, .accumulation = 2, .cp = 2, .tp = 2}}) {
+    INFO(sizes.dp << " " << sizes.ep << " " << sizes.cp << " " << sizes.sequence_parallel);
+    const auto trained = train(case_of(subject, sizes, false));
+    INFO((trained.ok() ? "" : to_string(trained.error())));
+    REQUIRE(trained.ok());
+    CHECK(error_of(expected, *trained) <= bound);
+  }
+}
+
+TEST_CASE("rows of experts are counted as routers choose, under every layout and whatever runs again") {
+  Subject subject = subject_of(kBiased, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  const int64_t rows = subject.sequences * subject.train.seq_len * subject.model.experts.top_k;
+  std::vector<Case> cases;
+  for (const Sizes& sizes : {Sizes{},
+                             {.accumulation = 4},
+                             {.dp = 2, .ep = 2, .accumulation = 2},
+                             {.dp = 4, .ep = 2, .zero = 2, .accumulation = 2},
+                             {.tp = 2},
+                             {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2, .tp = 2, .sequence_parallel = true},
+                             {.dp = 2, .accumulation = 4, .cp = 2},
+                             {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1}})
+    cases.push_back(case_of(subject, sizes, true));
+  cases.push_back(cases[2]);
+  cases.back().layout.recompute = Recompute::kFull;
+  std::vector<std::vector<ExpertRows>> first;  // by step, of one rank
+  for (const Case& config : cases) {
+    INFO(config.name);
+    Running run(config);
+    std::vector<std::vector<float>> biases(2, std::vector<float>(8, 0.0f));
+    for (int64_t step = 0; step < 3; ++step) {
+      const StepResult result = run.session->step(step);
+      REQUIRE(result.experts.size() == 2);
+      if (&config == &cases[0]) first.push_back(result.experts);
+      const int share = config.layout.ep, sets = config.layout.dp * config.layout.cp / share;
+      for (size_t l = 0; l < 2; ++l) {
+        const ExpertRows& layer = result.experts[l];
+        CHECK(layer.layer == static_cast<int>(l));
+        CHECK(layer.by_expert == first[static_cast<size_t>(step)][l].by_expert);
+        CHECK(std::accumulate(layer.by_expert.begin(), layer.by_expert.end(), int64_t{0}) == rows);
+        REQUIRE(layer.by_rank.size() == static_cast<size_t>(share > 1 ? share * sets : 0));
+        for (int i = 0; i < share && share > 1; ++i) {
+          int64_t of_experts = 0, of_ranks = 0;
+          for (int e = 0; e < 8 / share; ++e) of_experts += layer.by_expert[static_cast<size_t>(i * 8 / share + e)];
+          for (int set = 0; set < sets; ++set) of_ranks += layer.by_rank[static_cast<size_t>(set * share + i)];
+          CHECK(of_ranks == of_experts);
+        }
+        // Biases follow what the plan's own ops have counted.
+        for (size_t e = 0; e < 8; ++e) {
+          const int64_t above = 8 * layer.by_expert[e] - rows;
+          biases[l][e] += above < 0 ? 0.02f : above > 0 ? -0.02f : 0.0f;
+        }
+        CHECK(run.session->gather_buffer(fmt::format("router_bias.layers.{}", l)).value().values == biases[l]);
+      }
+      const Imbalance all = imbalance_of(result.experts);
+      CHECK(*all.by_expert > 1.0);
+      CHECK(all.by_rank.has_value() == (share > 1));
+    }
+  }
+}
+
+TEST_CASE("an imbalance is the most over the mean, of layers the mean") {
+  const std::vector<int64_t> even{5, 5, 5, 5}, one{0, 20, 0, 0}, none{0, 0};
+  CHECK(imbalance(even) == 1.0);
+  CHECK(imbalance(one) == 4.0);
+  CHECK(!imbalance(none));
+  const std::vector<ExpertRows> layers{{0, even, {10, 10}}, {3, one, {20, 0}}};
+  CHECK(imbalance_of(layers).by_expert == 2.5);
+  CHECK(imbalance_of(layers).by_rank == 1.5);
+  CHECK(!imbalance_of({}).by_expert);
+}
+
 TEST_CASE("experts: what cannot be shared or cut is refused, and says what to set") {
   const auto refused = [](const Case& c) {
     const auto legal = check(c);
@@ -426,14 +582,15 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
 TEST_CASE(
     "experts: memory is the plan's to the byte under every layout, and so are wire bytes, but for rows, which go as routes have "
     "it") {
-  Subject subject = layered(false, Optimizer::kAdamW, 0, 0.5f);
-  subject.train.seq_len = 24;
   constexpr Sizes kSizes[] = {{.dp = 2, .accumulation = 4, .cp = 2},
                               {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2},
                               {.dp = 2, .ep = 2, .zero = 1, .tp = 2},
                               {.dp = 2, .ep = 2, .zero = 3, .tp = 2, .sequence_parallel = true},
                               {.dp = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true}};
-  for (const bool canonical : {false, true})
+  Subject layers = layered(false, Optimizer::kAdamW, 0, 0.5f), one_gated = gated(false, Optimizer::kAdamW);
+  layers.train.seq_len = 24;
+  one_gated.model.experts.every = 2;  // of one layer, as the count below
+  for (const auto& [subject, canonical] : {std::pair(layers, false), {layers, true}, {one_gated, false}, {one_gated, true}})
     for (const Sizes& sizes : kSizes) {
       const Case config = case_of(subject, sizes, canonical);
       Running run(config);
@@ -598,6 +755,29 @@ TEST_CASE("what surrounds experts: a wrong norm of heads, shared expert or group
        {"layer.B", "moe.shared.down", Phase::kW, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.a"); }, ""},
        {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).groups_chosen = 1; }, "groups"},
        {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).groups = 3; }, "groups=3"}});
+}
+
+TEST_CASE("gated shared experts: a wrong gate, its sum left out or a gradient of another is refused, and says what is wrong") {
+  const auto lowered = lower(case_of(gated(false, Optimizer::kSgd), {.dp = 2, .accumulation = 2}, true)),
+             sliced = lower(case_of(gated(false, Optimizer::kSgd), {.dp = 2, .tp = 2}, false));
+  REQUIRE(lowered.ok());
+  REQUIRE(sliced.ok());
+  REQUIRE(verdict(*lowered) == "accepted");
+  REQUIRE(verdict(*sliced) == "accepted");
+  refuse_all(
+      *lowered,
+      {{"layer.F", "moe.shared", Phase::kNone, [](Segment& s, Op& op) { op.reads[1] = slot(s, "shared.z"); }, ""},
+       {"layer.B", "moe.shared.gated", Phase::kI, [](Segment& s, Op& op) { op.reads[1] = slot(s, "mlp.norm.y"); },
+        "what the forward op"},
+       {"layer.B", "moe.shared.down", Phase::kI, [](Segment& s, Op& op) { op.reads[0] = slot(s, "d.y"); }, ""},
+       {"layer.B", "moe.shared.gate", Phase::kW, [](Segment& s, Op& op) { op.reads[0] = slot(s, "x1"); }, "what the forward op"},
+       {"layer.B", "moe.norm.y.gated", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, "gradient"},
+       {"layer.F", "moe.shared.gated", Phase::kF, [](Segment& s, Op& op) { op.reads[1] = slot(s, "moe.logits"); },
+        "a number a token"}});
+  refuse_all(*sliced, {{"layer.B", "moe.shared.gate", Phase::kW,
+                        [](Segment& s, Op& op) { op.reads[1] = slot(s, "d.shared.gate.part"); }, "tp"},
+                       {"layer.B", "moe.shared.gate.f", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""},
+                       {"layer.F", "mlp.g", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""}});
 }
 
 TEST_CASE(

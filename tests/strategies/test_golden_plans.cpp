@@ -153,6 +153,11 @@ std::vector<Golden> goldens() {
   layered.layout.sequence_parallel = true;
   layered.model.experts.balance = 0.01f;
   all.push_back({"experts-sliced", layered});
+  Case gated = layered;
+  gated.model.qk_norm = false, gated.model.qkv_biases = true;
+  gated.model.experts.shared_gate = true;
+  gated.layout.sequence_parallel = false;
+  all.push_back({"experts-gated", gated});
   layered.layout.sequence_parallel = false;
   layered.layout.cp = 2;
   layered.layout.cp_kind = ContextKind::kRing;

@@ -51,6 +51,14 @@ TEST_CASE("parameter counts equal the published ones") {
                                                        {"phi-3-medium-128k", 13'960'238'080},
                                                        {"mixtral-8x7b", 46'702'792'704},
                                                        {"mixtral-8x22b", 140'630'071'296},
+                                                       {"qwen2.5-0.5b", 494'032'768},
+                                                       {"qwen2.5-1.5b", 1'543'714'304},
+                                                       {"qwen2.5-3b", 3'085'938'688},
+                                                       {"qwen2.5-7b", 7'615'616'512},
+                                                       {"qwen2.5-14b", 14'770'033'664},
+                                                       {"qwen2.5-32b", 32'763'876'352},
+                                                       {"qwen2.5-72b", 72'706'203'648},
+                                                       {"qwen1.5-moe-a2.7b", 14'315'784'192},
                                                        {"qwen3-0.6b", 596'049'920},
                                                        {"qwen3-1.7b", 1'720'574'976},
                                                        {"qwen3-4b", 4'022'468'096},
@@ -234,7 +242,11 @@ TEST_CASE("families that are predicted are read whole, and refused as cases with
   CHECK(load_model_config("qwen3-8b")->qk_norm);
   CHECK(load_model_config("mixtral-8x7b")->moe_ffn == 14336);
   CHECK(load_model("glm-4.5-air").error().message == "glm-4.5-air is not executed: its layers are mixtures of experts");
-  CHECK(load_model("qwen2.5-7b").error().hint.find("--profile") != std::string::npos);
+  CHECK(load_model("olmo-2-7b").error().hint.find("--profile") != std::string::npos);
+  const ModelConfig moe = *load_model_config("qwen1.5-moe-a2.7b");
+  CHECK(moe.type == "qwen2_moe");
+  CHECK(moe.model.qkv_biases);
+  CHECK(moe.model.experts == Experts{.count = 60, .top_k = 4, .ffn = 1408, .normalise = false, .shared = 4, .shared_gate = true});
 
   const auto message = [](const std::string& extra) {
     const auto result = parse_model_config(

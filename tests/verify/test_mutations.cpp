@@ -54,6 +54,7 @@ struct Mix {
   int ep = 1;
   bool qk_norm = false;
   float ema_decay = 0;
+  bool qkv_biases = false;
 };
 
 Case case_of(const Mix& mix) {
@@ -110,6 +111,7 @@ Case case_of(const Mix& mix) {
   c.data.packed = mix.packed;
   c.model.experts = mix.experts;
   c.model.qk_norm = mix.qk_norm;
+  c.model.qkv_biases = mix.qkv_biases;
   c.layout.ep = mix.ep;
   return c;
 }
@@ -561,6 +563,7 @@ std::vector<Plan> context_plans() {
 std::vector<Plan> expert_plans() {
   constexpr Experts kPlain{.count = 4, .top_k = 2, .ffn = 8, .balance = 0.01f};
   constexpr Experts kShared{.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .balance = 0.01f, .shared = 1, .dense_layers = 1};
+  constexpr Experts kGated{.count = 4, .top_k = 2, .ffn = 8, .shared = 1, .shared_gate = true};
   constexpr Experts kBiased{.count = 4, .top_k = 2, .ffn = 8, .bias_update_rate = 0.001f};
   const Mix mixes[] = {
       {.name = "experts", .family = Family::kLlama, .tied = false, .experts = kPlain},
@@ -599,6 +602,20 @@ std::vector<Plan> expert_plans() {
        .sequence_parallel = true,
        .experts = kShared,
        .qk_norm = true},
+      {.name = "experts, shared and gated, biases of q, k and v, canonical",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .canonical = true,
+       .experts = kGated,
+       .qkv_biases = true},
+      {.name = "experts tp2 sequence parallel, shared and gated",
+       .family = Family::kLlama,
+       .tied = false,
+       .tp = 2,
+       .sequence_parallel = true,
+       .experts = kGated,
+       .qkv_biases = true},
       {.name = "experts dp2 ep2, biases of routers, recompute",
        .family = Family::kLlama,
        .tied = false,

@@ -43,7 +43,8 @@ LayerParameters feed_forward_parameters(const ModelShape& s) {
 }
 
 LayerParameters router_parameters(const ModelShape& s) {
-  return {.replicated = s.hidden * s.experts + (s.router_bias ? s.experts : 0) + (s.expert_biases ? s.experts : 0)};
+  return {.replicated = s.hidden * (s.experts + (s.shared_gate ? 1 : 0)) + (s.router_bias ? s.experts : 0) +
+                        (s.expert_biases ? s.experts : 0)};
 }
 
 /// Routed and shared experts.
@@ -105,11 +106,13 @@ ModelShape shape_of(const Model& m) {
           .rms_norm = llama,
           .biases = !llama,
           .qk_norm = m.qk_norm,
+          .qkv_biases = m.qkv_biases,
           .experts = m.experts.count,
           .top_k = m.experts.top_k,
           .moe_ffn = m.experts.ffn,
           .shared_experts = m.experts.shared,
-          .dense_layers = m.is_mixture() ? m.layers - m.mixture_layers() : 0};
+          .dense_layers = m.is_mixture() ? m.layers - m.mixture_layers() : 0,
+          .shared_gate = m.experts.shared_gate};
 }
 
 Result<void> check(const ModelShape& s) {

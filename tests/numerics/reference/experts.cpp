@@ -227,6 +227,30 @@ void follow_load(Tensor<T>& bias, const std::vector<int64_t>& load, T rate) {
 }
 
 template <class T>
+Tensor<T> sigmoids(const Tensor<T>& logits) {
+  return scores(logits, true);
+}
+
+template <class T>
+Tensor<T> gated(const Tensor<T>& x, const Tensor<T>& p) {
+  const size_t h = x.size() / p.size();
+  Tensor<T> y;
+  for (size_t i = 0; i < x.size(); ++i) y.push_back(p[i / h] * x[i]);
+  return y;
+}
+
+template <class T>
+Tensor<T> gate_back(const Tensor<T>& dz, const Tensor<T>& x, const Tensor<T>& p) {
+  const auto h = static_cast<int64_t>(x.size() / p.size());
+  Tensor<T> d;
+  for (int64_t t = 0; t < static_cast<int64_t>(p.size()); ++t) {
+    const T along = lanes<T>(h, [&](int64_t i) { return at(dz, t * h + i) * at(x, t * h + i); });
+    d.push_back(along * (at(p, t) * (T(1) - at(p, t))));
+  }
+  return d;
+}
+
+template <class T>
 T router_losses(const Mixed<T>& m, const Experts& e, int64_t s, int64_t tokens) {
   const Tensor<T> c = uneven(m, e, s, tokens);
   T loss = 0;
@@ -251,6 +275,12 @@ template ExpertGradients<double> mix_back(const Tensor<double>&, const Tensor<do
                                           const ExpertWeights<double>&, const Experts&, int64_t, int64_t, int64_t);
 template void follow_load(Tensor<float>&, const std::vector<int64_t>&, float);
 template void follow_load(Tensor<double>&, const std::vector<int64_t>&, double);
+template Tensor<float> sigmoids(const Tensor<float>&);
+template Tensor<double> sigmoids(const Tensor<double>&);
+template Tensor<float> gated(const Tensor<float>&, const Tensor<float>&);
+template Tensor<double> gated(const Tensor<double>&, const Tensor<double>&);
+template Tensor<float> gate_back(const Tensor<float>&, const Tensor<float>&, const Tensor<float>&);
+template Tensor<double> gate_back(const Tensor<double>&, const Tensor<double>&, const Tensor<double>&);
 template float router_losses(const Mixed<float>&, const Experts&, int64_t, int64_t);
 template double router_losses(const Mixed<double>&, const Experts&, int64_t, int64_t);
 

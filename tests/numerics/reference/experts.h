@@ -43,6 +43,18 @@ template <class T>
 ExpertGradients<T> mix_back(const Tensor<T>& dz, const Tensor<T>& x, const Mixed<T>& saved, const ExpertWeights<T>& w,
                             const Experts& e, int64_t s, int64_t h, int64_t tokens);
 
+/// Of each token's number its sigmoid.
+template <class T>
+Tensor<T> sigmoids(const Tensor<T>& logits);
+
+/// x[s, h], each token times its factor p[s].
+template <class T>
+Tensor<T> gated(const Tensor<T>& x, const Tensor<T>& p);
+
+/// The gradient of the logits whose sigmoids p[s] have multiplied x[s, h], for dz[s, h].
+template <class T>
+Tensor<T> gate_back(const Tensor<T>& dz, const Tensor<T>& x, const Tensor<T>& p);
+
 /// Moves each bias by `rate` against what `load`, the tokens of a step by expert, is above the mean.
 template <class T>
 void follow_load(Tensor<T>& bias, const std::vector<int64_t>& load, T rate);

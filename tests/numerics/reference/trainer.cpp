@@ -55,6 +55,8 @@ struct Trainer<T>::LayerState {
   Tensor<T> u;            // [s, up_rows]
   Tensor<T> a;            // [s, ffn]
   Mixed<T> mixed;         // of a mixture of experts; u and a are then of the experts that every token passes
+  Tensor<T> shared;       // [s, h], what these made
+  Tensor<T> gate;         // [s], its factors; empty without a gate
   Tensor<T> y;            // [s, h] output
 };
 
@@ -161,7 +163,9 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
     if (const int64_t shared = model_.experts.shared * model_.experts.ffn; shared > 0) {
       l.u = linear<T>(l.n2.y, value(name("moe.shared.wup")), nullptr, s, h, 2 * shared);
       l.a = activation(l.u, true);
-      z = add(z, linear<T>(l.a, value(name("moe.shared.wdown")), nullptr, s, shared, h));
+      l.shared = linear<T>(l.a, value(name("moe.shared.wdown")), nullptr, s, shared, h);
+      if (model_.experts.shared_gate) l.gate = sigmoids(linear<T>(l.n2.y, value(name("moe.shared.gate")), nullptr, s, h, 1));
+      z = add(z, model_.experts.shared_gate ? gated(l.shared, l.gate) : l.shared);
     }
     drop(z, layer, 2, sequence);
     l.y = add_residual<T>(l.x1, z, nullptr, static_cast<size_t>(h));
@@ -247,8 +251,12 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
     gradients[index(name("moe.wdown"))] = std::move(g.down);
     const int64_t shared = model_.experts.shared * model_.experts.ffn;
     if (shared == 0) return add(g.dx, g.routed);
-    const Tensor<T> du = activation_input(backward_linear(dz, l.a, "moe.shared.wdown", shared, h), l.u, true);
-    return add(add(g.dx, backward_linear(du, l.n2.y, "moe.shared.wup", h, 2 * shared)), g.routed);
+    const bool by_gate = model_.experts.shared_gate;
+    const Tensor<T> d_shared = by_gate ? gated(dz, l.gate) : dz;
+    const Tensor<T> du = activation_input(backward_linear(d_shared, l.a, "moe.shared.wdown", shared, h), l.u, true);
+    const Tensor<T> dn = add(add(g.dx, backward_linear(du, l.n2.y, "moe.shared.wup", h, 2 * shared)), g.routed);
+    if (!by_gate) return dn;
+    return add(dn, backward_linear(gate_back(dz, l.shared, l.gate), l.n2.y, "moe.shared.gate", h, 1));
   };
   const auto backward_mlp = [&](const Tensor<T>& dz) {
     const Tensor<T> da = backward_linear(dz, l.a, "mlp.wdown", model_.ffn, h);

@@ -1,0 +1,81 @@
+#include "runtime/expert_rows.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <tuple>
+
+#include "plan/period.h"
+
+namespace shardlab::runtime {
+
+RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& program) {
+  const std::vector<int32_t> steps = steps_of_calls(plan, role);
+  std::set<std::tuple<int32_t, int32_t, int32_t>> seen;  // step, layer and micro-batch: two weights of an expert see the same rows
+  std::map<int, const Type*> layers;
+  for (const Instruction& i : program.instructions) {
+    if (i.kind != Instruction::Kind::kRun || i.call < 0) continue;
+    const auto* w = std::get_if<GroupedLinear>(&i.op->work);
+    if (w == nullptr || w->phase != Phase::kW) continue;
+    if (!seen.emplace(steps[static_cast<size_t>(i.call)], i.layer, i.micro_batch).second) continue;
+    layers.emplace(i.layer, program.reads(i)[2].type);
+    counted_.push_back(i.id);
+  }
+  for (const auto& [layer, counts] : layers) layers_.push_back({layer, counts});
+}
+
+int RowCounting::of(const Instruction& instruction) const {
+  if (!std::ranges::binary_search(counted_, instruction.id)) return -1;
+  return static_cast<int>(std::ranges::find(layers_, instruction.layer, &CountedLayer::layer) - layers_.begin());
+}
+
+void add_rows(const int32_t* counts, const Shape& shape, std::span<int64_t> rows) {
+  const auto experts = static_cast<size_t>(shape.last());
+  for (int64_t part = 0; part < shape[1]; ++part, counts += experts)
+    for (size_t e = 0; e < experts; ++e) rows[e] += counts[e];
+}
+
+std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> ranks) {
+  std::map<int, ExpertRows> layers;
+  const auto pipeline = mesh.find(kPipelineAxis);
+  for (const RankRows& r : ranks) {
+    const Type& counts = *r.layer.counts;
+    bool again = false, shared = false;  // the same rows as of another rank; experts are cut among ranks
+    for (size_t a = 0; a < mesh.axes.size(); ++a) {
+      const Placement& place = counts.place[a];
+      again |= place.kind == Place::kReplicate && static_cast<int>(a) != pipeline.value_or(-1) && r.at[a] != 0;
+      shared |= mesh.axes[a].size > 1 && place == Placement::shard(0);
+    }
+    if (again) continue;
+    ExpertRows& layer = layers[r.layer.layer];
+    layer.layer = r.layer.layer;
+    const int64_t each = counts.shape.last(), first = logical_origin(counts, mesh, r.at)[0] * each;
+    layer.by_expert.resize(static_cast<size_t>(logical_shape(counts, mesh)[0] * each));
+    for (size_t e = 0; e < r.rows.size(); ++e) layer.by_expert[static_cast<size_t>(first) + e] += r.rows[e];
+    if (shared) layer.by_rank.push_back(std::accumulate(r.rows.begin(), r.rows.end(), int64_t{0}));
+  }
+  std::vector<ExpertRows> all;
+  for (auto& [number, layer] : layers) all.push_back(std::move(layer));
+  return all;
+}
+
+std::optional<double> imbalance(std::span<const int64_t> rows) {
+  const int64_t all = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  if (all == 0) return std::nullopt;
+  return static_cast<double>(std::ranges::max(rows)) * static_cast<double>(rows.size()) / static_cast<double>(all);
+}
+
+Imbalance imbalance_of(std::span<const ExpertRows> layers) {
+  const auto mean = [&](std::vector<int64_t> ExpertRows::*rows) -> std::optional<double> {
+    double sum = 0;
+    int64_t n = 0;
+    for (const ExpertRows& layer : layers)
+      if (const auto one = imbalance(layer.*rows)) sum += *one, ++n;
+    if (n == 0) return std::nullopt;
+    return sum / static_cast<double>(n);
+  };
+  return {mean(&ExpertRows::by_expert), mean(&ExpertRows::by_rank)};
+}
+
+}  // namespace shardlab::runtime

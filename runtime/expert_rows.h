@@ -1,0 +1,65 @@
+// How many rows each expert worked at in a step, counted where its weights had their gradients: once for each layer and micro-batch,
+// whatever forward ran again. What is counted is what routers chose and exchanges moved; no plan has a buffer or an op for it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "plan/program.h"
+
+namespace shardlab::runtime {
+
+/// The rows of one layer with experts.
+struct ExpertRows {
+  int layer = 0;
+  std::vector<int64_t> by_expert;  ///< over all ranks that have other tokens
+  std::vector<int64_t>
+      by_rank;  ///< of the ranks that share the experts, in order, slices of one expert once; empty where each has all
+  friend bool operator==(const ExpertRows&, const ExpertRows&) = default;
+};
+
+/// A layer that the program of a role has experts of.
+struct CountedLayer {
+  int layer = 0;
+  const Type* counts = nullptr;  ///< i32[1, parts, experts of the rank], placed over the groups of experts
+};
+
+/// The counts that `instruction` reads, where its rows are to be counted: of a layer's gradients of weights one op a micro-batch.
+class RowCounting {
+ public:
+  RowCounting(const Plan& plan, const Role& role, const Program& program);
+  /// By layer, ascending.
+  std::span<const CountedLayer> layers() const { return layers_; }
+  /// The index of the instruction's layer, or -1.
+  int of(const Instruction& instruction) const;
+
+ private:
+  std::vector<CountedLayer> layers_;
+  std::vector<int32_t> counted_;  ///< ids of instructions, ascending
+};
+
+/// Adds up counts i32[1,parts,e] to rows[e].
+void add_rows(const int32_t* counts, const Shape& shape, std::span<int64_t> rows);
+
+/// What one rank has counted of a layer.
+struct RankRows {
+  Coordinates at;
+  CountedLayer layer;
+  std::span<const int64_t> rows;  ///< by expert of the rank
+};
+/// By layer, of all ranks in order.
+std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> ranks);
+
+/// The largest over the mean: 1 where all have as many. None of no rows.
+std::optional<double> imbalance(std::span<const int64_t> rows);
+
+/// Means over layers of `imbalance` by expert, and by rank. Less 1 they are MaxVio of Wang et al. 2024 ("Auxiliary-Loss-Free Load
+/// Balancing", section 4.1).
+struct Imbalance {
+  std::optional<double> by_expert, by_rank;
+};
+Imbalance imbalance_of(std::span<const ExpertRows> layers);
+
+}  // namespace shardlab::runtime
