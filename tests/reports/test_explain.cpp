@@ -74,6 +74,20 @@ TEST_CASE("memory that no plan has is told apart where the devices' was, the mos
         all.end());
 }
 
+TEST_CASE("how unevenly rows of experts fell is said, by rank where ranks share them") {
+  CaseOutcome o = small_outcome();
+  const auto said = [&](std::string_view words) {
+    const std::vector<std::string> all = reasons(o);
+    return std::ranges::find(all, words) != all.end();
+  };
+  o.measured->expert_imbalance = 2.5, o.measured->expert_imbalance_last = 1.25;
+  CHECK(said("The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step)."));
+  o.measured->expert_rank_imbalance = 1.5, o.measured->expert_rank_imbalance_last = 1.125;
+  CHECK(said(
+      "The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step); of the ranks that share the "
+      "experts the fullest had 1.50 times the mean (1.12 times), and the others wait for it in the exchange."));
+}
+
 TEST_CASE("a case without figures says why, one without ops has no table") {
   CaseOutcome o = small_outcome();
   o.predicted.reset();

@@ -245,3 +245,20 @@ TEST_CASE("of several models each has its own fastest case, and their losses hav
   for (const Statement& statement : statements(cases, s)) text += statement.text + "\n";
   REQUIRE_GOLDEN("reports/statements_of_models.txt", text);
 }
+
+TEST_CASE("how unevenly rows of experts fell is said of a few cases, and of the others where to look") {
+  std::vector<CaseOutcome> cases{variant("dense", 0.096)};
+  for (const char* name : {"a", "b", "c", "d", "e"}) {
+    cases.push_back(variant(name, 0.08));
+    cases.back().measured->expert_imbalance = 2, cases.back().measured->expert_imbalance_last = 1.5;
+  }
+  cases[1].measured->expert_rank_imbalance = 1.25, cases[1].measured->expert_rank_imbalance_last = 1;
+  std::string said;
+  for (const Statement& statement : statements(cases, summarise(cases)))
+    if (statement.text.starts_with("Rows of a layer's fullest expert")) said = statement.text;
+  INFO(said);
+  CHECK(said.starts_with("Rows of a layer's fullest expert over the mean: a"));
+  CHECK(said.find(" 2.00 (last step 1.50), by rank 1.25 (1.00); b") != std::string::npos);
+  CHECK(said.ends_with("; 1 more in the table."));
+  CHECK(said.find("dense") == std::string::npos);
+}
