@@ -624,6 +624,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"train.clip_norm", "clip_norm", Form::kNumber, "", "", FIELD_FLOAT(train.clip_norm),
             "bound on the gradient norm; 0: none"}
         .from(0).up_to(1e30).estimated(),
+    CaseKey{"train.post_validation", "post_validation", Form::kCount, "", "", FIELD_COUNT(train.post_validation),
+            "steps that pipeline stages make before they learn whether one was to be clipped or skipped, and if so make them again; 0: none"}
+        .from(0).up_to(4096).flag(),
     CaseKey{"train.dropout", "dropout", Form::kNumber, "", "", FIELD_FLOAT(train.dropout),
             "probability of dropping an element"}
         .from(0).below(1).estimated(),

@@ -42,8 +42,8 @@ std::optional<double> number_in(const Value& value) {
 /// The columns whose values are figures of a run: settings and words are compared as settings.
 bool is_figure(const CaseColumn& column) {
   if (column.unit != Unit::kNone) return column.name != "parameters" && column.name != "recompute_budget_bytes";
-  constexpr std::array<std::string_view, 5> kBare{"steps_to_loss", "skipped_steps", "staleness_mean", "staleness_worst",
-                                                  "loss_scale"};
+  constexpr std::array<std::string_view, 6> kBare{"steps_to_loss",  "skipped_steps",   "rolled_back_steps",
+                                                  "staleness_mean", "staleness_worst", "loss_scale"};
   return is_among(kBare, column.name);
 }
 

@@ -404,7 +404,8 @@ StepResult ThreadSession::step(int64_t step) {
     for (const int64_t bytes : report.sent_by_comm) result.sent_bytes += bytes;
     if (options_.recorder != nullptr) options_.recorder->record_step(frame_.number, static_cast<int>(r), 0, report.end);
   }
-  result.skipped = run_number(kAppliedSteps) == static_cast<double>(applied);
+  result.rolled_back = run_number(kRolledBack).value_or(0) != 0;
+  result.skipped = !result.rolled_back && run_number(kAppliedSteps) == static_cast<double>(applied);
   if (result.skipped) result.fault = find_fault(result);
   result.loss_scale = run_number(kLossScaleBuffer);
   ++frame_.number;

@@ -67,6 +67,7 @@ struct StepResult {
   std::vector<std::array<double, 2>> interval_by_rank;  ///< begin and end, seconds from the common start
   int64_t sent_bytes = 0;                               ///< over all ranks, counted where they were sent
   bool skipped = false;                                 ///< the plan may leave an update out (plan/run_state.h), and did
+  bool rolled_back = false;                             ///< the plan took all steps of its period back (kRolledBack)
   std::optional<Fault> fault;                           ///< of a skipped step, where the guard found one
   std::optional<double> loss_scale;                     ///< after the step, where the plan has one that lives on
 };

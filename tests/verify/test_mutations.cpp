@@ -52,6 +52,7 @@ struct Mix {
   bool packed = false;
   Experts experts = {};
   int ep = 1;
+  int64_t post_validation = 0;
   bool qk_norm = false;
 };
 
@@ -109,6 +110,7 @@ Case case_of(const Mix& mix) {
   c.model.experts = mix.experts;
   c.model.qk_norm = mix.qk_norm;
   c.layout.ep = mix.ep;
+  c.train.post_validation = mix.post_validation;
   return c;
 }
 
@@ -402,6 +404,16 @@ std::vector<Plan> pipelined_plans() {
        .accumulation = 2,
        .bucket_bytes = 4096,
        .layers = 4},
+      {.name = "zb-h2 post-validated zero1 dp2",
+       .tied = false,
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::kZbH2,
+       .accumulation = 2,
+       .zero = 1,
+       .bucket_bytes = 4096,
+       .clip_norm = 1,
+       .post_validation = 2},
       {.name = "zb-h1, tied", .pp = 3, .schedule = Schedule::kZbH1, .accumulation = 4, .layers = 3},
       {.name = "zb-h1 zero2 dp2", .tied = false, .dp = 2, .pp = 2, .schedule = Schedule::kZbH1, .accumulation = 3, .zero = 2},
       {.name = "zb-h2 recompute",
