@@ -173,7 +173,8 @@ constexpr std::array kTable{
                 .operands = "(factor f32[1]) -> differs i32[1]",
                 .what = "0 for exactly 1, else 1: also for no number",
                 .reads = 1,
-                .writes = 1},
+                .writes = 1,
+                .on_gpu = true},
     NamedKernel{
         .name = "outer_step",
         .operands =

@@ -424,7 +424,7 @@ void ThreadSession::collect_reports() {
   for (const auto& rank : ranks_) {
     put(own, rank->end_of_step());
     for (int i = 0; i < plan_.period; ++i) put(own, rank->metric(Rank::kLoss, i));
-    put(own, rank->metric(Rank::kGradNorm2));
+    put(own, rank->metric(Rank::kGradNorm2, plan_.period - 1));
     for (const int64_t bytes : rank->sent_by_comm()) put(own, bytes);
     put(own, rank->ledger());
   }

@@ -60,7 +60,7 @@ void clip_norm(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     declare_updates(draft, stage);
     if (validates_later(draft.config)) {  // updates take the factor to be 1
-      validate_at_end(stage, kValidatedNorm, squared_gradient_norm(draft, stage));
+      squared_gradient_norm(draft, stage);
       continue;
     }
     const BufferId norm = squared_gradient_norm(draft, stage), most = number(stage, "clip.norm"),

@@ -62,7 +62,7 @@ class Period {
     for (int i = 0; i < steps_; ++i) repeat_step(stage_, step, i, numbers_of(i));
     const BufferId rolled_back = judge();
     for (const auto& [state, copy] : kept_) copy_state("restore", copy, state, StreamId(0), rolled_back);
-    report_norm();
+    report_norms();
   }
 
  private:
@@ -144,7 +144,8 @@ class Period {
     verdict.kind = BufferClass::kMetric;
     verdict.persistent = true;
     const BufferId rolled_back = add_buffer(stage_, std::move(verdict));
-    const auto norms = judged_.find(kValidatedNorm), flags = judged_.find(kValidatedFlag);
+    const auto norms = draft_.config.train.clip_norm > 0 ? judged_.find(kValidatedNorm) : judged_.end(),
+               flags = judged_.find(kValidatedFlag);
     BufferId most, factor, clipped, known;
     if (norms != judged_.end()) {
       most = numbers_.number("clip.norm"), factor = numbers_.number("clip.factor"),
@@ -172,16 +173,18 @@ class Period {
     return rolled_back;
   }
 
-  /// The norm that is reported is that of the period's last step.
-  void report_norm() {
+  /// The metric has a norm for each step.
+  void report_norms() {
     const auto norms = judged_.find(kValidatedNorm);
     if (!draft_.config.train.grad_norm || norms == judged_.end()) return;
-    Buffer report = buffer(norms->second.back());
+    Buffer report = buffer(norms->second.front());
     report.name = "grad_norm2";
+    report.type.shape = {steps_};
     report.view.reset();
     report.persistent = true;
-    const BufferId id = add_buffer(stage_, std::move(report));
-    numbers_.append("grad_norm2", {norms->second.back(), id}, Copy{}, {0}, {1});
+    const BufferId all = add_buffer(stage_, std::move(report));
+    for (int i = 0; i < steps_; ++i)
+      numbers_.append("grad_norm2.report", {norms->second[static_cast<size_t>(i)], element_of(stage_, all, i)}, Copy{}, {0}, {1});
   }
 
   Draft& draft_;
@@ -197,8 +200,6 @@ class Period {
 StreamId meeting_stream(Draft& draft) {
   return draft.training && validates_later(draft.config) ? draft.stream(kPostValidationName) : StreamId(0);
 }
-
-void validate_at_end(StageDraft& stage, std::string_view what, BufferId number) { stage.named[std::string(what)] = number; }
 
 void post_validation(Draft& draft) {
   for (StageDraft& stage : draft.stages) Period(draft, stage).run();
