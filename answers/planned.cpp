@@ -219,13 +219,19 @@ Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan*
                    ErrorKind::kDoesNotFit};
   }
   if (have <= 0 || need <= have) return {};
-  // Only what the validation step adds may be too much.
-  const bool trains = validation != nullptr && largest_arena(placed) <= have;
+  // Only what lies beside the arena of training may be too much.
+  const bool trains = largest_arena(placed) <= have, validates = trains && validation != nullptr,
+             repeats = trains && placed.in_step != nullptr;
   return Error{
       ExitCode::kNo,
       fmt::format("does not fit: a rank needs {}{} and may use {} of {}", bytes_text(need),
-                  trains ? " with the validation step's arena beside that of training" : "", bytes_text(have), config.machine.id),
-      (trains ? "try measure.validate_sequences: 0, " : "try ") + what_saves_memory(config),
+                  validates && repeats ? " with the arenas of the validation step and of steps made again beside that of training"
+                  : validates          ? " with the validation step's arena beside that of training"
+                  : repeats            ? " with the arena of steps made again beside that of training"
+                                       : "",
+                  bytes_text(have), config.machine.id),
+      (validates ? "try measure.validate_sequences: 0, " : "try ") + std::string(repeats ? "post_validation: 0, " : "") +
+          what_saves_memory(config),
       {},
       ErrorKind::kDoesNotFit};
 }
