@@ -8,6 +8,7 @@
 
 #include "answers/namespaces.h"
 #include "plan/pipeline_case.h"
+#include "plan/techniques.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
 #include "reports/format.h"
@@ -142,7 +143,12 @@ Result<PlacedPlan> checked(Result<Plan> plan) {
 Result<PlacedRun> prepare(const Case& config) {
   auto placed = checked(lower(config));
   if (!placed.ok()) return placed.error();
-  PlacedRun run{std::move(*placed), nullptr};
+  PlacedRun run{std::move(*placed), nullptr, nullptr};
+  if (validates_later(config)) {
+    auto again = checked(lower_in_step(config));
+    if (!again.ok()) return again.error();
+    run.in_step = std::make_unique<const PlacedPlan>(std::move(*again));
+  }
   if (warm_up_steps(config) == 0) return run;
   auto first = checked(lower_warm_up(config));
   if (!first.ok()) return first.error();
@@ -154,15 +160,21 @@ Result<PlacedPlan> prepare_validation(const Case& config) { return checked(lower
 
 namespace {
 
-/// Arena bytes in `space` of the rank that needs most of it, with the arena of a second plan of the same ranks beside its own.
+/// Arena bytes in `space` of the rank that needs most of it, with the arenas of further plans of the same ranks beside its own: of `beside`,
+/// where there is one, and of steps that are made again.
 int64_t largest_arena(const PlacedRun& placed, const PlacedPlan* beside, Space space) {
-  if (beside == nullptr) return largest_arena(placed, space);
-  SHARDLAB_CHECK(placed.arenas.size() == beside->arenas.size(), "{} roles train and {} validate", placed.arenas.size(),
-                 beside->arenas.size());
   const auto of = [space](const ArenaLayout& arena) { return arena.bytes[static_cast<size_t>(space)]; };
   int64_t most = largest_arena(placed, space);  // of a phase that is over by then
-  for (size_t role = 0; role < placed.arenas.size(); ++role)
-    most = std::max(most, of(placed.arenas[role]) + of(beside->arenas[role]));
+  for (size_t role = 0; role < placed.arenas.size(); ++role) {
+    int64_t bytes = of(placed.arenas[role]);
+    for (const PlacedPlan* other : {beside, placed.in_step.get()}) {
+      if (other == nullptr) continue;
+      SHARDLAB_CHECK(placed.arenas.size() == other->arenas.size(), "{} roles train and {} beside them", placed.arenas.size(),
+                     other->arenas.size());
+      bytes += of(other->arenas[role]);
+    }
+    most = std::max(most, bytes);
+  }
   return most;
 }
 
@@ -207,13 +219,19 @@ Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan*
                    ErrorKind::kDoesNotFit};
   }
   if (have <= 0 || need <= have) return {};
-  // Only what the validation step adds may be too much.
-  const bool trains = validation != nullptr && largest_arena(placed) <= have;
+  // Only what lies beside the arena of training may be too much.
+  const bool trains = largest_arena(placed) <= have, validates = trains && validation != nullptr,
+             repeats = trains && placed.in_step != nullptr;
   return Error{
       ExitCode::kNo,
       fmt::format("does not fit: a rank needs {}{} and may use {} of {}", bytes_text(need),
-                  trains ? " with the validation step's arena beside that of training" : "", bytes_text(have), config.machine.id),
-      (trains ? "try measure.validate_sequences: 0, " : "try ") + what_saves_memory(config),
+                  validates && repeats ? " with the arenas of the validation step and of steps made again beside that of training"
+                  : validates          ? " with the validation step's arena beside that of training"
+                  : repeats            ? " with the arena of steps made again beside that of training"
+                                       : "",
+                  bytes_text(have), config.machine.id),
+      (validates ? "try measure.validate_sequences: 0, " : "try ") + std::string(repeats ? "post_validation: 0, " : "") +
+          what_saves_memory(config),
       {},
       ErrorKind::kDoesNotFit};
 }

@@ -29,6 +29,8 @@ Result<Case> decide(const Case& config, const Surroundings& around);
 /// gives the reported time and wire bytes. Memory is reported for the phase that needs more.
 struct PlacedRun : PlacedPlan {
   std::unique_ptr<const PlacedPlan> warm_up;  ///< none: one plan for all steps
+  /// With post_validation, the plan of one step in which all stages meet: steps that were taken back are made again under it.
+  std::unique_ptr<const PlacedPlan> in_step;
 };
 
 /// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.

@@ -199,6 +199,7 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   for (const std::string& trace : {files.predicted(), files.measured(), files.chrome()}) std::filesystem::remove(trace, failure);
   write_file_atomically(files.config(), to_yaml(config));
   write_file_atomically(files.plan(), print(*placed->plan));
+  if (placed->in_step) write_file_atomically(files.in_step_plan(), print(*placed->in_step->plan));
   if (placed->warm_up) write_file_atomically(files.warm_up_plan(), print(*placed->warm_up->plan));
   if (mode != Mode::kMeasure) {
     if (const auto predicted = predict_into(outcome, *placed, mode, files.directory); !predicted.ok())

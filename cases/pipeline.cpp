@@ -25,6 +25,7 @@
 #include "plan/pipeline_case.h"
 #include "plan/reasons.h"
 #include "plan/runnable.h"
+#include "plan/techniques.h"
 #include "plan/text.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
@@ -34,6 +35,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/dataset.h"
 #include "runtime/phases.h"
+#include "runtime/post_validation.h"
 #include "simulator/interpreter/cost_model.h"
 #include "simulator/interpreter/pipeline_choice.h"
 #include "simulator/interpreter/recompute_budget.h"
@@ -287,7 +289,8 @@ Result<void> check_periods(const Case& config, int period) {
   for (const auto& [key, steps] : {std::pair{"warmup", config.measure.warmup}, {"steps", config.measure.steps}}) {
     if (steps % period == 0) continue;
     return Error{ExitCode::kUsage,
-                 fmt::format("measure.{}={} with diloco.steps={}: a run ends where a period does", key, steps, period),
+                 fmt::format("measure.{}={} with {}={}: a run ends where a period does", key, steps,
+                             validates_later(config) ? "post_validation" : "diloco.steps", period),
                  fmt::format("set measure.{} to {}, or another multiple", key, (steps + period - 1) / period * period),
                  {}};
   }
@@ -375,6 +378,7 @@ std::vector<std::pair<std::string, std::string>> identity(const PlacedRun& place
   const auto hash_of = [](const PlacedPlan& p) { return fmt::format("{:016x}", hash_text(print(*p.plan))); };
   return {{"program", program_version()},
           {"plan", hash_of(placed)},
+          {"plan of steps made again", placed.in_step ? hash_of(*placed.in_step) : ""},
           {"plan of the first phase", placed.warm_up ? hash_of(*placed.warm_up) : ""},
           {"variant of the kernels", kernels::description(kernels::kernels_for_this_processor())},
           {"data set", fmt::format("{:016x}", fingerprint(data, config))},
@@ -446,6 +450,53 @@ Result<WarmedUp> warm_up(const Case& config, const PlacedPlan& placed, const Run
   return left;
 }
 
+/// Steps that a plan took back, made again under the plan in which all stages meet. Its session lives from the first of them on.
+class MadeAgain {
+ public:
+  MadeAgain(const Case& config, const PlacedPlan* placed, const RunOptions& options, const Dataset& data)
+      : config_(config), placed_(placed), options_(options), data_(data) {}
+
+  /// Periods of `session` from step `first` to `first + count - 1`, as they count in the end.
+  Result<std::vector<ValidatedPeriod>> run(Session& session, int64_t first, int64_t count) {
+    std::vector<ValidatedPeriod> periods;
+    if (placed_ == nullptr) {
+      for (StepResult& result : session.run(first, count)) periods.push_back({std::move(result), {}});
+      return periods;
+    }
+    auto period = run_validated(
+        session, first, [this] { return in_step(); },
+        [this](const StepResult& result, int64_t step) { stop_at(config_.train.guard, result, step); });
+    if (!period.ok()) return period.error();
+    periods.push_back(std::move(*period));
+    return periods;
+  }
+
+  /// The high-water marks of its session, if there was one.
+  void add_marks_to(Measurement& m) const {
+    if (session_ != nullptr) add_marks(*session_, placed_->plan->mesh.world_size(), m);
+  }
+
+ private:
+  Result<Session*> in_step() {
+    if (session_ != nullptr) return session_.get();
+    auto execution = Execution::create(*placed_, execution_options(config_, 0, options_.control));
+    if (!execution.ok()) return execution.error();
+    execution_ = std::move(*execution);
+    auto session = Session::create(*placed_, options_, execution_->transport(), execution_->backends(), &data_.train());
+    if (!session.ok()) return session.error();
+    session_ = std::move(*session);
+    session_->initialise_parameters();
+    return session_.get();
+  }
+
+  const Case& config_;
+  const PlacedPlan* placed_;
+  const RunOptions& options_;
+  const Dataset& data_;
+  std::unique_ptr<Execution> execution_;
+  std::unique_ptr<Session> session_;
+};
+
 /// The run's first step, and the first of the phase that `session` is of, whose state it then has.
 struct Begun {
   int64_t first = 0, step = 0;
@@ -514,24 +565,32 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   const int64_t warm = begun->first + config.measure.warmup, end = warm + measured_steps;
   // Workers that may run apart do so through the warm-up and through each repeat.
   const bool apart = recorded.staleness >= 0;
+  MadeAgain again(config, placed.in_step.get(), options, *data);
   for (int64_t at = begun->step; at < end;) {
     if (at == warm) (*execution)->set_recording(true);
     const int64_t count = !apart ? period : at < warm ? warm - at : config.measure.steps;
     int64_t step = at;
     if (watch != nullptr) watch->begin_step(at, end);
-    for (const StepResult& r : (*session)->run(at, count)) {
-      for (const auto& loss : r.losses)
-        if (loss) m.losses.push_back(*loss);
-      m.skipped_steps += r.skipped ? 1 : 0;
-      if (r.fault && result.first_fault.empty()) result.first_fault = fmt::format("step {}: {}", step, r.fault->text);
-      stop_at(config.train.guard, r, step);
-      m.loss_scale = r.loss_scale;
+    auto periods = again.run(**session, at, count);
+    if (!periods.ok()) return periods.error();
+    for (const ValidatedPeriod& p : *periods) {
+      int64_t counted = step;
+      for (const StepResult& r : p.counted()) {
+        for (const auto& loss : r.losses)
+          if (loss) m.losses.push_back(*loss);
+        m.skipped_steps += r.skipped ? 1 : 0;
+        if (r.fault && result.first_fault.empty()) result.first_fault = fmt::format("step {}: {}", counted, r.fault->text);
+        stop_at(config.train.guard, r, counted);
+        m.loss_scale = r.loss_scale;
+        counted += std::ssize(r.losses);
+      }
+      m.rolled_back_steps += std::ssize(p.again);
       step += period;
       SHARDLAB_TRY(save_where_due(config, **session, step, step == end));
       if (step <= warm) continue;
-      seconds.push_back(r.seconds / period);
-      balance.add(r.experts);
-      if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, r.sent_bytes);
+      seconds.push_back(p.seconds() / period);
+      balance.add(p.first.experts);
+      if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, p.first.sent_bytes);
     }
     at = step;
   }
@@ -545,6 +604,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   m.step_spread = m.step_s > 0 ? (percentile(seconds, 0.9) - percentile(seconds, 0.1)) / m.step_s : 0;
   m.loss_unigram = data->unigram_entropy();
   m.kernel_variant = (*execution)->description();
+  again.add_marks_to(m);
   add_memory(placed, **session, **execution, m);
   result.trace = (*execution)->take();
   m.recorder_overhead_s = result.trace.recorder_overhead_s;

@@ -77,6 +77,7 @@ struct CaseFiles {
   std::string machine() const { return directory + "/../machine.yaml"; }  ///< one for all cases
   std::string plan() const { return directory + "/plan.txt"; }
   std::string warm_up_plan() const { return directory + "/plan.warm-up.txt"; }  ///< of a run of two phases
+  std::string in_step_plan() const { return directory + "/plan.in-step.txt"; }  ///< with post_validation: of steps made again
   std::string outcome() const { return directory + "/outcome.sqlite"; }
   std::string predicted() const { return directory + "/predicted.trace.jsonl.gz"; }
   std::string measured() const { return directory + "/measured.trace.jsonl.gz"; }

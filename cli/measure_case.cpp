@@ -127,6 +127,9 @@ Result<ExitCode> measure(const Case& config, const std::string& directory, bool 
   if (const int64_t skipped = outcome.measured->skipped_steps; skipped > 0)
     outcome.reason += fmt::format("{}{} of {} updates were left out{}", outcome.reason.empty() ? "" : "; ", skipped, losses.size(),
                                   executed->first_fault.empty() ? "" : ", the first at " + executed->first_fault);
+  if (const int64_t again = outcome.measured->rolled_back_steps; again > 0)
+    outcome.reason +=
+        fmt::format("{}{} of {} steps were taken back and made again", outcome.reason.empty() ? "" : "; ", again, losses.size());
   watch.begin("has trained, and compares the ops");
   const auto predicted = predict_case(config, *placed);
   outcome.ops = compare_ops(*placed, predicted.ok() ? &predicted->trace : nullptr, &executed->trace);

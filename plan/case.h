@@ -116,7 +116,7 @@ struct Layout {
   std::string schedule_table;           ///< of kTable: the slots, as `from_csv` reads them
   std::string stage_layers;             ///< layers of each part of the model, in order: "3,4,4,1"; empty: as even as can be
   bool sequence_parallel = false;
-  bool tensor_overlap = false;               ///< of sequence_parallel: products in strips, beside the messages that bring or take them
+  bool tensor_overlap = false;  ///< of sequence_parallel: products in strips, beside the messages that bring or take them
   ContextKind cp_kind = ContextKind::kNone;  ///< kNone iff cp == 1
   int cp_ulysses = 0;                        ///< of kUsp: ranks of cp that exchange heads; cp/cp_ulysses ranks form a ring. 0: none
   Recompute recompute = Recompute::kNone;
@@ -198,6 +198,7 @@ struct Train {
   float clip_norm = 0;     ///< gradients are scaled down to this global norm; 0: never
   float ema_decay = 0;     ///< of a running average of the weights; 0: none is kept
   Guard guard;
+  int64_t post_validation = 0;  ///< steps that pipeline stages make before they learn whether to take them back; 0: none, they wait
   uint64_t seed = 1;
   friend bool operator==(const Train&, const Train&) = default;
 };

@@ -631,6 +631,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"train.ema_decay", "ema_decay", Form::kNumber, "", "", FIELD_FLOAT(train.ema_decay),
             "decay a step of a running average of the weights, kept beside them; 0: none"}
         .from(0).below(1),
+    CaseKey{"train.post_validation", "post_validation", Form::kCount, "", "", FIELD_COUNT(train.post_validation),
+            "steps that pipeline stages make before they learn whether one was to be clipped or skipped, and if so make them again; 0: none"}
+        .from(0).up_to(4096).flag(),
     CaseKey{"train.dropout", "dropout", Form::kNumber, "", "", FIELD_FLOAT(train.dropout),
             "probability of dropping an element"}
         .from(0).below(1).estimated(),

@@ -169,6 +169,12 @@ constexpr std::array kTable{
                 .writes = 1,
                 .meaning = Meaning::kClipFactor,
                 .on_gpu = true},
+    NamedKernel{.name = "not_one",
+                .operands = "(factor f32[1]) -> differs i32[1]",
+                .what = "0 for exactly 1, else 1: also for no number",
+                .reads = 1,
+                .writes = 1,
+                .on_gpu = true},
     NamedKernel{
         .name = "outer_step",
         .operands =

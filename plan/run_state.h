@@ -15,6 +15,9 @@ inline constexpr std::string_view kAveragedSteps = "steps.averaged";
 /// f32[1]: what the loss is multiplied by; persistent where it moves.
 inline constexpr std::string_view kLossScaleBuffer = "loss_scale";
 
+/// i32[1], a metric: not 0 where the period took all its steps back (strategies/post_validation.cpp).
+inline constexpr std::string_view kRolledBack = "rolled_back";
+
 /// The stream on which a parameter server updates its parameters, at a pace of its own where workers run apart.
 inline constexpr std::string_view kServerStream = "server";
 

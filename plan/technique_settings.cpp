@@ -28,6 +28,15 @@ Result<void> divides(std::string_view what, int64_t whole, std::string_view key,
 /// Most inner steps that a period is planned of: its program is as long as all of them.
 constexpr int kMostInnerSteps = 4096;
 
+/// A period of `steps` steps, which `key` asks for, is short enough to be planned.
+Result<void> check_period(const Case& c, std::string_view key, int64_t steps) {
+  const double runs = static_cast<double>(steps) * static_cast<double>(c.model.layers * c.train.grad_accumulation);
+  if (runs <= kMostLayerRuns) return {};
+  return refusal(fmt::format("{}={} with layers {} and grad_accumulation {} = {:.0f} runs of a layer in one period", key, steps,
+                             c.model.layers, c.train.grad_accumulation, runs),
+                 fmt::format("at most {:.0f} are planned: lower {}", kMostLayerRuns, key));
+}
+
 }  // namespace
 
 Result<void> check_zero(const Case& c) {
@@ -210,11 +219,7 @@ Result<void> check_diloco(const Case& c) {
   const std::string what = fmt::format("diloco.steps={}", d.steps);
   if (d.steps < 0 || d.steps > kMostInnerSteps)
     return refusal(what + " is no number of inner steps that can be planned", fmt::format("use 1 to {}", kMostInnerSteps));
-  const double runs = static_cast<double>(d.steps) * static_cast<double>(c.model.layers * c.train.grad_accumulation);
-  if (runs > kMostLayerRuns)
-    return refusal(fmt::format("{} with layers {} and grad_accumulation {} = {:.0f} runs of a layer in one period", what,
-                               c.model.layers, c.train.grad_accumulation, runs),
-                   fmt::format("at most {:.0f} are planned: lower diloco.steps", kMostLayerRuns));
+  SHARDLAB_TRY(check_period(c, "diloco.steps", d.steps));
   if (!(d.learning_rate > 0) || std::isinf(d.learning_rate))
     return refusal(fmt::format("diloco.learning_rate={} moves nothing, or everything", d.learning_rate),
                    "use a number above 0; 1 without momentum averages");
@@ -510,6 +515,19 @@ Result<void> check_guard(const Case& c) {
     return refusal(fmt::format("guard.spike={} with neither guard.loss_factor nor guard.norm_factor", name_of(g.spike)),
                    "set one of them above 1");
   if (g.window < 1 || g.window > 16777216) return refusal(fmt::format("guard.window={}", g.window), "use 1 step or more");
+  return {};
+}
+
+Result<void> check_post_validation(const Case& c) {
+  const int64_t steps = c.train.post_validation, saved = c.checkpoint.save_every;
+  if (steps < 2 || steps > kMostInnerSteps)
+    return refusal(fmt::format("post_validation={}: one step alone waits for its own norm", steps),
+                   fmt::format("use 2 to {}, or 0", kMostInnerSteps));
+  SHARDLAB_TRY(check_period(c, "post_validation", steps));
+  if (saved % steps != 0)
+    return refusal(
+        fmt::format("checkpoint.save_every={} with post_validation={}: nothing is valid until a period ends", saved, steps),
+        fmt::format("set checkpoint.save_every to {}, or another multiple", (saved + steps - 1) / steps * steps));
   return {};
 }
 

@@ -43,6 +43,7 @@ bool sends_in_rings(const Case& c) {
   return cuts_sequences(c) && (c.layout.cp_kind == ContextKind::kRing || c.layout.cp_kind == ContextKind::kZigzag ||
                                c.layout.cp_kind == ContextKind::kStriped || c.layout.cp_kind == ContextKind::kUsp);
 }
+bool judges_spikes(const Case& c) { return c.train.guard.spike != GuardAction::kNone; }
 bool has_budget(const Case& c) { return c.layout.recompute_options.budget_bytes != 0 && c.layout.recompute != Recompute::kByLayer; }
 bool is_by_layer(const Case& c) { return c.layout.recompute == Recompute::kByLayer; }
 
@@ -391,6 +392,26 @@ constexpr Apart kDilocoApart[] = {
     {kCheckpoint, "the moments belong to workers, and no other layout could take them up", "leave checkpoint out"},
 };
 
+constexpr Apart kPostValidationApart[] = {
+    {{[](const Case& c) { return c.layout.pp == 1; }, [](const Case&) { return std::string("pp=1"); }},
+     "there is no other stage to wait for",
+     "set pp above 1"},
+    {{[](const Case& c) { return c.train.clip_norm == 0 && c.train.guard.nonfinite == GuardAction::kNone; },
+      [](const Case&) { return std::string("clip_norm=0 and guard.nonfinite=none"); }},
+     "no stage waits for another before its update",
+     "set clip_norm or guard.nonfinite"},
+    {{judges_spikes, [](const Case& c) { return fmt::format("guard.spike={}", name_of(c.train.guard.spike)); }},
+     "each step is judged by the mean of those before it, which are not yet valid",
+     "set guard.spike: none"},
+    {kFp16, "the loss scale of a step goes by the overflows of those before it", "use precision: bf16"},
+    {kDilocoAtAll, "both repeat the step within a period", "set diloco.steps: 0"},
+    {kServers, kMissing, "use zero: 1, which shards the optimizer alike"},
+    {{is_compression<Kind::kOneBitAdam>, compression_text},
+     "a run has one second plan, and both need it",
+     "use compression.kind: int8"},
+    {kOptimizerAway, "states wait outside the device, and what is kept of them would too", "set offload.optimizer: none"},
+};
+
 constexpr Apart kLossScaleApart[] = {
     {kNotFp16, "only fp16 gradients need a scale", "set precision: fp16, or leave the keys of the loss scale out"},
 };
@@ -577,6 +598,11 @@ constexpr Choice kClipChoices[] = {{"clip_norm: 1", [](Case& c) { c.train.clip_n
 constexpr Choice kAverageChoices[] = {{"ema_decay: 0.9", [](Case& c) { c.train.ema_decay = 0.9f; }}};
 constexpr Choice kGuardChoices[] = {{"guard.nonfinite: skip", [](Case& c) { c.train.guard.nonfinite = GuardAction::kSkip; }},
                                     {"guard.spike: skip", [](Case& c) { c.train.guard.spike = GuardAction::kSkip; }}};
+constexpr Choice kPostValidationChoices[] = {{"post_validation: 2", [](Case& c) {
+                                                if (c.layout.pp == 1) stages<Schedule::k1F1B>(c);
+                                                if (c.train.clip_norm == 0) c.train.clip_norm = 1;
+                                                c.train.post_validation = 2;
+                                              }}};
 constexpr Choice kCanonicalChoices[] = {{"canonical", [](Case& c) { c.canonical = true; }}};
 constexpr Choice kAlgorithmChoices[] = {
     {"collective_algorithm: ring", [](Case& c) { c.layout.collective_algorithm = AlgorithmChoice::kRing; }}};
@@ -841,6 +867,13 @@ constexpr std::array kTable{
               .apart = kAverageApart,
               .or_else = "or ema_decay: 0",
               .choices = kAverageChoices},
+    Technique{.id = "post-validation",
+              .on = validates_later,
+              .text = [](const Case& c) { return fmt::format("post_validation={}", c.train.post_validation); },
+              .apart = kPostValidationApart,
+              .or_else = "or post_validation: 0",
+              .check = check_post_validation,
+              .choices = kPostValidationChoices},
     Technique{.id = "optimizer", .on = [](const Case& c) { return !updates_on_host(c); }},
     Technique{.id = "state", .on = always},
     Technique{.id = "metrics", .on = always},

@@ -61,6 +61,8 @@ inline bool parks_parameters(const Case& c) { return c.layout.offload.parameters
 inline bool runs_apart(const Case& c) { return c.layout.parameter_server.staleness >= 0; }
 /// Whether the two gradients of a tied table are added before they are reduced: there and then while both are whole, else last.
 bool tied_gradients_meet_early(const Case& c);
+/// Whether updates are made before all stages know of each other's gradients.
+inline bool validates_later(const Case& c) { return c.train.post_validation > 0; }
 /// Whether a step may be given up: an overflow of the loss scale, or the guard.
 inline bool may_skip(const Case& c) { return c.train.precision == Precision::kFp16 || c.train.guard.any(); }
 

@@ -309,7 +309,7 @@ void Replay::put(Storage& storage, int64_t begin, int64_t end, std::vector<Piece
 
 void Replay::write(const Region& at, int32_t sum) {
   if (!at.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
-  at.storage->changed = true;
+  at.storage->change();
   Piece whole = fresh_piece(at, at.begin, at.end);
   whole.sum = sum;
   whole.state = new_state();
@@ -372,7 +372,7 @@ int32_t Replay::retyped(int32_t from, int32_t declared, AxisSet changed) {
 void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
   if (!dst.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
   scratch_.clear();
-  dst.storage->changed = true;
+  dst.storage->change();
   const int64_t shift = dst.begin - src.begin;
   const int32_t sum_of_ranks = reduces(*act_->op) ? new_state() : -1;
   std::vector<Piece> moved;
@@ -414,6 +414,7 @@ void Replay::finish() {
     }
   }
   finish_versions();
+  check_taken_back();
   finish_gradients();
   finish_runs();
 }

@@ -140,6 +140,10 @@ class Replay {
   void check_age(const Piece& p, int32_t slot);
   void check_run_state(const Piece& p, const Region& at, int32_t slot);
   void check_load(const Act& act);
+  std::optional<std::pair<Region, Region>> whole_copy(const Act& act);
+  void note_copy(const Act& act);
+  bool takes_back(const Act& act);
+  void check_taken_back();
   bool changes_in_place(const Act& act, const Region& at);
   void supersede(const Region& at);
   void change(const Region& at, size_t result);

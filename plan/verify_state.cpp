@@ -8,9 +8,11 @@
 //    written back, or a copy was made too early.
 //  - If a plan trains, every parameter and master copy that a role keeps is written in each period, and so are the numbers of a
 //    run (plan/run_state.h). A moment is written or, if frozen, read. Other kept state is written if it is read.
-//  - A kernel that changes storage in place runs again only where something else that it reads has changed: a step counts once.
+//  - A kernel that changes storage in place runs again in a step only where something else that it reads has changed: a step counts once.
 //  - The ops of a step that run under one predicate see it alike, and its forward ops read parameters after equally many updates,
 //    and the numbers of a run as one op left them.
+//  - State may become what it was when the period began, by a copy under a predicate. Then all state that the period changed does, last of all
+//    and by the same word: what a run goes on from is the state before the period, or the state after it.
 //  - A router's bias follows the load of its layer's experts in all micro-batches of the step.
 #include <algorithm>
 
@@ -73,7 +75,7 @@ void Replay::supersede(const Region& at) {
 void Replay::change(const Region& at, size_t result) {
   if (!at.storage->alive) return;
   supersede(at);
-  at.storage->changed = true;
+  at.storage->change();
   const int32_t state = new_state();
   std::vector<Piece> fresh;
   for_pieces(at, [&](const Piece& p) {
@@ -95,7 +97,7 @@ void Replay::check_repeated(const Act& act) {
   const auto* kernel = std::get_if<Kernel>(&act.op->work);
   if (kernel == nullptr || rounds(act.op->work) || takes_maximum(*kernel) || !is_whole(act)) return;
   bool in_place = false;
-  std::pair<const Op*, std::vector<int64_t>> key{act.op, {}};
+  std::pair<const Op*, std::vector<int64_t>> key{act.op, {steps_[item_]}};
   for (const int32_t slot : act.writes) {
     const Region at = region(slot);
     in_place = in_place || changes_in_place(act, at);
@@ -164,6 +166,54 @@ void Replay::check_load(const Act& act) {
       fault(Rule::kValues, "moves %{} by %{}, which is not the load of layer {} in each micro-batch of the step",
             slot_name(act.reads[1]), slot_name(act.reads[0]), layer->second);
   });
+}
+
+/// Of a copy from all of one buffer to all of another: where from and where to.
+std::optional<std::pair<Region, Region>> Replay::whole_copy(const Act& act) {
+  if (!std::holds_alternative<Copy>(act.op->work) || act.reads.empty() || act.writes.size() != 1) return std::nullopt;
+  const Region from = region(act.reads[0]), to = region(act.writes[0]);
+  const auto is_whole = [](const Region& at) { return at.root >= 0 && at.name == at.root && at.storage->alive; };
+  if (!is_whole(from) || !is_whole(to)) return std::nullopt;
+  return std::pair{from, to};
+}
+
+/// A copy of state that the period has not changed yet.
+void Replay::note_copy(const Act& act) {
+  const auto copy = whole_copy(act);
+  if (!copy || act.op->when || !copy->first.storage->persistent || copy->first.storage->changed) return;
+  copy->second.storage->copy_of = copy->first.root;
+}
+
+/// Where a predicate says so, state becomes again what it was when the period began. In either case it is state that was there: what
+/// is known of it stays known.
+bool Replay::takes_back(const Act& act) {
+  if (!act.op->when) return false;
+  const auto copy = whole_copy(act);
+  if (!copy || !copy->second.storage->persistent || copy->first.storage->copy_of != copy->second.root) return false;
+  const Region by = region(act.op->when.value);
+  if (!read_all(act)) return true;
+  int32_t written = -1;
+  for_pieces(by, [&](const Piece& p) { written = std::max(written, p.run); });
+  if (written < 0)
+    return fault(Rule::kValues, "takes %{} back by %{}, which the period has not written", slot_name(act.writes[0]),
+                 slot_name(act.op->when.value)),
+           true;
+  copy->second.storage->taken_back = written;
+  return true;
+}
+
+/// What a period takes back it takes back as a whole.
+void Replay::check_taken_back() {
+  int32_t by = -1;
+  for (const Storage& s : storages_) by = std::max(by, s.taken_back);
+  if (by < 0) return;
+  for (size_t i = 0; i < storages_.size(); ++i) {
+    const Buffer& b = role_.buffers[i];
+    if (b.view || !storages_[i].persistent || !storages_[i].changed || storages_[i].taken_back == by) continue;
+    if (b.kind == BufferClass::kMetric || b.kind == BufferClass::kWorkspace) continue;
+    return fault(Rule::kValues, "%{} ends the period as a step has changed it, where {} takes other state back", b.name,
+                 run_name(by));
+  }
 }
 
 /// Judges the state that a role keeps when the period ends.

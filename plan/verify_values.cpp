@@ -118,7 +118,10 @@ void Replay::perform(const Act& act) {
       return;
     }
     case Act::Kind::kSum: return play_sum(act);
-    case Act::Kind::kTransfer: return play_transfer(act);
+    case Act::Kind::kTransfer:
+      if (takes_back(act)) return;
+      play_transfer(act);
+      return note_copy(act);
     case Act::Kind::kAdd: return play_add(act);
     case Act::Kind::kOptimizer: return play_optimizer(act);
     case Act::Kind::kPlain: break;
@@ -355,7 +358,7 @@ void Replay::play_add(const Act& act) {
       p.call = call_number_;
       p.run = first_run_;
     });
-  c.storage->changed = true;
+  c.storage->change();
   for_pieces(c, [&](Piece& p) {
     for (const Piece& q : right) {
       const int64_t begin = q.begin - b.begin + c.begin, end = q.end - b.begin + c.begin;
@@ -477,7 +480,7 @@ void Replay::play_optimizer(const Act& act) {
   }
   const std::optional<Region> factor = factor_of(act);
   supersede(param);
-  param.storage->changed = true;
+  param.storage->change();
   for (size_t w = 1; w < act.writes.size(); ++w) change(region(act.writes[w]), w);
   const int32_t updated_state = new_state();
   std::vector<Piece> updated;

@@ -247,6 +247,13 @@ Result<ScratchLaunch> bind_clip_factor(const BoundOp& op, const BindTools&) {
   });
 }
 
+Result<ScratchLaunch> bind_not_one(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(1, 1);
+  if (check.good()) check.number(op.reads[0]).number(op.writes[0], DType::i32);
+  if (!check.good()) return check.refusal();
+  return plain([factor = op.reads[0].as<const float>(), to = op.writes[0].as<int32_t>()] { *to = *factor == 1.0f ? 0 : 1; });
+}
+
 Result<ScratchLaunch> bind_unscale_factor(const BoundOp& op, const BindTools&) {
   Operands check = Operands(op).count(1, 1);
   if (check.good()) check.number(op.reads[0]).number(op.writes[0]);
@@ -330,6 +337,7 @@ constexpr std::array kPrecision{
     KernelBinder{"running_mean", bind_running_mean},
     KernelBinder{"count", bind_count},
     KernelBinder{"clip_factor", bind_clip_factor},
+    KernelBinder{"not_one", bind_not_one},
 };
 
 }  // namespace

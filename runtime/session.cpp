@@ -408,7 +408,8 @@ StepResult ThreadSession::step(int64_t step) {
     for (const int64_t bytes : report.sent_by_comm) result.sent_bytes += bytes;
     if (options_.recorder != nullptr) options_.recorder->record_step(frame_.number, static_cast<int>(r), 0, report.end);
   }
-  result.skipped = run_number(kAppliedSteps) == static_cast<double>(applied);
+  result.rolled_back = run_number(kRolledBack).value_or(0) != 0;
+  result.skipped = !result.rolled_back && run_number(kAppliedSteps) == static_cast<double>(applied);
   if (result.skipped) result.fault = find_fault(result);
   result.experts = rows_of_experts();
   result.loss_scale = run_number(kLossScaleBuffer);
@@ -428,7 +429,7 @@ void ThreadSession::collect_reports() {
   for (const auto& rank : ranks_) {
     put(own, rank->end_of_step());
     for (int i = 0; i < plan_.period; ++i) put(own, rank->metric(Rank::kLoss, i));
-    put(own, rank->metric(Rank::kGradNorm2));
+    put(own, rank->metric(Rank::kGradNorm2, plan_.period - 1));
     for (const int64_t bytes : rank->sent_by_comm()) put(own, bytes);
     put(own, static_cast<int64_t>(rank->expert_rows().size()));
     for (const int64_t rows : rank->expert_rows()) put(own, rows);

@@ -63,11 +63,12 @@ struct StepResult {
   double seconds = 0;                         ///< from the common start to the end of the last rank
   std::optional<double> loss;                 ///< of the buffer named "loss", where a role has it; of a period's last step
   std::vector<std::optional<double>> losses;  ///< by step of the plan's period
-  std::optional<double> grad_norm2;           ///< of the buffer named "grad_norm2"
+  std::optional<double> grad_norm2;           ///< of the buffer named "grad_norm2"; of a period's last step
   std::vector<std::optional<double>> loss_by_rank;
   std::vector<std::array<double, 2>> interval_by_rank;  ///< begin and end, seconds from the common start
   int64_t sent_bytes = 0;                               ///< over all ranks, counted where they were sent
   bool skipped = false;                                 ///< the plan may leave an update out (plan/run_state.h), and did
+  bool rolled_back = false;                             ///< the plan took all steps of its period back (kRolledBack)
   std::optional<Fault> fault;                           ///< of a skipped step, where the guard found one
   std::vector<ExpertRows> experts;                      ///< by layer with experts; empty on devices, and where workers run apart
   std::optional<double> loss_scale;                     ///< after the step, where the plan has one that lives on

@@ -24,6 +24,7 @@
 #include "strategies/optimizer.h"
 #include "strategies/parameter_server.h"
 #include "strategies/pipeline.h"
+#include "strategies/post_validation.h"
 #include "strategies/recompute.h"
 #include "strategies/router_bias.h"
 #include "strategies/sequence_parallel.h"
@@ -195,6 +196,9 @@ constexpr std::array kCatalogue{
     Strategy{"diloco", "Local SGD and DiLoCo: an outer step every H steps", Tier::kE3, "diloco: steps, learning_rate, momentum",
              "every H steps an all-reduce of the parameters: 2 Psi (N-1)/(N H) a step",
              "Psi as the period began; Psi of outer momentum", "Stich 2019; Douillard et al. 2023", outer_step},
+    Strategy{"post-validation", "Updates before the stages meet, taken back where one was to be clipped or skipped", Tier::kE1,
+             "post_validation: K (pp, clip_norm or guard.nonfinite)", "nothing",
+             "a copy of parameters and moments as the period began", "Qi et al. 2023", post_validation},
 };
 
 }  // namespace

@@ -15,9 +15,11 @@
 #include "strategies/clip_norm.h"
 
 #include "plan/named_kernels.h"
+#include "plan/techniques.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/optimizer.h"
+#include "strategies/post_validation.h"
 
 namespace shardlab::strategies {
 namespace {
@@ -57,6 +59,10 @@ void append(Draft& draft, StageDraft& stage, std::string name, const std::vector
 void clip_norm(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     declare_updates(draft, stage);
+    if (validates_later(draft.config)) {  // updates take the factor to be 1
+      squared_gradient_norm(draft, stage);
+      continue;
+    }
     const BufferId norm = squared_gradient_norm(draft, stage), most = number(stage, "clip.norm"),
                    factor = number(stage, "clip.factor", factor_type(draft));
     append(draft, stage, "clip.norm", {most}, Fill{draft.config.train.clip_norm}, {}, 0);

@@ -25,14 +25,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include <map>
 
 #include "plan/named_kernels.h"
 #include "plan/text.h"
 #include "strategies/buckets.h"
 #include "strategies/draft.h"
+#include "strategies/repeated_step.h"
 #include "strategies/state.h"
 
 namespace shardlab::strategies {
@@ -41,16 +40,6 @@ namespace {
 constexpr std::string_view kDilocoName = "diloco";
 
 int inner_steps(const Draft& draft) { return draft.config.layout.diloco.steps; }
-
-/// An element of a buffer of as many as there are inner steps.
-BufferId element(StageDraft& stage, BufferId of, int step) {
-  Buffer one = stage.role.buffers[of.index()];
-  one.name += fmt::format("@{}", step);
-  one.type.shape = {1};
-  one.persistent = false;
-  one.view = View{of.value, step, {}};
-  return add_buffer(stage, std::move(one));
-}
 
 class OuterStep {
  public:
@@ -125,16 +114,8 @@ class OuterStep {
   void repeat(const std::vector<Event>& step, int i) {
     const auto sums = stage_.named.find("loss.sums");
     std::map<BufferId, BufferId> instead;
-    if (sums != stage_.named.end() && i > 0) instead[stage_.named.at("loss")] = element(stage_, sums->second, i);
-    int slots = 0;
-    for (const Event& event : step)
-      if (event.computes()) slots = std::max(slots, event.slot + 1);
-    for (Event event : step) {
-      event.slot += i * slots;
-      for (BufferId& id : event.call.binding)
-        if (const auto found = instead.find(id); found != instead.end()) id = found->second;
-      stage_.events.push_back(std::move(event));
-    }
+    if (sums != stage_.named.end() && i > 0) instead[stage_.named.at("loss")] = element_of(stage_, sums->second, i);
+    repeat_step(stage_, step, i, instead);
   }
 
   void report_losses() {
@@ -148,7 +129,7 @@ class OuterStep {
     losses.view.reset();
     const BufferId report = add_buffer(stage_, std::move(losses));
     for (int i = 0; i < options_.steps; ++i)
-      append("loss.mean", {element(stage_, whole, i), element(stage_, report, i)},
+      append("loss.mean", {element_of(stage_, whole, i), element_of(stage_, report, i)},
              SumScalars{Rational(1, c.sequences_per_step() * c.train.seq_len)}, {0}, {1});
   }
 
@@ -231,7 +212,7 @@ BufferId worker_loss(Draft& draft, StageDraft& stage) {
   std::vector<BufferId> buffers = stage.losses;
   std::vector<int> reads(buffers.size());
   for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
-  buffers.push_back(element(stage, all, 0));
+  buffers.push_back(element_of(stage, all, 0));
   const SegmentId segment = draft.cached("loss.sum", [&] {
     Op op;
     op.work = SumScalars{};

@@ -118,6 +118,12 @@ Result<Plan> lower_warm_up(const Case& config) {
 
 Result<Plan> lower(const Case& config, const LowerOptions& options) { return lower_step(config, options, true); }
 
+Result<Plan> lower_in_step(const Case& config) {
+  Case meeting = config;
+  meeting.train.post_validation = 0;
+  return lower(meeting);
+}
+
 Result<Plan> lower_validation(const Case& config, const LowerOptions& options) { return lower_step(config, options, false); }
 
 }  // namespace shardlab::strategies

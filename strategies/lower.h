@@ -20,6 +20,10 @@ struct LowerOptions {
 /// The plan of one optimizer step. Refuses what `check(Case)` refuses, and a plan that does not verify.
 Result<Plan> lower(const Case& config, const LowerOptions& options = {});
 
+/// With post_validation, the plan of one step in which all stages meet before they update: of steps that were taken back. It keeps the same
+/// state under the same names. Refuses what `lower` refuses.
+Result<Plan> lower_in_step(const Case& config);
+
 /// The plan of the validation step of the same layout: one forward pass over `grad_accumulation` micro-batches, with losses only.
 /// Its parameter buffers have the names and types of the training plan's parameter buffers.
 Result<Plan> lower_validation(const Case& config, const LowerOptions& options = {});

@@ -23,6 +23,7 @@
 #include "strategies/mirrored_stages.h"
 #include "strategies/offload_optimizer.h"
 #include "strategies/parameter_server.h"
+#include "strategies/post_validation.h"
 #include "strategies/shards.h"
 #include "strategies/state.h"
 
@@ -143,8 +144,9 @@ BufferId metric(StageDraft& stage, std::string name, Type type, bool persistent)
 
 /// Appends a call of a segment of its own over `buffers`.
 void append(Draft& draft, StageDraft& stage, std::string name, const std::vector<BufferId>& buffers, Work work,
-            std::vector<int> reads, std::vector<int> writes) {
+            std::vector<int> reads, std::vector<int> writes, StreamId stream = StreamId(0)) {
   Op op;
+  op.stream = stream;
   op.work = std::move(work);
   op.label = name;
   op.strategy = "metrics";
@@ -335,6 +337,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   }
   if (sliced_over_dp) total = all_reduce_scalar(draft, stage, total, "dp");
   if (draft.config.layout.pp > 1) total = all_reduce_scalar(draft, stage, total, "pp");
+  if (validates_later(draft.config)) return total;  // who asks for it now would wait for it
   Type whole_type = stage.role.buffers[total.index()].type;
   const bool scaled = !whole_type.scale.denominator.empty();
   whole_type.scale = {};
@@ -371,7 +374,7 @@ BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::
   const BufferId whole = add_buffer(stage, std::move(sum));
   append(draft, stage, name, {part, whole},
          Collective{CollectiveKind::kAllReduce, reduce, draft.comm("metrics." + std::string(axis_name), axes), draft.algorithm()},
-         {0}, {1});
+         {0}, {1}, axis_name == "pp" ? meeting_stream(draft) : StreamId(0));
   return whole;
 }
 

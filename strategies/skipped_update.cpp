@@ -13,6 +13,7 @@
 
 #include "plan/named_kernels.h"
 #include "plan/run_state.h"
+#include "plan/techniques.h"
 #include "strategies/guard.h"
 #include "strategies/optimizer.h"
 #include "strategies/shards.h"
@@ -84,6 +85,11 @@ BufferId StageNumbers::found_inf(std::string where) const {
 void skip_updates(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     const StageNumbers numbers(draft, stage, "skipped-update");
+    if (validates_later(draft.config)) {  // every update is made, and perhaps taken back with its count
+      const BufferId made = numbers.number(std::string(kAppliedSteps), DType::i32, true);
+      numbers.append("count", {made}, named("count"), {0}, {0});
+      continue;
+    }
     BufferId bad = stage.flags.front();
     if (stage.flags.size() > 1) {
       std::vector<BufferId> buffers = stage.flags;

@@ -25,6 +25,7 @@ struct Numbers {
     kUnscaleFactor,  ///< (scale) -> factor
     kUnscaleNorm,    ///< (squared norm f64, factor) -> squared norm f64
     kClipFactor,     ///< (squared norm f64, most) -> factor
+    kNotOne,         ///< (factor) -> 0 for exactly 1, else 1
     kJudgeSpike,     ///< (x, mean, seen i32, factor, window) -> bad i32
     kRunningMean,    ///< (x, window) -> mean, seen i32, in place
     kBiasCorrection  ///< (beta) -> 1 - beta^(step+1)

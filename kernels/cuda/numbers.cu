@@ -51,6 +51,7 @@ struct OneNumber {
         to<float>(a, 0) = factor >= 1 ? 1.0f : static_cast<float>(factor);  // a NaN stays one
         return;
       }
+      case Rule::kNotOne: to<int32_t>(a, 0) = real(a, 0) == 1.0f ? 0 : 1; return;
       case Rule::kJudgeSpike: {
         const bool judged = static_cast<float>(whole(a, 2)) >= real(a, 4);
         const double most = static_cast<double>(real(a, 3)) * static_cast<double>(real(a, 1));

@@ -126,6 +126,13 @@ Result<Enqueue> bind_clip_factor(const BoundOp& op, const NamedTools& tools) {
   return launch_numbers(tools, Rule::kClipFactor, {op.reads[0].data, op.reads[1].data}, {op.writes[0].data});
 }
 
+Result<Enqueue> bind_not_one(const BoundOp& op, const NamedTools& tools) {
+  Operands check(op);
+  if (check.count(1, 1).good()) check.number(op.reads[0]).number(op.writes[0], DType::i32);
+  if (!check.good()) return check.refusal();
+  return launch_numbers(tools, Rule::kNotOne, {op.reads[0].data}, {op.writes[0].data});
+}
+
 /// A loss, f32, or a norm by its square, f64.
 bool is_wide(const Tensor& level) { return level.type->dtype == DType::f64; }
 
@@ -502,6 +509,7 @@ constexpr std::array kTable{
     Binder{"running_mean", bind_running_mean},
     Binder{"count", bind_count},
     Binder{"clip_factor", bind_clip_factor},
+    Binder{"not_one", bind_not_one},
     Binder{"outer_step", bind_outer_step},
     Binder{"subtract", bind_subtract},
     Binder{"subtract_share", bind_subtract_share},

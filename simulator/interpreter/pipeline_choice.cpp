@@ -37,6 +37,7 @@ Case probe_of(const Case& config) {
   probe.train.accumulate_dtype.clear();
   probe.train.clip_norm = 0;
   probe.train.guard = {};
+  probe.train.post_validation = 0;
   probe.checkpoint = {};
   return probe;
 }

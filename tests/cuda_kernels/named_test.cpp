@@ -382,6 +382,12 @@ TEST_CASE("rules on numbers are the CPU's") {
       const float want = kernels::clip_factor(norm, most), got = factor.read()[0];
       REQUIRE((std::isnan(want) ? std::isnan(got) : got == want));
     }
+  for (const float x : {1.0f, std::nextafter(1.0f, 0.0f), 0.0f, -1.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    const Numbers<float> factor(Floats{x});
+    const Numbers<int32_t> differs(std::vector<int32_t>{9});
+    run(Rule::kNotOne, {factor.data()}, {differs.data()});
+    REQUIRE(differs.read()[0] == (x == 1.0f ? 0 : 1));
+  }
   for (const bool bad : {false, true})
     for (const float scale : {1.0f, 1024.0f, 16777216.0f})
       for (const int32_t good : {0, 4}) {

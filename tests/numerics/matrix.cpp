@@ -328,6 +328,24 @@ std::vector<Case> served_layouts() {
   return list;
 }
 
+std::vector<Case> validated_layouts() {
+  Case base;
+  base.canonical = true;
+  base.layout.pp = 2;
+  base.layout.overlap = false;
+  base.train.post_validation = 5;
+  std::vector<Case> list{base};
+  times<Schedule>(list, {Schedule::k1F1B, Schedule::kZbH2, Schedule::kZbV}, [](Case& c, Schedule v) { c.layout.schedule = v; });
+  times<std::array<int, 3>>(list, {{1, 1, 0}, {1, 2, 0}, {2, 1, 0}, {2, 1, 1}, {2, 1, 2}, {2, 1, 3}},
+                            [](Case& c, std::array<int, 3> v) {
+                              c.layout.dp = v[0];
+                              c.layout.tp = v[1];
+                              c.layout.zero = v[2];
+                            });
+  times<int>(list, {2, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  return list;
+}
+
 std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds) {
   Case base;
   base.canonical = true;
@@ -476,16 +494,17 @@ std::vector<Subject> uneven_subjects() {
 std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts) {
   std::vector<Case> rows;
   for (Case c : layouts) {
-    const int64_t accumulation = c.train.grad_accumulation, ways = accumulation * c.layout.dp;
+    const int64_t validated = c.train.post_validation, accumulation = c.train.grad_accumulation, ways = accumulation * c.layout.dp;
     if (subject.sequences % ways != 0) continue;
     c.model = subject.model;
     c.train = subject.train;
     c.train.grad_accumulation = accumulation;
     c.train.micro_batch = subject.sequences / ways;
     c.train.global_batch_tokens = subject.sequences * subject.train.seq_len;
+    c.train.post_validation = validated;
     c.name = layout_name(c);
-    // Half of the rows have the gradient's norm computed too.
-    c.train.grad_norm = mix(hash_text(c.name)) >> 63;
+    // Half of the rows have the gradient's norm computed too. A period reports that of its last step alone.
+    c.train.grad_norm = validated == 0 && mix(hash_text(c.name)) >> 63;
     if (check(c).ok()) rows.push_back(std::move(c));
   }
   return rows;
@@ -507,6 +526,7 @@ std::string layout_name(const Case& config) {
   if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
   if (l.overlap) name += " overlap";
   if (l.tensor_overlap) name += " tensor-overlap";
+  if (config.train.post_validation > 0) name += fmt::format(" validated-every-{}", config.train.post_validation);
   if (l.loss_chunks > 1) name += fmt::format(" chunks{}", l.loss_chunks);
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));
   if (l.offload.any()) name += fmt::format(" offload {}", offload_text(l.offload));

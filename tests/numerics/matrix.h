@@ -47,6 +47,9 @@ std::vector<Case> chunked_layouts();
 /// A server on every worker's rank, under accumulation, tensor and pipeline parallelism, recompute and offload.
 std::vector<Case> served_layouts();
 
+/// Pipelines that learn at the end of the five steps whether one was to be clipped; for the subjects that are clipped.
+std::vector<Case> validated_layouts();
+
 /// Parts of each sequence on several ranks, alone and under other strategies, by the kinds of context parallelism in `kinds`. Canonical
 /// rows have one sequence a micro-batch.
 std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds);

@@ -136,6 +136,8 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, 24 * others))
       rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::validated_layouts()), number, others))
+      rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, 48 * others))
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::chunked_layouts()), number, 16 * others))
@@ -236,6 +238,8 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
     for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, (is_even ? 16 : 3) * others))
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, (is_even ? 64 : 8) * others))
+      rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::validated_layouts()), number, others))
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, (is_even ? 160 : 16) * others))
       rows.push_back(std::move(config));

@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "kernels/kernels.h"
 #include "plan/model.h"
 #include "runtime/backend.h"
+#include "runtime/post_validation.h"
 #include "runtime/session.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
@@ -58,16 +61,37 @@ Result<Trained> train_case(const Case& config, const BatchSource& source, int st
   if (!session) return session.error();
   (*session)->initialise_parameters();
 
+  std::optional<PlacedPlan> meeting;  // of steps that are made again
+  ThreadTransport meeting_transport(kernels);
+  std::unique_ptr<Session> in_step;
+  const auto make_in_step = [&]() -> Result<Session*> {
+    if (in_step) return in_step.get();
+    auto lowered = lower_in_step(config);
+    if (!lowered) return lowered.error();
+    meeting.emplace(place(std::move(*lowered)));
+    auto made = Session::create(*meeting, run_options(config), meeting_transport,
+                                cpu_backend(kernels, {config.canonical, config.threads_per_rank}), &source);
+    if (!made) return made.error();
+    in_step = std::move(*made);
+    in_step->initialise_parameters();
+    return in_step.get();
+  };
+
   Trained trained;
   const int period = placed.plan->period;
-  for (int step = 0; step + period <= steps; step += period)
-    for (const StepResult& result : (*session)->run(step, period)) {
+  for (int step = 0; step + period <= steps; step += period) {
+    const auto done = run_validated(**session, step, make_in_step);
+    if (!done) return done.error();
+    trained.rolled_back.push_back(!done->again.empty());
+    for (const StepResult& result : done->counted()) {
+      trained.skipped += result.skipped ? 1 : 0;
       for (const auto& loss : result.losses) {
         if (!loss) return no_loss("training");
         trained.losses.push_back(static_cast<float>(*loss));
       }
       if (result.grad_norm2) trained.squared_norms.push_back(*result.grad_norm2);
     }
+  }
   for (const ModelParameter& p : parameters_of(config.model)) {
     auto value = (*session)->parameter(p.name);
     if (!value) return value.error();

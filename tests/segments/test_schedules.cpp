@@ -7,8 +7,8 @@
 #include "plan/pipeline_case.h"
 #include "simulator/interpreter/timeline.h"
 #include "tests/namespaces.h"
-#include "tests/segments/both.h"
 #include "tests/schedules.h"
+#include "tests/segments/both.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -67,13 +67,42 @@ TEST_CASE("a step takes as long as its schedule played by itself, op by op and b
             const double expected = play(s, SlotCosts::uniform(s.parts, forward, input, weight))->end;
             const double found = step_seconds(simulate(*l.plan, l.programs, c.machine, costs, {.max_individual_ranks = 1}));
             const double by_segments = SegmentTimeline(*l.plan, l.programs).step(c.machine, costs).seconds;
-            INFO(name_of(schedule) << " p " << p << " v " << c.layout.vpp << " m " << m << " F " << forward << " I " << input << " W " << weight);
+            INFO(name_of(schedule) << " p " << p << " v " << c.layout.vpp << " m " << m << " F " << forward << " I " << input
+                                   << " W " << weight);
             CHECK(found == expected);
             CHECK(by_segments == expected);
             ++cases;
           }
         }
   fmt::print("{} steps last as long as their schedules\n", cases);
+}
+
+TEST_CASE("with post-validation a stage begins a step where its last one ended, and steps in which stages meet do not") {
+  for (const Schedule schedule : {Schedule::kZbH2, Schedule::kZbV})
+    for (const int p : {2, 3, 4, 8})
+      for (const int k : {2, 3, 5}) {
+        const int m = 2 * p;
+        Case c = piped(schedule, p, 1, m);
+        c.train.clip_norm = 1;
+        const Lowered meeting = lowered(c);
+        c.train.post_validation = k;
+        REQUIRE(check(c).ok());
+        const Lowered later = lowered(c);
+        const PhaseCosts costs(1, 1, 1);
+        // F = I = W = 1 of a part. A stage of v parts is busy for 3 m v in one piece, and the last begins p - 1 after the first.
+        const double busy = 3.0 * m * (schedule == Schedule::kZbV ? 2 : 1), late = p - 1;
+        INFO(name_of(schedule) << " p " << p << " period " << k);
+        const auto op_by_op = [&](const Lowered& l) {
+          return step_seconds(simulate(*l.plan, l.programs, c.machine, costs, {.max_individual_ranks = 1}));
+        };
+        const auto by_segments = [&](const Lowered& l) {
+          return SegmentTimeline(*l.plan, l.programs).step(c.machine, costs).seconds;
+        };
+        CHECK(op_by_op(meeting) == busy + late);
+        CHECK(op_by_op(later) == k * busy + late);  // (k - 1)(p - 1) less than k steps
+        CHECK(by_segments(meeting) == busy + late);
+        CHECK(by_segments(later) == k * busy + late);
+      }
 }
 
 }  // namespace

@@ -252,6 +252,12 @@ std::vector<Golden> goldens() {
   apart.layout.diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f};
   apart.train.grad_norm = false;
   all.push_back({"diloco", apart});
+  Case validated = with_pipeline(tiny_case(Family::kLlama), 2, Schedule::kZbH2, 3);
+  validated.train.grad_norm = false;
+  validated.train.clip_norm = 1;
+  validated.train.guard.nonfinite = GuardAction::kSkip;
+  validated.train.post_validation = 2;
+  all.push_back({"post-validation", validated});
   Case less = tiny_case(Family::kLlama);
   less.layout.dp = 4;
   less.layout.zero = 3;

@@ -350,9 +350,11 @@ class Mutator {
       const auto bound = [&](SlotId slot) { return update.binding[root_slot(segment, slot).index()]; };
       const BufferId gradient = bound(op->reads[0]), value = bound(op->reads[1]);
       if (!gradient || !value) continue;
+      const bool waits = op->when || op->reads.size() > (std::holds_alternative<AdamW>(op->work) ? 4u : 2u);
       for (size_t at = i; at-- > 0;) {
         const Call* call = std::get_if<Call>(&program[at]);
-        if (call == nullptr || updates(*call)) continue;  // another update of the same bucket may come first
+        if (call == nullptr || updates(*call)) continue;    // another update of the same bucket may come first
+        if (!waits && looks_at_gradients(*call)) continue;  // and what the update does not wait for may come later
         if (std::ranges::none_of(call->binding, [&](BufferId b) { return b && root_of(r, b) == root_of(r, gradient); })) continue;
         judge("update before its gradient", fmt::format("stage {} item {}", r, i), [=](Plan& p) { move_item(p, r, i, at); });
         break;
@@ -366,6 +368,12 @@ class Mutator {
         break;
       }
     }
+  }
+
+  /// A norm, or a search for an infinity.
+  bool looks_at_gradients(const Call& call) const {
+    const Kernel* kernel = only_work<Kernel>(call);
+    return only_work<SquaredNorm>(call) != nullptr || (kernel != nullptr && kernel->name == "found_inf");
   }
 
   /// Exchanges the first gradient operand between two calls of one segment (bucket for bucket, update for update).

@@ -52,6 +52,7 @@ struct Mix {
   bool packed = false;
   Experts experts = {};
   int ep = 1;
+  int64_t post_validation = 0;
   bool qk_norm = false;
   float ema_decay = 0;
   bool qkv_biases = false;
@@ -113,6 +114,7 @@ Case case_of(const Mix& mix) {
   c.model.qk_norm = mix.qk_norm;
   c.model.qkv_biases = mix.qkv_biases;
   c.layout.ep = mix.ep;
+  c.train.post_validation = mix.post_validation;
   return c;
 }
 
@@ -415,6 +417,16 @@ std::vector<Plan> pipelined_plans() {
        .accumulation = 2,
        .bucket_bytes = 4096,
        .layers = 4},
+      {.name = "zb-h2 post-validated zero1 dp2",
+       .tied = false,
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::kZbH2,
+       .accumulation = 2,
+       .zero = 1,
+       .bucket_bytes = 4096,
+       .clip_norm = 1,
+       .post_validation = 2},
       {.name = "zb-h1, tied", .pp = 3, .schedule = Schedule::kZbH1, .accumulation = 4, .layers = 3},
       {.name = "zb-h1 zero2 dp2", .tied = false, .dp = 2, .pp = 2, .schedule = Schedule::kZbH1, .accumulation = 3, .zero = 2},
       {.name = "zb-h2 recompute",
@@ -857,6 +869,62 @@ TEST_CASE("pieces of head and loss: one that is missing, judged by another's tar
   CHECK(broken_chunks("(%final.norm.y.0, %head.weight) -> (%logits.0) chunks=2",
                       "(%final.norm.y.0, %head.weight) -> (%logits.0) chunks=4")
             .starts_with("chunks=4: %final.norm.y.0 is no view"));
+}
+
+TEST_CASE("post-validation: what a period takes back it takes back as a whole, last, and from copies of how it began") {
+  const Mix mix{.name = "validated", .tied = false, .pp = 2, .schedule = Schedule::k1F1B, .clip_norm = 1, .post_validation = 2};
+  const Plan good = lowered(std::span(&mix, 1)).front();
+  REQUIRE(find_faults(good).empty());
+  const auto is = [&](const Item& item, std::string_view what) {
+    const Call* call = std::get_if<Call>(&item);
+    return call != nullptr && good.segments[call->segment.index()].name.starts_with(what);
+  };
+  const auto first = [&](std::vector<Item>& program, std::string_view what) {
+    return std::ranges::find_if(program, [&](const Item& item) { return is(item, what); });
+  };
+  const auto broken = [&](auto damage) {
+    Plan plan = good;
+    damage(plan, plan.roles[0].program);
+    const auto faults = find_faults(plan);
+    return faults.empty() ? std::string() : faults.front().message;
+  };
+  // A parameter that stays as the steps have changed it.
+  CHECK(broken([&](Plan&, auto& program) { program.erase(first(program, "restore")); }).find("takes other state back") !=
+        std::string::npos);
+  // One that goes back by a word of its own.
+  CHECK(broken([&](Plan&, auto& program) {
+          Call& call = std::get<Call>(*first(program, "restore"));
+          const Call& judge = std::get<Call>(*first(program, "judge.first"));
+          call.binding.back() = judge.binding.back();
+        }) != "");
+  // A copy that is made after the first update.
+  CHECK(broken([&](Plan&, auto& program) {
+          const auto keep = first(program, "keep");
+          const Item late = *keep;
+          program.erase(keep);
+          const auto restore = first(program, "restore");
+          program.insert(restore, late);
+        }) != "");
+  // State that goes back before the last step has changed it.
+  CHECK(broken([&](Plan&, auto& program) {
+          const auto restore = first(program, "restore");
+          const Item early = *restore;
+          program.erase(restore);
+          program.insert(first(program, "clip.norm"), early);
+        }) != "");
+  // The copy of another parameter of the same shape.
+  CHECK(broken([&](Plan&, auto& program) {
+          for (auto a = program.begin(); a != program.end(); ++a)
+            for (auto b = std::next(a); b != program.end(); ++b)
+              if (is(*a, "restore") && is(*b, "restore") && std::get<Call>(*a).segment == std::get<Call>(*b).segment)
+                return std::swap(std::get<Call>(*a).binding[0], std::get<Call>(*b).binding[0]);
+        }) != "");
+  // A step whose norm is another step's.
+  CHECK(broken([&](Plan&, auto& program) {
+          const auto one = first(program, "clip.factor");
+          const auto other = std::find_if(std::next(one), program.end(), [&](const Item& item) { return is(item, "clip.factor"); });
+          std::get<Call>(*other).binding[0] = std::get<Call>(*one).binding[0];
+        }) != "");
 }
 
 TEST_CASE("mutations of pipelines' plans are all found") { CHECK(require_full_score(pipelined_plans()) > 4'000); }
