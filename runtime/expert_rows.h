@@ -15,9 +15,8 @@ namespace shardlab::runtime {
 struct ExpertRows {
   int layer = 0;
   std::vector<int64_t> by_expert;  ///< over all ranks that have other tokens
-  std::vector<int64_t>
-      by_rank;              ///< of the ranks that share the experts, in order, slices of one expert once; empty where each has all
-  int64_t from_others = 0;  ///< rows that came from another rank than the one that works at them; slices of one expert once
+  std::vector<int64_t> by_rank;    ///< of ranks that share the experts, in order, slices of one expert once; else empty
+  int64_t from_others = 0;         ///< rows that came from another rank than the one that works at them, slices once
   friend bool operator==(const ExpertRows&, const ExpertRows&) = default;
 };
 
@@ -30,7 +29,7 @@ struct CountedLayer {
   size_t numbers() const { return static_cast<size_t>(counts->shape.last()) + 1; }
 };
 
-/// The counts that `instruction` reads, where its rows are to be counted: of a layer's gradients of weights one op a micro-batch.
+/// The ops of a role's program whose rows are counted: of each layer's gradients of weights of experts one a micro-batch.
 class RowCounting {
  public:
   RowCounting(const Plan& plan, const Role& role, const Program& program);
