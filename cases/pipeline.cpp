@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <span>
 #include <tuple>
 
@@ -406,6 +407,7 @@ class LoadBalance {
                  imbalance(layer.by_expert).value_or(1));
       if (!layer.by_rank.empty())
         fmt::print(stderr, "; by rank {} ({:.3f})", fmt::join(layer.by_rank, " "), imbalance(layer.by_rank).value_or(1));
+      if (!layer.by_rank.empty()) fmt::print(stderr, "; {} came from other ranks", layer.from_others);
       fmt::print(stderr, "\n");
     }
   }

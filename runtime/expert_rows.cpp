@@ -13,16 +13,16 @@ namespace shardlab::runtime {
 RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& program) {
   const std::vector<int32_t> steps = steps_of_calls(plan, role);
   std::set<std::tuple<int32_t, int32_t, int32_t>> seen;  // step, layer and micro-batch: two weights of an expert see the same rows
-  std::map<int, const Type*> layers;
+  std::map<int, CountedLayer> layers;
   for (const Instruction& i : program.instructions) {
     if (i.kind != Instruction::Kind::kRun || i.call < 0) continue;
     const auto* w = std::get_if<GroupedLinear>(&i.op->work);
     if (w == nullptr || w->phase != Phase::kW) continue;
     if (!seen.emplace(steps[static_cast<size_t>(i.call)], i.layer, i.micro_batch).second) continue;
-    layers.emplace(i.layer, program.reads(i)[2].type);
+    layers.try_emplace(i.layer, CountedLayer{i.layer, program.reads(i)[2].type, w->sources});
     counted_.push_back(i.id);
   }
-  for (const auto& [layer, counts] : layers) layers_.push_back({layer, counts});
+  for (const auto& [number, layer] : layers) layers_.push_back(layer);
 }
 
 int RowCounting::of(const Instruction& instruction) const {
@@ -30,10 +30,14 @@ int RowCounting::of(const Instruction& instruction) const {
   return static_cast<int>(std::ranges::find(layers_, instruction.layer, &CountedLayer::layer) - layers_.begin());
 }
 
-void add_rows(const int32_t* counts, const Shape& shape, std::span<int64_t> rows) {
-  const auto experts = static_cast<size_t>(shape.last());
-  for (int64_t part = 0; part < shape[1]; ++part, counts += experts)
-    for (size_t e = 0; e < experts; ++e) rows[e] += counts[e];
+void add_rows(const int32_t* counts, const CountedLayer& layer, int64_t own, std::span<int64_t> numbers) {
+  const Shape& shape = layer.counts->shape;
+  const int64_t parts = shape[1] / layer.sources, experts = shape.last();
+  for (int64_t part = 0; part < shape[1]; ++part)
+    for (int64_t e = 0; e < experts; ++e, ++counts) {
+      numbers[static_cast<size_t>(e)] += *counts;
+      if (layer.sources > 1 && part / parts != own) numbers.back() += *counts;
+    }
 }
 
 std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> ranks) {
@@ -52,8 +56,10 @@ std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> 
     layer.layer = r.layer.layer;
     const int64_t each = counts.shape.last(), first = logical_origin(counts, mesh, r.at)[0] * each;
     layer.by_expert.resize(static_cast<size_t>(logical_shape(counts, mesh)[0] * each));
-    for (size_t e = 0; e < r.rows.size(); ++e) layer.by_expert[static_cast<size_t>(first) + e] += r.rows[e];
-    if (shared) layer.by_rank.push_back(std::accumulate(r.rows.begin(), r.rows.end(), int64_t{0}));
+    const std::span<const int64_t> rows = r.numbers.first(r.numbers.size() - 1);
+    for (size_t e = 0; e < rows.size(); ++e) layer.by_expert[static_cast<size_t>(first) + e] += rows[e];
+    layer.from_others += r.numbers.back();
+    if (shared) layer.by_rank.push_back(std::accumulate(rows.begin(), rows.end(), int64_t{0}));
   }
   std::vector<ExpertRows> all;
   for (auto& [number, layer] : layers) all.push_back(std::move(layer));

@@ -15,8 +15,8 @@ namespace shardlab::runtime {
 struct ExpertRows {
   int layer = 0;
   std::vector<int64_t> by_expert;  ///< over all ranks that have other tokens
-  std::vector<int64_t>
-      by_rank;  ///< of the ranks that share the experts, in order, slices of one expert once; empty where each has all
+  std::vector<int64_t> by_rank;    ///< of ranks that share the experts, in order, slices of one expert once; else empty
+  int64_t from_others = 0;         ///< rows that came from another rank than the one that works at them, slices once
   friend bool operator==(const ExpertRows&, const ExpertRows&) = default;
 };
 
@@ -24,9 +24,12 @@ struct ExpertRows {
 struct CountedLayer {
   int layer = 0;
   const Type* counts = nullptr;  ///< i32[1, parts, experts of the rank], placed over the groups of experts
+  int sources = 1;               ///< ranks whose parts of the tokens are counted, one after another
+  /// Numbers that are kept of it: rows by expert of the rank, and then those that came from other ranks.
+  size_t numbers() const { return static_cast<size_t>(counts->shape.last()) + 1; }
 };
 
-/// The counts that `instruction` reads, where its rows are to be counted: of a layer's gradients of weights one op a micro-batch.
+/// The ops of a role's program whose rows are counted: of each layer's gradients of weights of experts one a micro-batch.
 class RowCounting {
  public:
   RowCounting(const Plan& plan, const Role& role, const Program& program);
@@ -40,14 +43,14 @@ class RowCounting {
   std::vector<int32_t> counted_;  ///< ids of instructions, ascending
 };
 
-/// Adds up counts i32[1,parts,e] to rows[e].
-void add_rows(const int32_t* counts, const Shape& shape, std::span<int64_t> rows);
+/// Adds what the counts say to the layer's `numbers`; `own` is the rank's place among the sources.
+void add_rows(const int32_t* counts, const CountedLayer& layer, int64_t own, std::span<int64_t> numbers);
 
 /// What one rank has counted of a layer.
 struct RankRows {
   Coordinates at;
   CountedLayer layer;
-  std::span<const int64_t> rows;  ///< by expert of the rank
+  std::span<const int64_t> numbers;
 };
 /// By layer, of all ranks in order.
 std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> ranks);

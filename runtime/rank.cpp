@@ -49,9 +49,9 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
   if (backend_->has_storage() && device_ == nullptr) {
-    size_t experts = 0;
-    for (const CountedLayer& layer : counting_.layers()) experts += static_cast<size_t>(layer.counts->shape.last());
-    expert_rows_.resize(experts);
+    size_t numbers = 0;
+    for (const CountedLayer& layer : counting_.layers()) numbers += layer.numbers();
+    expert_rows_.resize(numbers);
   }
   for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);
 }
@@ -601,11 +601,12 @@ double Rank::end_of_step() const {
 
 /// Adds what the counts say to the rows of the layer's experts. The ops of a layer run on one stream.
 void Rank::count_rows(const BoundInstruction& bound) {
+  const auto layers = counting_.layers();
   size_t first = 0;
-  for (int i = 0; i < bound.layer; ++i)
-    first += static_cast<size_t>(counting_.layers()[static_cast<size_t>(i)].counts->shape.last());
-  const Shape& shape = counting_.layers()[static_cast<size_t>(bound.layer)].counts->shape;
-  add_rows(bound.counts, shape, std::span(expert_rows_).subspan(first, static_cast<size_t>(shape.last())));
+  for (int i = 0; i < bound.layer; ++i) first += layers[static_cast<size_t>(i)].numbers();
+  const CountedLayer& layer = layers[static_cast<size_t>(bound.layer)];
+  add_rows(bound.counts, layer, logical_origin(*layer.counts, plan_.mesh, at_)[0],
+           std::span(expert_rows_).subspan(first, layer.numbers()));
 }
 
 /// Copies a metric out of its buffer, in the order of stream 0.

@@ -98,7 +98,7 @@ class Rank {
   void mark_begin();
   void report_times(int32_t step);
   std::span<const int64_t> sent_by_comm() const { return sent_by_comm_; }
-  /// Rows that the rank's experts have worked at in the step, layer after layer with experts (`RowCounting`); empty on a device.
+  /// Rows that the rank's experts have worked at in the step, the `numbers` of one layer after another (`RowCounting`); empty on a device.
   std::span<const int64_t> expert_rows() const { return expert_rows_; }
 
   /// Copies bytes of a buffer, from `offset` on, to or from memory of this process. Between steps, from one thread.

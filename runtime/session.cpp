@@ -457,9 +457,8 @@ std::vector<ExpertRows> ThreadSession::rows_of_experts() const {
     std::span<const int64_t> rows = reports_[static_cast<size_t>(member.number)].expert_rows;
     if (rows.empty()) continue;
     for (const CountedLayer& layer : counting_[static_cast<size_t>(plan_.mesh.role_of(member.at))].layers()) {
-      const auto experts = static_cast<size_t>(layer.counts->shape.last());
-      ranks.push_back({member.at, layer, rows.first(experts)});
-      rows = rows.subspan(experts);
+      ranks.push_back({member.at, layer, rows.first(layer.numbers())});
+      rows = rows.subspan(layer.numbers());
     }
   }
   return expert_rows(plan_.mesh, ranks);

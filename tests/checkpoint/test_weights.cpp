@@ -1,6 +1,7 @@
 // Weights alone: from a session to Hugging Face's tensors and back, exactly; and that those tensors mean there what they mean here.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>

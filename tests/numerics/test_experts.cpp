@@ -545,12 +545,54 @@ TEST_CASE("rows of experts are counted as routers choose, under every layout and
   }
 }
 
+TEST_CASE(
+    "expert parallel: wire bytes are those of the rows that were counted, of a thousand routings, all to two experts among them") {
+  Subject subject = subject_of(kBiased, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  subject.train.learning_rate.peak = 0.1f;
+  int64_t routings = 0;
+  for (const Sizes& sizes : {Sizes{.dp = 2, .ep = 2, .accumulation = 4},
+                             {.dp = 4, .ep = 4, .accumulation = 2},
+                             {.dp = 4, .ep = 2, .accumulation = 2},
+                             {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2}})
+    for (const bool canonical : {false, true}) {
+      const Case config = case_of(subject, sizes, canonical);
+      INFO(config.name << (canonical ? " canonical" : ""));
+      Running run(config);
+      const Layout& l = config.layout;
+      const int64_t h = config.model.hidden, experts = config.model.experts.count, calls = 2 * config.train.grad_accumulation;
+      const int64_t leaves = canonical ? config.train.micro_batch * kContractionLeaves : 1;
+      // Each rank's counts of the experts of others; rows go out and come back, and their gradients do.
+      const int64_t counts = calls * l.world_size() * 4 * leaves * experts / l.ep * (l.ep - 1);
+      for (int64_t step = 0; step < 24; ++step) {
+        if (step >= 20)  // experts without a row, on ranks without a row
+          for (const char* layer : {"router_bias.layers.0", "router_bias.layers.1"}) {
+            std::vector<float> bias(8, 0.0f);
+            bias[static_cast<size_t>(step - 20)] = bias[static_cast<size_t>(step - 19)] = 100;
+            REQUIRE(run.session->set_state({std::string(kRunState), layer}, {{8}, bias}).ok());
+          }
+        const StepResult result = run.session->step(step);
+        int64_t moved = 0, sent = 0;
+        for (const ExpertRows& layer : result.experts) {
+          moved += layer.from_others;
+          if (step >= 20) CHECK(std::ranges::count(layer.by_expert, 0) == 6);
+        }
+        for (int rank = 0; rank < l.world_size(); ++rank)
+          for (size_t c = 0; c < run.placed.plan->comms.size(); ++c)
+            if (run.placed.plan->comms[c].name == "ep") sent += run.session->sent_by_comm(rank)[c];
+        CHECK(sent == 4 * 4 * h * moved * l.tp + counts);
+        routings += calls * l.dp;
+      }
+    }
+  CHECK(routings >= 1000);
+}
+
 TEST_CASE("an imbalance is the most over the mean, of layers the mean") {
   const std::vector<int64_t> even{5, 5, 5, 5}, one{0, 20, 0, 0}, none{0, 0};
   CHECK(imbalance(even) == 1.0);
   CHECK(imbalance(one) == 4.0);
   CHECK(!imbalance(none));
-  const std::vector<ExpertRows> layers{{0, even, {10, 10}}, {3, one, {20, 0}}};
+  const std::vector<ExpertRows> layers{{0, even, {10, 10}, 0}, {3, one, {20, 0}, 0}};
   CHECK(imbalance_of(layers).by_expert == 2.5);
   CHECK(imbalance_of(layers).by_rank == 1.5);
   CHECK(!imbalance_of({}).by_expert);
