@@ -598,10 +598,10 @@ constexpr Choice kClipChoices[] = {{"clip_norm: 1", [](Case& c) { c.train.clip_n
 constexpr Choice kAverageChoices[] = {{"ema_decay: 0.9", [](Case& c) { c.train.ema_decay = 0.9f; }}};
 constexpr Choice kGuardChoices[] = {{"guard.nonfinite: skip", [](Case& c) { c.train.guard.nonfinite = GuardAction::kSkip; }},
                                     {"guard.spike: skip", [](Case& c) { c.train.guard.spike = GuardAction::kSkip; }}};
-constexpr Choice kPostValidationChoices[] = {{"post_validation: 2", [](Case& c) {
+constexpr Choice kPostValidationChoices[] = {{"post_validation: 5", [](Case& c) {
                                                 if (c.layout.pp == 1) stages<Schedule::k1F1B>(c);
                                                 if (c.train.clip_norm == 0) c.train.clip_norm = 1;
-                                                c.train.post_validation = 2;
+                                                c.train.post_validation = 5;
                                               }}};
 constexpr Choice kCanonicalChoices[] = {{"canonical", [](Case& c) { c.canonical = true; }}};
 constexpr Choice kAlgorithmChoices[] = {

@@ -195,10 +195,10 @@ bool Replay::takes_back(const Act& act) {
   int32_t written = -1;
   for_pieces(by, [&](const Piece& p) { written = std::max(written, p.run); });
   if (written < 0)
-    return fault(Rule::kValues, "takes %{} back by %{}, which the period has not written", slot_name(act.writes[0]),
-                 slot_name(act.op->when.value)),
-           true;
-  copy->second.storage->taken_back = written;
+    fault(Rule::kValues, "takes %{} back by %{}, which the period has not written", slot_name(act.writes[0]),
+          slot_name(act.op->when.value));
+  else
+    copy->second.storage->taken_back = written;
   return true;
 }
 

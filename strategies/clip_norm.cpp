@@ -19,7 +19,6 @@
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/optimizer.h"
-#include "strategies/post_validation.h"
 
 namespace shardlab::strategies {
 namespace {

@@ -1,16 +1,16 @@
 // Post-validation: no pipeline stage waits for another before it updates.
 //
-// Clipping and the guard make all stages meet between the last backward of a step and the first update. A schedule whose stages begin late
-// and end late (ZB-H2, ZB-V) then idles once a step, however full it is within. Here each stage updates at once, as if the factor of clipping were 1
-// and the gradients finite. K steps are one period of the plan. The norm and the flag of each step are reduced over the stages on a
-// stream of their own, beside the steps that follow. The end of the period waits for them. Where any step was to be clipped or to be
-// given up, every stage takes back all K steps: parameters, moments and whatever else is kept from step to step become what they
-// were when the period began, to the bit. The run then makes the same steps under the plan of one step in which all stages meet
-// (runtime/post_validation.h). So every run has the bits of the run without this technique: an update by a factor of exactly 1 is an
-// update without a factor.
+// Clipping and the guard make all stages meet between the last backward of a step and the first update. A schedule whose stages
+// begin late and end late (ZB-H2, ZB-V) then idles once a step, however full it is within. Here each stage updates at once, as if
+// the factor of clipping were 1 and the gradients finite. K steps are one period of the plan. The norm and the flag of each step
+// are reduced over the stages on a stream of their own, beside the steps that follow. The end of the period waits for them. Where
+// any step was to be clipped or given up, every stage takes back all K steps: parameters, moments and whatever else is kept from
+// step to step become what they were when the period began, to the bit. The run then makes the same steps under the plan of one
+// step in which all stages meet (runtime/post_validation.h). So every run has the bits of the run without this technique: an
+// update by a factor of exactly 1 is an update without a factor.
 //
-// The paper rolls back one step, by the inverse of its update, in the warm-up of the next. An inverse loses bits, and AdamW with a
-// beta of 0 has none. A copy loses nothing, and one serves all steps of a period.
+// The paper takes back one step, by the inverse of its update, in the warm-up of the next. An inverse loses bits, and of a moment
+// with a beta of 0 there is none. A copy loses nothing, and one serves all steps of a period.
 //
 // Sums over tp, and under ZeRO over dp, stay in the step: ranks of one stage meet there in any case.
 //

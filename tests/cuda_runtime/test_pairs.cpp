@@ -36,6 +36,7 @@ Case small(Case c) {
   c.canonical = true;
   if (!check(c).ok()) c.canonical = false;
   REQUIRE(check(c).ok());
+  if (c.train.post_validation > 0) c.train.post_validation = kSteps;  // whole periods
   return c;
 }
 
@@ -87,6 +88,31 @@ TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU 
              bits, farthest, farthest_pair);
   CHECK(trained >= 43);
   CHECK(bits >= 38);
+}
+
+TEST_CASE("periods that stand and periods that are taken back are the CPU's on the fake runtime") {
+  const auto legal = legal_pairs();
+  const auto pair = std::ranges::find_if(legal, [](const LegalPair& p) {
+    return p.config.transport == TransportKind::kOneGpu && p.config.train.post_validation > 0 && p.config.layout.zero == 0;
+  });
+  REQUIRE(pair != legal.end());
+  for (const float clip_norm : {1e6f, 1e-3f})
+    for (const Schedule schedule : {Schedule::k1F1B, Schedule::kZbH2}) {
+      Case c = small(pair->config);
+      c.canonical = true;
+      c.layout.schedule = schedule;
+      c.train.clip_norm = clip_norm;
+      c.train.guard.nonfinite = GuardAction::kSkip;
+      c.train.post_validation = kSteps / 2;
+      INFO(name_of(schedule) << " clip_norm " << clip_norm);
+      const Run cpu = train_on_cpu(on_cpu(c), {.steps = kSteps});
+      const Run device = train_on_fake(c, {.steps = kSteps, .seed = 7});
+      CHECK(same(device, cpu));
+      CHECK(device.peaks == device.planned);
+      // The period that was taken back begins again with the parameters that it began with.
+      const Run none = train_on_cpu(on_cpu(c), {.steps = 0});
+      CHECK((device.parameters == none.parameters) == (clip_norm < 1));
+    }
 }
 
 TEST_CASE("what check lets through on a GPU the back end binds: a sample of the table, put there") {
