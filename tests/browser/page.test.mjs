@@ -178,6 +178,19 @@ test('a printed page is light, has tables in full and no controls', () => open('
   assert.ok((await page.pdf({ format: 'A4' })).length > 50000);
 }, { scheme: 'dark' }));
 
+test('a window that gets narrower makes no page that is wider than it', () => open('grid', async page => {
+  await page.setViewportSize({ width: 390, height: 844 });
+  await page.waitForTimeout(300);
+  assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth), 0);
+}));
+
+test('the answer’s table is whole on paper', () => open('sample', async page => {
+  await page.setViewportSize({ width: 720, height: 900 });
+  await page.emulateMedia({ media: 'print' });
+  const beyond = await page.evaluate(() => [...document.querySelectorAll('main > section:first-of-type table')].map(t => t.getBoundingClientRect().right - document.documentElement.clientWidth));
+  assert.ok(beyond.length > 0 && beyond.every(b => b <= 0), String(beyond));
+}));
+
 test('a page that is served follows its run, where the reader is, and waits for a reader who filters', async t => {
   let revision = 'first';
   const text = readFileSync(join(folder, 'followed.html'), 'utf8');
