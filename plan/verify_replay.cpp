@@ -18,11 +18,29 @@ bool reduces(const Op& op) {
 
 bool is_state(BufferClass c) { return c != BufferClass::kActivation && c != BufferClass::kTemporary; }
 
+/// For each item of a program, the last step of the period that a micro-batch has begun there or before, by calls that happen once a step.
+std::vector<int32_t> steps_begun(const Plan& plan, const Role& role, const std::vector<int32_t>& steps) {
+  if (plan.period == 1) return steps;
+  const auto key_of = [](const Call& c) { return std::tuple(c.segment.value, c.layer, c.micro_batch); };
+  std::map<std::tuple<int32_t, int, int>, int> times;
+  for (const Item& item : role.program)
+    if (const Call* call = std::get_if<Call>(&item); call != nullptr && call->micro_batch >= 0) ++times[key_of(*call)];
+  std::vector<int32_t> begun(role.program.size());
+  int32_t last = 0;
+  for (size_t i = 0; i < begun.size(); ++i) {
+    const Call* call = std::get_if<Call>(&role.program[i]);
+    if (call != nullptr && call->micro_batch >= 0 && times[key_of(*call)] == plan.period) last = std::max(last, steps[i]);
+    begun[i] = last;
+  }
+  return begun;
+}
+
 }  // namespace
 
 void Replay::run() {
   prepare();
   steps_ = steps_of_calls(plan_, role_);
+  steps_begun_ = steps_begun(plan_, role_, steps_);
   for (item_ = 0; item_ < role_.program.size(); ++item_) {
     const Item& item = role_.program[item_];
     if (report_.full()) return;
@@ -415,6 +433,7 @@ void Replay::finish() {
   }
   finish_versions();
   check_taken_back();
+  check_counted();
   finish_gradients();
   finish_runs();
 }

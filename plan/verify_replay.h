@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -144,6 +145,7 @@ class Replay {
   void note_copy(const Act& act);
   bool takes_back(const Act& act);
   void check_taken_back();
+  void check_counted();
   bool changes_in_place(const Act& act, const Region& at);
   void supersede(const Region& at);
   void change(const Region& at, size_t result);
@@ -252,6 +254,9 @@ class Replay {
   std::map<std::pair<int32_t, int32_t>, int32_t> run_state_;
   std::map<int32_t, int32_t> biased_;  ///< by root of a router's bias: the layer that chooses by it
   std::vector<int32_t> steps_;         ///< of the period, by item of the program
+  std::vector<int32_t> steps_begun_;   ///< the last that a micro-batch has begun there, by item
+  /// By root: steps of the period in which a kernel has changed state of the run in place.
+  std::map<int32_t, std::set<int32_t>> counted_;
   size_t item_ = 0;
   std::map<int32_t, std::pair<int32_t, int32_t>> predicates_;  ///< by root: the run that wrote it, and the first run under it
   std::vector<Piece> scratch_;

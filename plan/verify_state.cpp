@@ -97,12 +97,14 @@ void Replay::check_repeated(const Act& act) {
   const auto* kernel = std::get_if<Kernel>(&act.op->work);
   if (kernel == nullptr || rounds(act.op->work) || takes_maximum(*kernel) || !is_whole(act)) return;
   bool in_place = false;
-  std::pair<const Op*, std::vector<int64_t>> key{act.op, {steps_[item_]}};
+  std::pair<const Op*, std::vector<int64_t>> key{act.op, {steps_begun_[item_]}};
   for (const int32_t slot : act.writes) {
     const Region at = region(slot);
     in_place = in_place || changes_in_place(act, at);
     key.second.push_back(at.root);
     key.second.push_back(at.begin);
+    if (at.root >= 0 && changes_in_place(act, at) && names_run_state(role_.buffers[static_cast<size_t>(at.root)].name))
+      counted_[at.root].insert(steps_begun_[item_]);
   }
   if (!in_place || std::ranges::any_of(act.writes, [&](int32_t slot) { return region(slot).root < 0; })) return;
   int32_t newest = -1;
@@ -114,6 +116,14 @@ void Replay::check_repeated(const Act& act) {
   if (!first && newest <= last->second)
     fault(Rule::kValues, "changes %{} again, and nothing else that it reads has changed since it did", slot_name(act.writes[0]));
   last->second = static_cast<int32_t>(runs_.size());
+}
+
+/// State of the run that a kernel changes in place (a count, a mean) it changes in each step of the period.
+void Replay::check_counted() {
+  for (const auto& [root, steps] : counted_)
+    if (std::ssize(steps) != plan_.period)
+      return fault(Rule::kValues, "changes %{} in {} of the period's {} steps", role_.buffers[static_cast<size_t>(root)].name,
+                   steps.size(), plan_.period);
 }
 
 /// All ops that one predicate lets run, or keeps from running, belong together: an update and its count.

@@ -82,8 +82,7 @@ struct Storage {
   bool read_initial = false;  ///< some op relied on what the last period left
   bool changed = false;       ///< some op of the period wrote to it
   int32_t copy_of = -1;       ///< root of the state that this is a copy of, as the period began, or -1
-  int32_t taken_back =
-      -1;  ///< run that wrote the predicate by which it became again what it was, or -1: it has not, or was changed since
+  int32_t taken_back = -1;    ///< run that wrote the predicate by which it last became again what it was, or -1
 
   void change() {
     changed = true;

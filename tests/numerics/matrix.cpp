@@ -73,7 +73,7 @@ void schedule_and_guard(std::vector<Subject>& list) {
     const float peak = t.learning_rate.peak;
     if (kind != Kind::kConstant)
       t.learning_rate = {.kind = kind, .peak = peak, .warmup_steps = 2, .total_steps = 5, .decay_steps = 2, .floor = peak / 8};
-    if (i / 2 % 6 == 5) t.ema_decay = 0.9f;
+    if (i / 2 == 5) t.ema_decay = 0.9f;
     if (i / 2 % 3 == 2)
       t.guard = {
           .nonfinite = GuardAction::kSkip, .spike = GuardAction::kSkip, .loss_factor = 100, .norm_factor = 1000, .window = 2};

@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "plan/base/files.h"
 #include "plan/text.h"
+#include "tests/golden_plans.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/verify/good_plans.h"
@@ -21,16 +21,16 @@ namespace {
 
 struct SilentBug {
   std::string_view told;     ///< what went wrong, and where it is told
-  std::string_view plan;     ///< in tests/golden/plans
+  std::string_view plan;     ///< a golden one
   std::string_view segment;  ///< in which the text below stands; empty: in the program of a role
   std::string_view from, to;
   std::string_view says;  ///< how a finding begins, behind its rule
 };
 
 std::string golden(std::string_view name) {
-  const auto text = read_file_within(fmt::format("{}/tests/golden/plans/{}.plan", source_dir(), name), int64_t{1} << 24);
-  REQUIRE(text.ok());
-  return *text;
+  const std::string text = golden_plan(std::string(name));
+  REQUIRE_FALSE(text.empty());
+  return text;
 }
 
 /// The text with `from` replaced in one segment, or in the programs: it stands there once.
