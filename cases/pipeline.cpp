@@ -591,7 +591,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
       SHARDLAB_TRY(save_where_due(config, **session, step, step == end));
       if (step <= warm) continue;
       seconds.push_back(p.seconds() / period);
-      balance.add(p.first.experts);
+      for (const StepResult& r : p.counted()) balance.add(r.experts);
       if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, p.first.sent_bytes);
     }
     at = step;

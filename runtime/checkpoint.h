@@ -34,9 +34,8 @@ Result<void> prepare_checkpoints(const Session& session, const std::string& fold
 Result<std::string> save_checkpoint(const Session& session, const Case& config, int64_t steps, const std::string& folder);
 
 /// Writes a checkpoint of weights alone, as they come from elsewhere; returns the manifest's path. Any case of the model begins from it,
-/// at step 0, under whatever optimizer and layout. `read` gives each parameter's values, one after another. Biases of routers may be among
-/// them, called by their buffers (plan/run_state.h). Throws WorldError when the
-/// disk fails.
+/// at step 0, under whatever optimizer and layout. `read` gives each parameter's values, one after another. Biases of routers may be
+/// among them, called by their buffers (plan/run_state.h). Throws WorldError when the disk fails.
 Result<std::string> save_weights(const std::string& folder, std::span<const ModelParameter> parameters,
                                  const std::function<Result<LogicalTensor>(const ModelParameter&)>& read);
 
@@ -52,7 +51,8 @@ class Checkpoint {
   const std::string& manifest() const { return path_; }
   /// Whether there is nothing but weights in it.
   bool holds_weights_alone() const;
-  /// The values of a parameter, the optimizer's fp32 copy, where there is one; or of a buffer of the run's state. Refuses a name that is not there, and damage.
+  /// The values of a parameter: the optimizer's fp32 copy, where there is one. Of a name of the run's state (plan/run_state.h) that
+  /// state. Refuses a name that is not there, and damage.
   Result<LogicalTensor> weights(std::string_view parameter) const;
   /// The running average of a parameter (`train.ema_decay`), corrected for the steps that it has seen. Refuses a checkpoint of a run
   /// that kept none, a name that is not there, and damage.

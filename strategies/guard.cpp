@@ -35,7 +35,10 @@ class Guarding {
 
   void run() {
     declare_updates(draft_, stage_);
-    if (validates_later(draft_.config)) return static_cast<void>(stage_.named[std::string(kValidatedFlag)] = numbers_.found_inf());
+    if (validates_later(draft_.config)) {
+      stage_.named[std::string(kValidatedFlag)] = numbers_.found_inf();
+      return;
+    }
     if (guard_.nonfinite != GuardAction::kNone) stage_.flags.push_back(numbers_.found_inf("guard.where"));
     if (guard_.spike == GuardAction::kNone) return;
     if (guard_.norm_factor > 0) judge("norm", squared_gradient_norm(draft_, stage_), guard_.norm_factor);

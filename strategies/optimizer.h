@@ -18,8 +18,7 @@ void declare_updates(Draft& draft, StageDraft& stage);
 BufferId squared_gradient_norm(Draft& draft, StageDraft& stage);
 /// Appends the step's mean loss, f32[1], on the last stage; what was appended before is not computed again, nor is the norm.
 BufferId step_loss(Draft& draft, StageDraft& last);
-/// Appends the all-reduce of a partial number over one axis; the result is a view of it.
-/// Over stages it runs on `meeting_stream`.
+/// Appends the all-reduce of a partial number over one axis, over stages on `meeting_stream`; the result is a view of the number.
 BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis, ReduceOp reduce = ReduceOp::kSum);
 /// The same over several axes, called `name`.
 BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view name, AxisSet axes,

@@ -50,6 +50,16 @@ std::string some_text() {
   return text;
 }
 
+std::string expert_sweep() {
+  return "version: 1\nname: experts\nmode: measure\n"
+         "model: {inline: {family: llama, layers: 2, hidden: 32, heads: 4, ffn: 64, vocab: 256, max_positions: 32, experts: 4, "
+         "top_k: 2, moe_ffn: 16}}\n"
+         "machine: {local: true}\ndata: {text: text.txt}\n"
+         "train: {seq_len: 16, micro_batch: 1, grad_accumulation: 4, clip_norm: 1e-3}\nlayout: {pp: 2, schedule: zb-h2}\n"
+         "measure: {warmup: 2, steps: 2, repeat: 2, timeout: 1m}\n"
+         "include:\n  - {name: in_step}\n  - {name: later, post_validation: 2}\n";
+}
+
 void sql(const std::string& path, const std::string& statement) {
   sqlite3* handle = nullptr;
   REQUIRE(sqlite3_open(path.c_str(), &handle) == SQLITE_OK);
@@ -274,6 +284,23 @@ TEST_CASE("a run that is saved under one layout and resumed under another ends a
   const Output refused = shardlab_program(scratch, "run " + two + machine_option() + " --out " + (scratch / "two"));
   CHECK(refused.code == 2);
   CHECK(refused.err.find("two cases save their checkpoints in") != std::string::npos);
+}
+
+TEST_CASE("a run whose steps are all taken back and made again has the figures of a run in step, loads of experts too") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string sweep = scratch.write("experts.yaml", expert_sweep());
+  const Output run = shardlab_program(scratch, "run " + sweep + machine_option() + " --out " + (scratch / "out"));
+  INFO(run.err);
+  REQUIRE(run.code == 0);
+  const auto rows = parse_csv(slurp(scratch / "out/results.csv"));
+  REQUIRE(cell(rows, 1, "rolled_back_steps") != cell(rows, 2, "rolled_back_steps"));
+  REQUIRE(cell(rows, 2, "rolled_back_steps") == "6");  // 2 before the measured ones
+  REQUIRE(std::stod(cell(rows, 1, "expert_imbalance")) > 1);
+  for (const char* column : {"loss_first", "loss_last", "expert_imbalance", "expert_imbalance_last"}) {
+    INFO(column);
+    CHECK(cell(rows, 1, column) == cell(rows, 2, column));
+  }
 }
 
 TEST_CASE("a resumed run deals its layers out by the time that they took, and ends as one that never stopped") {

@@ -5,6 +5,7 @@
 #include "plan/wire.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/laws/refusals.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -57,37 +58,29 @@ TEST_CASE("apart: gradients never travel, and parameters once a period whatever 
 TEST_CASE("apart: refused where it has no meaning, with what to do instead") {
   Case c = apart().front();
   c.train.clip_norm = 0;
-  const Case good = c;
-  const auto refused = [&](std::string_view words) {
-    const Result<void> checked = check(c);
-    INFO(words);
-    REQUIRE_FALSE(checked.ok());
-    CHECK(to_string(checked.error()).find(words) != std::string::npos);
-    c = good;
-  };
-  REQUIRE(check(c).ok());
-  c.layout.dp = 1;
-  refused("one worker has nobody to average with");
-  c.layout.zero = 1;
-  refused("diloco.steps=1 with zero=1");
-  c.layout.diloco.steps = -1;
-  refused("no number of inner steps");
-  c.layout.diloco.learning_rate = 0;
-  refused("diloco.learning_rate=0");
-  c.layout.diloco.momentum = 1;
-  refused("diloco.momentum=1");
-  c.layout.compression.kind = CompressionKind::kInt8;
-  refused("with compression.kind=int8: no gradient travels");
-  c.layout.offload.optimizer = OffloadTo::kCpu;
-  refused("with offload.optimizer=cpu");
-  c.layout.bucket_bytes = 4096;
-  refused("averaged where they are");
-  c.train.precision = Precision::kFp16;
-  refused("workers do not talk");
-  c.train.grad_norm = true;
-  refused("a norm of its own");
-  c.checkpoint.save_every = 2;
-  refused("the moments belong to workers");
+  Refusals r(c);
+  r.c.layout.dp = 1;
+  r.refused("one worker has nobody to average with");
+  r.c.layout.zero = 1;
+  r.refused("diloco.steps=1 with zero=1");
+  r.c.layout.diloco.steps = -1;
+  r.refused("no number of inner steps");
+  r.c.layout.diloco.learning_rate = 0;
+  r.refused("diloco.learning_rate=0");
+  r.c.layout.diloco.momentum = 1;
+  r.refused("diloco.momentum=1");
+  r.c.layout.compression.kind = CompressionKind::kInt8;
+  r.refused("with compression.kind=int8: no gradient travels");
+  r.c.layout.offload.optimizer = OffloadTo::kCpu;
+  r.refused("with offload.optimizer=cpu");
+  r.c.layout.bucket_bytes = 4096;
+  r.refused("averaged where they are");
+  r.c.train.precision = Precision::kFp16;
+  r.refused("workers do not talk");
+  r.c.train.grad_norm = true;
+  r.refused("a norm of its own");
+  r.c.checkpoint.save_every = 2;
+  r.refused("the moments belong to workers");
 }
 
 }  // namespace

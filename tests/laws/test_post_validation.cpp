@@ -6,6 +6,7 @@
 #include "plan/wire.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/laws/refusals.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -65,31 +66,23 @@ TEST_CASE("post-validation: refused where it has no meaning, with what to do ins
   Case c = validated()[1];
   c.train.guard.nonfinite = GuardAction::kNone;
   c.train.clip_norm = 1;
-  const Case good = c;
-  const auto refused = [&](std::string_view words) {
-    const Result<void> checked = check(c);
-    INFO(words);
-    REQUIRE_FALSE(checked.ok());
-    CHECK(to_string(checked.error()).find(words) != std::string::npos);
-    c = good;
-  };
-  REQUIRE(check(c).ok());
-  c.layout.pp = 1, c.layout.schedule = Schedule::kNone;
-  refused("there is no other stage to wait for");
-  c.train.clip_norm = 0;
-  refused("no stage waits for another before its update");
-  c.train.guard.spike = GuardAction::kSkip;
-  refused("which are not yet valid");
-  c.train.precision = Precision::kFp16;
-  refused("goes by the overflows of those before it");
-  c.train.post_validation = 1;
-  refused("one step alone waits for its own norm");
-  c.train.post_validation = 1'000'000;
-  refused("use 2 to 4096");
-  c.train.post_validation = 3, c.checkpoint.save_every = 10;
-  refused("set checkpoint.save_every to 12");
-  c.layout.offload.optimizer = OffloadTo::kCpu;
-  refused("with offload.optimizer=cpu");
+  Refusals r(c);
+  r.c.layout.pp = 1, r.c.layout.schedule = Schedule::kNone;
+  r.refused("there is no other stage to wait for");
+  r.c.train.clip_norm = 0;
+  r.refused("no stage waits for another before its update");
+  r.c.train.guard.spike = GuardAction::kSkip;
+  r.refused("which are not yet valid");
+  r.c.train.precision = Precision::kFp16;
+  r.refused("goes by the overflows of those before it");
+  r.c.train.post_validation = 1;
+  r.refused("one step alone waits for its own norm");
+  r.c.train.post_validation = 1'000'000;
+  r.refused("use 2 to 4096");
+  r.c.train.post_validation = 3, r.c.checkpoint.save_every = 10;
+  r.refused("set checkpoint.save_every to 12");
+  r.c.layout.offload.optimizer = OffloadTo::kCpu;
+  r.refused("with offload.optimizer=cpu");
 }
 
 }  // namespace shardlab::testing

@@ -16,7 +16,8 @@ using namespace shardlab::testing;
 
 TEST_CASE("parameter counts equal the published ones") {
   // Sums of the tensors of the published checkpoints (model.safetensors headers); of GPT-3, which never was one, by its sizes,
-  // which make the 174,600 and 6,660 million of Brown et al. 2020 (arXiv 2005.14165), appendix D.
+  // which make the 174,600 and 6,660 million of Brown et al. 2020 (arXiv 2005.14165), appendix D; of Qwen1.5-MoE-A2.7B by its sizes, which
+  // make the 14.3 billion of its model card.
   const std::pair<const char*, int64_t> published[] = {{"gpt2", 124'439'808},
                                                        {"gpt2-medium", 354'823'168},
                                                        {"gpt2-large", 774'030'080},

@@ -191,7 +191,7 @@ class Told {
     Estimate e;
     tell_bytes(profile_, *plan, e);
     change.device_bytes = e.memory.device(), change.host_bytes = e.host_bytes;
-    if (!options_.seconds || (scaled(point_) && !(change.point == point_))) return;
+    if (!options_.seconds || (scaled() && !(change.point == point_))) return;
     change.step_s = options_.seconds(*config, *plan);
     change.slowdown = before_s > 0 ? change.step_s / before_s - 1 : 0;
   }
@@ -200,14 +200,15 @@ class Told {
   bool usable(const Point& p, const Estimate& e) const {
     return e.legal() && (!options_.lower || estimator_.executed(p) != nullptr);
   }
-  /// Whether the plans of layouts like that of `p` take long to simulate: tens of milliseconds each.
-  bool scaled(const Point& p) const {
-    return options_.lower && options_.seconds && estimator_.executed(p)->model.layers * p.grad_accumulation > kMostTimedCells;
+  /// Whether plans of layouts like that of the question take long to simulate: tens of milliseconds each.
+  bool scaled() const {
+    return options_.lower && options_.seconds &&
+           estimator_.executed(point_)->model.layers * point_.grad_accumulation > kMostTimedCells;
   }
   /// Of how many layouts plans are made: a plan of thousands of layers takes seconds.
-  size_t most_plans(const Point& p) const {
+  size_t most_plans() const {
     if (!options_.lower) return SIZE_MAX;
-    return static_cast<size_t>(std::max<int64_t>(4, kMostLayers / estimator_.executed(p)->model.layers));
+    return static_cast<size_t>(std::max<int64_t>(4, kMostLayers / estimator_.executed(point_)->model.layers));
   }
 
  private:
@@ -244,11 +245,11 @@ Advice advise(Estimator& estimator, const FrameworkProfile& profile, const Point
   told.tell(here, 0);
   here.slowdown = 0;
   const double before_s = here.step_s;
-  advice.scaled = told.scaled(point);
+  advice.scaled = told.scaled();
   if (advice.scaled)
     for (std::vector<Change>* list : {&fitting, &least})
       for (Change& change : *list) change.step_s *= before_s / now.step_s;
-  size_t plans = told.most_plans(point) - 1;
+  size_t plans = told.most_plans() - 1;
   least.resize(std::min(least.size(), std::max<size_t>(1, plans / 3)));
   plans -= least.size();
   for (Change& change : least)
