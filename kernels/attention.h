@@ -10,8 +10,8 @@
 
 namespace shardlab::kernels {
 
-/// The shape shared by F and I. qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim]: rows grouped by kv head (its query
-/// heads, one key, one value).
+/// The shape shared by F and I. qkv[sequences,tokens,kv_heads*((heads/kv_heads+1)*head_dim+values())]: rows grouped by kv head
+/// (its query heads, one key, one value).
 struct AttentionShape {
   int64_t sequences = 1, tokens = 0;
   int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank; kv_heads divides heads
@@ -20,12 +20,16 @@ struct AttentionShape {
   /// Of packed documents: the place of each token in its document, i32[sequences,tokens], by place in memory. A query sees the keys of
   /// its own document alone. Null: each sequence is one document.
   const int32_t* positions = nullptr;
-  [[gnu::always_inline]] constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
-  [[gnu::always_inline]] constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
+  int value_dim = 0;  ///< elements of a head of v and o; 0: head_dim
+  [[gnu::always_inline]] constexpr int values() const { return value_dim == 0 ? head_dim : value_dim; }
+  /// Of one kv head's query heads, key and value.
+  [[gnu::always_inline]] constexpr int64_t group_width() const { return int64_t{heads / kv_heads + 1} * head_dim + values(); }
+  [[gnu::always_inline]] constexpr int64_t qkv_width() const { return kv_heads * group_width(); }
+  [[gnu::always_inline]] constexpr int64_t out_width() const { return int64_t{heads} * values(); }
 };
 
-/// F. Shapes: qkv -> o[sequences,tokens,heads*head_dim], lse[sequences,heads,tokens] (log of the sum of exponentials of a row's
-/// scores). Flops: 2 sequences heads tokens (tokens + 1) head_dim. Works on four query rows at a time: no S x S matrix.
+/// F. Shapes: qkv -> o[sequences,tokens,heads*values()], lse[sequences,heads,tokens] (log of the sum of exponentials of a row's
+/// scores). Flops: sequences heads tokens (tokens + 1) (head_dim + values()). Works on four query rows at a time: no S x S matrix.
 struct AttentionForward {
   AttentionShape shape;
   const float* qkv = nullptr;
@@ -54,14 +58,19 @@ struct AttentionBlockShape {
   TokenOrder order{};
   bool canonical = false;
   const int32_t* positions = nullptr;  ///< as AttentionShape's, of the whole sequence
+  int value_dim = 0;                   ///< as AttentionShape's
+  [[gnu::always_inline]] constexpr int values() const { return value_dim == 0 ? head_dim : value_dim; }
   [[gnu::always_inline]] constexpr int64_t q_width() const { return int64_t{heads} * head_dim; }
-  [[gnu::always_inline]] constexpr int64_t kv_width() const { return 2 * int64_t{kv_heads} * head_dim; }
+  [[gnu::always_inline]] constexpr int64_t out_width() const { return int64_t{heads} * values(); }
+  [[gnu::always_inline]] constexpr int64_t kv_width() const { return int64_t{kv_heads} * (head_dim + values()); }
+  /// Of gradients of keys and values by query head.
+  [[gnu::always_inline]] constexpr int64_t by_head_width() const { return int64_t{heads} * (head_dim + values()); }
 };
 
-/// F. Shapes: q[sequences,queries,heads*head_dim], kv[sequences,keys,kv_heads*2*head_dim] (by kv head a key, a value) -> o (like q),
-/// lse[sequences,heads,queries]. With `carry` o and lse hold the result of the blocks so far, and are merged with this one.
+/// F. Shapes: q[sequences,queries,heads*head_dim], kv[sequences,keys,kv_heads*(head_dim+values())] (by kv head a key, a value) ->
+/// o[sequences,queries,heads*values()], lse[sequences,heads,queries]. With `carry` o and lse hold the result of the blocks so far, and are merged with this one.
 /// With `sums`[sequences,heads,queries,2] instead of lse: m and l of the block, and o is not divided by l. A query that sees no key has
-/// o = 0 and lse = m = -inf, l = 0. Flops: 4 head_dim for each head and pair that is seen.
+/// o = 0 and lse = m = -inf, l = 0. Flops: 2 (head_dim + values()) for each head and pair that is seen.
 struct AttentionBlockForward {
   AttentionBlockShape shape;
   const float* q = nullptr;
@@ -73,8 +82,8 @@ struct AttentionBlockForward {
   void* scratch = nullptr;  ///< attention_scratch_bytes(...) bytes, aligned to 64
 };
 
-/// I. Shapes: dout, o (like q), lse: of all blocks together; q, kv -> dq (like q), dkv (like kv; with `by_head`
-/// [sequences,keys,heads*2*head_dim]: of each query head, canonical only). With `carry`, `carry_kv` added to what is there.
+/// I. Shapes: dout, o, lse: of all blocks together; q, kv -> dq (like q), dkv (like kv; with `by_head`
+/// [sequences,keys,heads*(head_dim+values())]: of each query head, canonical only). With `carry`, `carry_kv` added to what is there.
 struct AttentionBlockInput {
   AttentionBlockShape shape;
   const float* dout = nullptr;
@@ -91,11 +100,11 @@ struct AttentionBlockInput {
 /// Parts that a merge combines, at most.
 inline constexpr int kMostParts = 16;
 
-/// Partial blocks, in the order of their keys, -> o[sequences,queries,heads*head_dim], lse[sequences,heads,queries]. o may be one of
+/// Partial blocks, in the order of their keys, -> o[sequences,queries,heads*value_dim], lse[sequences,heads,queries]. o may be one of
 /// the parts.
 struct AttentionMergeForward {
   int64_t sequences = 1, queries = 0;
-  int heads = 0, head_dim = 0;
+  int heads = 0, value_dim = 0;
   int parts = 0;
   std::array<const float*, kMostParts> part_o{};
   std::array<const float*, kMostParts> part_sums{};

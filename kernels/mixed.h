@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "kernels/kernels.h"
+#include "kernels/latent_heads.h"
 #include "kernels/storage.h"
 
 namespace shardlab::kernels {
@@ -111,6 +112,14 @@ struct MixedRope {
   Stored qkv;
   Rope rope;  ///< all but qkv; with its table
 };
+/// Rows of latent attention put together, or, with `back`, their gradients taken apart.
+struct MixedLatentHeads {
+  Stored q, kv, k_rope, qkv;
+  LatentHeads heads;  ///< of one sequence, whose tokens are its rows
+  int64_t sequences = 1;
+  int64_t positions_stride = 0;  ///< from the positions of one sequence to the next's
+  bool back = false;
+};
 struct MixedAttentionForward {
   AttentionShape shape;
   Stored qkv, o;
@@ -125,7 +134,7 @@ struct MixedAttentionInput {
 struct MixedSplitHeads {
   Stored qkv, q, kv;
   int64_t rows = 0;
-  int heads = 0, kv_heads = 0, head_dim = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   bool back = false;
 };
 /// Running results and partial ones are f32.
@@ -250,6 +259,7 @@ class MixedKernels {
   void linear_input(const MixedLinearInput& a, Scratch& scratch) const;
   void linear_weight(const MixedLinearWeight& a, Scratch& scratch) const;
   void rope(const MixedRope& a, Scratch& scratch) const;
+  void latent_heads(const MixedLatentHeads& a, Scratch& scratch) const;
   void attention_forward(const MixedAttentionForward& a, Scratch& scratch) const;
   void attention_input(const MixedAttentionInput& a, Scratch& scratch) const;
   void split_heads(const MixedSplitHeads& a, Scratch& scratch) const;

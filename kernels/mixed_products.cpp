@@ -96,7 +96,7 @@ namespace {
 
 /// One kv head's group of query heads in one sequence: an attention of its own.
 AttentionShape group_of(const AttentionShape& s) {
-  return {1, s.tokens, s.heads / s.kv_heads, 1, s.head_dim, s.order, s.canonical, s.positions};
+  return {1, s.tokens, s.heads / s.kv_heads, 1, s.head_dim, s.order, s.canonical, s.positions, s.value_dim};
 }
 /// The positions of one sequence's tokens in their documents, where there are documents.
 const int32_t* positions_of(const int32_t* positions, int64_t tokens, int64_t sequence) {
@@ -164,7 +164,7 @@ void MixedKernels::attention_input(const MixedAttentionInput& a, Scratch& scratc
 
 void MixedKernels::split_heads(const MixedSplitHeads& a, Scratch& scratch) const {
   SHARDLAB_CHECK(a.kv_heads >= 1 && a.heads % a.kv_heads == 0, "attention of {} heads on {} kv heads", a.heads, a.kv_heads);
-  const int64_t queries = int64_t{a.heads / a.kv_heads} * a.head_dim, keys = 2 * int64_t{a.head_dim};
+  const int64_t queries = int64_t{a.heads / a.kv_heads} * a.head_dim, keys = int64_t{a.head_dim} + a.value_dim;
   const auto at = [](const Stored& x, int64_t element) {
     return Stored{static_cast<char*>(x.data) + element * bytes_per_element(x.dtype), x.dtype, {}};
   };
@@ -185,17 +185,18 @@ namespace {
 /// One kv head's group in one sequence of a block, and the first elements of its columns.
 struct BlockGroup {
   AttentionBlockShape one;
-  int64_t q, kv, by_head, rows;
+  int64_t q, out, kv, by_head, rows;
 };
 BlockGroup group_of(const AttentionBlockShape& s, int64_t sequence, int group) {
-  BlockGroup g{s, 0, 0, 0, 0};
+  BlockGroup g{s, 0, 0, 0, 0, 0};
   g.one.sequences = 1;
   g.one.heads = s.heads / s.kv_heads;
   g.one.kv_heads = 1;
   g.one.positions = positions_of(s.positions, s.tokens, sequence);
   g.q = sequence * s.queries * s.q_width() + group * g.one.q_width();
+  g.out = sequence * s.queries * s.out_width() + group * g.one.out_width();
   g.kv = sequence * s.keys * s.kv_width() + group * g.one.kv_width();
-  g.by_head = 2 * (sequence * s.keys * s.q_width() + group * g.one.q_width());
+  g.by_head = sequence * s.keys * s.by_head_width() + group * g.one.by_head_width();
   g.rows = (sequence * s.heads + group * g.one.heads) * s.queries;
   return g;
 }
@@ -208,9 +209,9 @@ void check(const AttentionBlockShape& s) {
 void MixedKernels::attention_block_forward(const MixedAttentionBlockForward& a, Scratch& scratch) const {
   check(a.shape);
   const AttentionBlockShape one = group_of(a.shape, 0, 0).one;
-  const Panel::Size rows{one.queries, one.q_width()}, keys{one.keys, one.kv_width()};
+  const Panel::Size rows{one.queries, one.q_width()}, out{one.queries, one.out_width()}, keys{one.keys, one.kv_width()};
   Panel q(s_, a.q, a.shape.q_width(), rows, scratch), kv(s_, a.kv, a.shape.kv_width(), keys, scratch);
-  Panel o(s_, {a.o, DType::f32, {}}, a.shape.q_width(), rows, scratch);
+  Panel o(s_, {a.o, DType::f32, {}}, a.shape.out_width(), out, scratch);
   AttentionBlockForward args{.shape = one, .carry = a.carry};
   args.scratch = scratch.take_bytes(attention_scratch_bytes(args));
   if (scratch.counting()) return;
@@ -219,7 +220,7 @@ void MixedKernels::attention_block_forward(const MixedAttentionBlockForward& a, 
       const BlockGroup g = group_of(a.shape, b, group);
       args.q = q.read(g.q, rows);
       args.kv = kv.read(g.kv, keys);
-      args.o = a.carry ? o.read(g.q, rows) : o.place(g.q, rows);
+      args.o = a.carry ? o.read(g.out, out) : o.place(g.out, out);
       args.lse = a.lse == nullptr ? nullptr : a.lse + g.rows;
       args.sums = a.sums == nullptr ? nullptr : a.sums + 2 * g.rows;
       args.shape.positions = g.one.positions;
@@ -232,11 +233,11 @@ void MixedKernels::attention_block_input(const MixedAttentionBlockInput& a, Scra
   check(a.shape);
   const AttentionBlockShape one = group_of(a.shape, 0, 0).one;
   const int64_t width = a.shape.q_width();
-  const Panel::Size rows{one.queries, one.q_width()}, keys{one.keys, one.kv_width()};
-  const Panel::Size gradient{one.keys, a.by_head ? 2 * one.q_width() : one.kv_width()};
-  Panel q(s_, a.q, width, rows, scratch), dq(s_, a.dq, width, rows, scratch), o(s_, a.o, width, rows, scratch);
-  Panel dout(s_, a.dout, width, rows, scratch), kv(s_, a.kv, a.shape.kv_width(), keys, scratch);
-  Panel dkv(s_, a.dkv, a.by_head ? 2 * width : a.shape.kv_width(), gradient, scratch);
+  const Panel::Size rows{one.queries, one.q_width()}, out{one.queries, one.out_width()}, keys{one.keys, one.kv_width()};
+  const Panel::Size gradient{one.keys, a.by_head ? one.by_head_width() : one.kv_width()};
+  Panel q(s_, a.q, width, rows, scratch), dq(s_, a.dq, width, rows, scratch), o(s_, a.o, a.shape.out_width(), out, scratch);
+  Panel dout(s_, a.dout, a.shape.out_width(), out, scratch), kv(s_, a.kv, a.shape.kv_width(), keys, scratch);
+  Panel dkv(s_, a.dkv, a.by_head ? a.shape.by_head_width() : a.shape.kv_width(), gradient, scratch);
   AttentionBlockInput args{.shape = one, .carry = a.carry, .carry_kv = a.carry_kv, .by_head = a.by_head};
   args.scratch = scratch.take_bytes(attention_scratch_bytes(args));
   if (scratch.counting()) return;
@@ -244,8 +245,8 @@ void MixedKernels::attention_block_input(const MixedAttentionBlockInput& a, Scra
     for (int group = 0; group < a.shape.kv_heads; ++group) {
       const BlockGroup g = group_of(a.shape, b, group);
       const int64_t at = a.by_head ? g.by_head : g.kv;
-      args.dout = dout.read(g.q, rows);
-      args.o = o.read(g.q, rows);
+      args.dout = dout.read(g.out, out);
+      args.o = o.read(g.out, out);
       args.q = q.read(g.q, rows);
       args.kv = kv.read(g.kv, keys);
       args.dq = a.carry ? dq.read(g.q, rows) : dq.place(g.q, rows);
@@ -261,7 +262,7 @@ void MixedKernels::attention_block_input(const MixedAttentionBlockInput& a, Scra
 void MixedKernels::attention_merge_forward(const MixedAttentionMergeForward& a, Scratch& scratch) const {
   AttentionMergeForward args = a.merge;
   args.sequences = 1;
-  const int64_t width = int64_t{args.heads} * args.head_dim, rows = args.queries;
+  const int64_t width = int64_t{args.heads} * args.value_dim, rows = args.queries;
   Window o(s_, a.o, rows * width, scratch);
   if (scratch.counting()) return;
   for (int64_t b = 0; b < a.merge.sequences; ++b) {

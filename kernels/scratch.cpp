@@ -21,29 +21,35 @@ int64_t linear_scratch_bytes(const LinearWeight& a) { return a.canonical ? canon
 
 namespace {
 
-int64_t forward_bytes(int64_t keys, int64_t depth) {
+int64_t forward_bytes(int64_t keys, int64_t depth, int64_t values) {
   // Keys transposed, values, four rows of scores.
-  return floats_of_bytes(depth * padded_to_lanes(keys)) + floats_of_bytes(keys * padded_to_lanes(depth)) +
+  return floats_of_bytes(depth * padded_to_lanes(keys)) + floats_of_bytes(keys * padded_to_lanes(values)) +
          floats_of_bytes(kQueryRows * padded_to_lanes(keys));
 }
 
-int64_t backward_bytes(int64_t keys, int64_t depth, bool canonical, int heads_of_group) {
-  const int64_t row = padded_to_lanes(keys), padded = padded_to_lanes(depth);
+int64_t backward_bytes(int64_t keys, int64_t depth, int64_t values, bool canonical, int heads_of_group) {
+  const int64_t row = padded_to_lanes(keys), padded = padded_to_lanes(depth), padded_values = padded_to_lanes(values);
+  const int64_t entries = key_gradient_entries(canonical, heads_of_group);
   // Keys and values transposed; keys; four rows each of p and ds, of q and do; sums of dk and dv.
-  return 2 * floats_of_bytes(depth * row) + floats_of_bytes(keys * padded) + 2 * floats_of_bytes(kQueryRows * row) +
-         2 * floats_of_bytes(kQueryRows * padded) +
-         2 * floats_of_bytes(key_gradient_entries(canonical, heads_of_group) * keys * padded);
+  return floats_of_bytes(depth * row) + floats_of_bytes(values * row) + floats_of_bytes(keys * padded) +
+         2 * floats_of_bytes(kQueryRows * row) + floats_of_bytes(kQueryRows * padded) +
+         floats_of_bytes(kQueryRows * padded_values) + floats_of_bytes(entries * keys * padded) +
+         floats_of_bytes(entries * keys * padded_values);
 }
 
 }  // namespace
 
-int64_t attention_scratch_bytes(const AttentionForward& a) { return forward_bytes(a.shape.tokens, a.shape.head_dim); }
-int64_t attention_scratch_bytes(const AttentionInput& a) {
-  return backward_bytes(a.shape.tokens, a.shape.head_dim, a.shape.canonical, a.shape.heads / a.shape.kv_heads);
+int64_t attention_scratch_bytes(const AttentionForward& a) {
+  return forward_bytes(a.shape.tokens, a.shape.head_dim, a.shape.values());
 }
-int64_t attention_scratch_bytes(const AttentionBlockForward& a) { return forward_bytes(a.shape.keys, a.shape.head_dim); }
+int64_t attention_scratch_bytes(const AttentionInput& a) {
+  return backward_bytes(a.shape.tokens, a.shape.head_dim, a.shape.values(), a.shape.canonical, a.shape.heads / a.shape.kv_heads);
+}
+int64_t attention_scratch_bytes(const AttentionBlockForward& a) {
+  return forward_bytes(a.shape.keys, a.shape.head_dim, a.shape.values());
+}
 int64_t attention_scratch_bytes(const AttentionBlockInput& a) {
-  return backward_bytes(a.shape.keys, a.shape.head_dim, a.shape.canonical, a.shape.heads / a.shape.kv_heads);
+  return backward_bytes(a.shape.keys, a.shape.head_dim, a.shape.values(), a.shape.canonical, a.shape.heads / a.shape.kv_heads);
 }
 
 int64_t embed_scratch_bytes(const EmbedWeight& a) { return 2 * ((a.sequences * a.tokens * 8 + 63) / 64 * 64); }

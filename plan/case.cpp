@@ -165,7 +165,7 @@ Result<void> check_products(const Case& c) {
         fmt::format("layers {} * grad_accumulation {} = {:.0f} runs of a layer in one step", m.layers, t.grad_accumulation, runs),
         fmt::format("at most {:.0f} are planned: raise micro_batch or dp, or lower global_batch_tokens", kMostLayerRuns));
   const double hidden = static_cast<double>(m.hidden), vocab = static_cast<double>(m.vocab_rows());
-  const double attention = static_cast<double>(m.heads) * static_cast<double>(m.head_dim);
+  const double attention = static_cast<double>(m.heads) * static_cast<double>(std::max(m.head_dim, m.value_dim()));
   // Of a mixture, the rows that tokens make for all the experts that they go to, of all ranks that share experts.
   const double expert = static_cast<double>(m.experts.ffn),
                choices = static_cast<double>(m.experts.top_k * std::max(1, c.layout.ep));
@@ -173,8 +173,9 @@ Result<void> check_products(const Case& c) {
                                   static_cast<double>(m.experts.count), choices * std::max(2 * expert, hidden),
                                   2 * static_cast<double>(m.experts.shared) * expert});
   const double op_flops = 2 * tokens * std::max(hidden * widest, 2 * static_cast<double>(t.seq_len) * attention);
-  if (m.heads > kMaxHeads || m.kv_heads > kMaxHeads || m.head_dim > kMaxHeads)
-    return refusal(fmt::format("model.heads={}, kv_heads={}, head_dim={}: one is absurdly large", m.heads, m.kv_heads, m.head_dim),
+  if (m.heads > kMaxHeads || m.kv_heads > kMaxHeads || m.head_dim > kMaxHeads || m.value_dim() > kMaxHeads)
+    return refusal(fmt::format("model.heads={}, kv_heads={}, head_dim={}{}: one is absurdly large", m.heads, m.kv_heads, m.head_dim,
+                               m.is_latent() ? fmt::format(", v_head_dim={}", m.value_dim()) : ""),
                    fmt::format("set each to {} or less", kMaxHeads));
   const double rows = std::max({tokens, hidden, static_cast<double>(m.max_positions)});
   const double elements = std::max(rows * std::max(widest, hidden), static_cast<double>(parameter_count(m)));
@@ -186,6 +187,7 @@ Result<void> check_products(const Case& c) {
   const double layer_widths = 16 * hidden + 4 * static_cast<double>(m.qkv_rows()) + 4 * attention +
                               4 * static_cast<double>(m.up_rows()) + 4 * choices * (hidden + 2 * expert) +
                               (m.qk_norm ? 4 * static_cast<double>(m.qkv_rows()) : 0) +
+                              4 * static_cast<double>(2 * (m.latent.q_rank + m.latent.kv_rank) + m.latent.rope) +
                               (m.experts.shared > 0 ? 4 * (hidden + 3 * static_cast<double>(m.experts.shared) * expert) : 0) +
                               (m.experts.shared_gate ? 8 * (hidden + 1) : 0) + 4 * static_cast<double>(m.experts.count);
   const double activations =

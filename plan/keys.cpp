@@ -252,6 +252,21 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "biases of q, k and v, in llama"},
     CaseKey{"model.qk_norm", "", Form::kBool, "", "", FIELD_BOOL(model.qk_norm),
             "a norm over each head of q and of k"},
+    CaseKey{"model.kv_lora_rank", "", Form::kCount, "", "", FIELD_COUNT(model.latent.kv_rank),
+            "width of the vector that keys and values are made from (latent attention, llama); 0: none"}
+        .from(0).up_to(kSize),
+    CaseKey{"model.q_lora_rank", "", Form::kCount, "", "", FIELD_COUNT(model.latent.q_rank),
+            "width of the vector that q is made from, of latent attention; 0: from the token itself"}
+        .from(0).up_to(kSize),
+    CaseKey{"model.qk_nope_head_dim", "", Form::kCount, "", "", FIELD_COUNT(model.latent.nope),
+            "elements of a head of q and k that are not rotated, of latent attention"}
+        .from(0).up_to(kSize),
+    CaseKey{"model.qk_rope_head_dim", "", Form::kCount, "", "", FIELD_COUNT(model.latent.rope),
+            "elements of a head of q and k that are rotated, of latent attention; those of k are one for all heads"}
+        .from(0).up_to(kSize),
+    CaseKey{"model.v_head_dim", "", Form::kCount, "", "", FIELD_COUNT(model.latent.v),
+            "width of a head of v, of latent attention"}
+        .from(0).up_to(kSize),
     CaseKey{"model.norm_epsilon", "", Form::kNumber, "", "", FIELD_FLOAT(model.norm_epsilon),
             "added to the variance in norms"}
         .above(0).up_to(1),

@@ -25,10 +25,13 @@ class ParameterList {
     prefix_ = fmt::format("layers.{}.", index);
     layer_ = index;
     norm("attn.norm");
-    projection("attn.wqkv", "attn.bqkv", model_.qkv_rows(), model_.hidden, false, model_.has_qkv_biases());
+    if (model_.is_latent())
+      latent_projections();
+    else
+      projection("attn.wqkv", "attn.bqkv", model_.qkv_rows(), model_.hidden, false, model_.has_qkv_biases());
     if (model_.qk_norm)
       for (const char* name : {"attn.q_norm.gamma", "attn.k_norm.gamma"}) add(name, {model_.head_dim}, Kind::kNormWeight);
-    projection("attn.wo", "attn.bo", model_.hidden, model_.heads * model_.head_dim, true, !model_.is_llama());
+    projection("attn.wo", "attn.bo", model_.hidden, model_.attention_rows(), true, !model_.is_llama());
     norm("mlp.norm");
     if (model_.is_mixture(index)) {
       const Experts& e = model_.experts;
@@ -64,6 +67,23 @@ class ParameterList {
     list_.push_back({prefix_ + std::string(name), std::move(shape), layer_, kind, residual});
   }
 
+  /// What makes q, k and v of latent attention: "a" narrows, "b" makes the heads of it.
+  void latent_projections() {
+    const LatentAttention& l = model_.latent;
+    const int64_t query = model_.heads * model_.head_dim;
+    if (l.q_rank > 0) {
+      add("attn.wq_a", {l.q_rank, model_.hidden}, Kind::kMatrix);
+      add("attn.q_a.norm.gamma", {l.q_rank}, Kind::kNormWeight);
+      add("attn.wq_b", {query, l.q_rank}, Kind::kMatrix);
+    } else {
+      add("attn.wq", {query, model_.hidden}, Kind::kMatrix);
+    }
+    add("attn.wkv_a", {l.kv_rank, model_.hidden}, Kind::kMatrix);
+    add("attn.wk_rope", {l.rope, model_.hidden}, Kind::kMatrix);
+    add("attn.kv_a.norm.gamma", {l.kv_rank}, Kind::kNormWeight);
+    add("attn.wkv_b", {model_.heads * (l.nope + l.v), l.kv_rank}, Kind::kMatrix);
+  }
+
   void norm(const std::string& name) {
     add(name + ".gamma", {model_.hidden}, Kind::kNormWeight);
     if (!model_.is_llama()) add(name + ".beta", {model_.hidden}, Kind::kBias);
@@ -92,7 +112,14 @@ int64_t elements_of(const std::vector<ModelParameter>& parameters) {
 
 /// Elements of the weights that a token is multiplied by: the layers' matrices, of experts those of its own, and the head, tied or not.
 double matmul_parameters(const Model& m) {
-  const double attention = static_cast<double>(m.hidden) * static_cast<double>(m.qkv_rows() + m.heads * m.head_dim);
+  double attention = static_cast<double>(m.hidden) * static_cast<double>(m.qkv_rows() + m.attention_rows());
+  if (const LatentAttention& l = m.latent; m.is_latent()) {
+    const double query = static_cast<double>(m.heads) * static_cast<double>(m.head_dim), heads = static_cast<double>(m.heads);
+    const double q_rank = static_cast<double>(l.q_rank), kv_rank = static_cast<double>(l.kv_rank);
+    attention = static_cast<double>(m.hidden) * (kv_rank + static_cast<double>(l.rope + m.attention_rows())) +
+                kv_rank * heads * static_cast<double>(l.nope + l.v) +
+                (l.q_rank > 0 ? q_rank * (static_cast<double>(m.hidden) + query) : static_cast<double>(m.hidden) * query);
+  }
   const Experts& e = m.experts;
   const double mixtures = static_cast<double>(m.mixture_layers()), dense = static_cast<double>(m.layers) - mixtures;
   const double rows = dense * static_cast<double>(m.up_rows() + m.ffn) +
@@ -123,6 +150,44 @@ Result<void> check_sizes(const Model& m) {
   if (m.family == Family::kGpt && m.max_positions == 0)
     return refusal("model.max_positions=0: the gpt family has a learned table of positions",
                    "set model.max_positions to seq_len or more");
+  return {};
+}
+
+/// Latent attention has all its widths, and heads that they make.
+Result<void> check_latent(const Model& m) {
+  const LatentAttention& l = m.latent;
+  if (l == LatentAttention{}) return {};
+  if (!m.is_llama())
+    return refusal(
+        fmt::format("model.kv_lora_rank={} in the gpt family: latent attention rotates a part of each head and has no biases",
+                    l.kv_rank),
+        "use model.family: llama, or model.kv_lora_rank: 0");
+  const std::pair<const char*, int64_t> widths[] = {
+      {"kv_lora_rank", l.kv_rank}, {"qk_nope_head_dim", l.nope}, {"qk_rope_head_dim", l.rope}, {"v_head_dim", l.v}};
+  for (const auto& [key, value] : widths)
+    if (value < 1 || value >= int64_t{1} << 31)
+      return refusal(
+          fmt::format("model.{}={}: latent attention has kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim", key,
+                      value),
+          fmt::format("set model.{} from 1 to 2^31 - 1, or all of them to 0", key));
+  if (l.q_rank < 0 || l.q_rank >= int64_t{1} << 31)
+    return refusal(fmt::format("model.q_lora_rank={} is outside [0, 2^31)", l.q_rank), "use 0 for a q that is not compressed");
+  if (l.rope % 2 != 0)
+    return refusal(fmt::format("model.qk_rope_head_dim={} is odd: rotary embeddings turn pairs of elements", l.rope),
+                   "use an even model.qk_rope_head_dim");
+  if (m.head_dim != l.nope + l.rope)
+    return refusal(fmt::format("model.head_dim={} with qk_nope_head_dim {} and qk_rope_head_dim {}: a head of q and k is both",
+                               m.head_dim, l.nope, l.rope),
+                   fmt::format("set model.head_dim: {}, or leave it out", l.nope + l.rope));
+  if (m.kv_heads != m.heads)
+    return refusal(fmt::format("model.kv_heads={} of model.heads={} with latent attention: every head has a key and a value",
+                               m.kv_heads, m.heads),
+                   fmt::format("set model.kv_heads: {}, or leave it out", m.heads));
+  if (m.qk_norm || m.qkv_biases)
+    return refusal(
+        fmt::format("model.{}=true with model.kv_lora_rank={}: latent attention norms what it compresses, and has no biases",
+                    m.qk_norm ? "qk_norm" : "qkv_biases", l.kv_rank),
+        "leave model.qk_norm and model.qkv_biases out");
   return {};
 }
 
@@ -198,14 +263,15 @@ int64_t Model::mixture_layers() const {
 }
 
 double model_flops_per_token(const Model& model, int64_t seq_len) {
-  const double attention =
-      static_cast<double>(model.layers) * static_cast<double>(model.heads * model.head_dim) * static_cast<double>(seq_len);
-  return 6.0 * matmul_parameters(model) + 6.0 * attention;
+  const double attention = static_cast<double>(model.layers) *
+                           static_cast<double>(model.heads * (model.head_dim + model.value_dim())) * static_cast<double>(seq_len);
+  return 6.0 * matmul_parameters(model) + 3.0 * attention;
 }
 
 Result<void> check(const Model& m) {
   SHARDLAB_TRY(check_sizes(m));
   SHARDLAB_TRY(check_experts(m));
+  SHARDLAB_TRY(check_latent(m));
   if (m.heads % m.kv_heads != 0)
     return refusal(
         fmt::format("model.heads={} is not divisible by model.kv_heads={}: every KV head must serve the same number of query "

@@ -41,6 +41,17 @@ struct Experts {
   friend bool operator==(const Experts&, const Experts&) = default;
 };
 
+/// Multi-head latent attention: keys and values of all heads are made from one narrow vector a token (DeepSeek-V2, section 2.1; DeepSeek-V3,
+/// section 2.1.1). A head of q and of k is `nope` elements without a position and then `rope` rotated ones, which of k all heads share.
+struct LatentAttention {
+  int64_t q_rank = 0;   ///< width of the compressed q; 0: q is made from the token itself
+  int64_t kv_rank = 0;  ///< width of the compressed keys and values; 0: attention is not latent
+  int64_t nope = 0;     ///< elements of a head of q and of k that are not rotated
+  int64_t rope = 0;     ///< elements of a head of q and of k that are
+  int64_t v = 0;        ///< elements of a head of v
+  friend bool operator==(const LatentAttention&, const LatentAttention&) = default;
+};
+
 struct Model {
   std::string name;
   Family family = Family::kGpt;
@@ -48,8 +59,8 @@ struct Model {
   int64_t hidden = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;  ///< equal to heads for multi-head attention
-  int64_t head_dim = 0;
-  int64_t ffn = 0;  ///< width of the feed-forward layer (of each of gate and up for llama)
+  int64_t head_dim = 0;  ///< of q and k; of v too, but under latent attention
+  int64_t ffn = 0;       ///< width of the feed-forward layer (of each of gate and up for llama)
   int64_t vocab = 0;
   int64_t vocab_multiple = 1;  ///< rows of the tables of tokens are padded to a multiple of this
   int64_t max_positions = 0;   ///< rows of the learned position table (gpt); the limit of seq_len where stated
@@ -59,6 +70,7 @@ struct Model {
   float norm_epsilon = 1e-5f;
   float rope_theta = 10000.0f;
   float init_deviation = 0.02f;
+  LatentAttention latent;
   Experts experts;
   friend bool operator==(const Model&, const Model&) = default;
 
@@ -68,8 +80,13 @@ struct Model {
   bool is_mixture() const { return experts.count > 0; }
   bool is_mixture(int64_t layer) const { return is_mixture() && layer >= experts.dense_layers && (layer + 1) % experts.every == 0; }
   int64_t mixture_layers() const;
-  /// Output rows of the fused q, k, v projection, grouped by kv head.
-  int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+  bool is_latent() const { return latent.kv_rank > 0; }
+  /// Elements of a head of v.
+  int64_t value_dim() const { return is_latent() ? latent.v : head_dim; }
+  /// Rows of q, k and v, grouped by kv head: what the fused projection makes and attention takes.
+  int64_t qkv_rows() const { return heads * head_dim + kv_heads * (head_dim + value_dim()); }
+  /// Rows of what attention makes of all heads.
+  int64_t attention_rows() const { return heads * value_dim(); }
   /// Rows of the tables of tokens. Those beyond `vocab` are no words: their logits take no part in the loss, and they have no gradient.
   int64_t vocab_rows() const { return (vocab + vocab_multiple - 1) / vocab_multiple * vocab_multiple; }
   /// Output rows of the feed-forward's first projection: alternating gate and up rows for SwiGLU.
@@ -92,8 +109,8 @@ std::vector<ModelParameter> parameters_of(const Model& model);
 int64_t parameter_count(const Model& model);
 
 /// Training flops of one token, forward and backward, matmuls and causal attention, no recompute: what MFU counts.
-/// Formula: 6 * (matmul parameters that the token is multiplied by, the head's included, embedding look-ups not) + 6 * layers * heads * head_dim * seq_len
-/// (QK^T and PV at 2 flops each way, halved for causality, times three). Source: Narayanan et al. 2021, appendix; PaLM, appendix B.
+/// Formula: 6 * (matmul parameters that the token is multiplied by, the head's included, embedding look-ups not) + 3 * layers * heads * (head_dim +
+/// value_dim) * seq_len (QK^T and PV at 2 flops each way, halved for causality, times three). Source: Narayanan et al. 2021, appendix; PaLM, appendix B.
 double model_flops_per_token(const Model& model, int64_t seq_len);
 
 /// Refuses a shape that no transformer has (non-positive sizes, heads not divisible by kv_heads, odd head_dim under RoPE).

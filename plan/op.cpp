@@ -38,7 +38,8 @@ std::string_view kind_of(const Work& work) {
                                                                                   "head_norm",
                                                                                   "strips",
                                                                                   "expert_load",
-                                                                                  "gate"};
+                                                                                  "gate",
+                                                                                  "latent_heads"};
   static constexpr std::array<std::string_view, 5> kCollectives{"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                                                 "all_to_all"};
   if (const auto* c = std::get_if<Collective>(&work)) return kCollectives[static_cast<size_t>(c->kind)];

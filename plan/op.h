@@ -121,9 +121,25 @@ struct HeadNorm {
   SumOver over = SumOver::kAll;  ///< of W
 };
 
+/// Rows of q, k and v of latent attention (plan/model.h, `LatentAttention`). d = nope + rope elements of a head of q and of k, v of a value.
+/// F: q[b,s,heads*d], kv[b,s,heads*(nope+v)] (by head a key's nope elements and a value), k_rope[b,s,rope], (positions) ->
+/// qkv[b,s,heads*(2d+v)], by head q, k, v: the last `rope` elements of each q, and k_rope, rotated as by Rope; k ends with k_rope in every
+/// head. I: dqkv, (positions) -> dq, dkv, dk_rope: rotated back, and dk_rope summed over the heads of this rank.
+struct LatentHeads {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int nope = 0;
+  int rope = 0;
+  int v_dim = 0;
+  float theta = 10000.0f;
+  bool packed = false;
+};
+
 /// Causal attention core. F: qkv, (positions) -> o[b,s,heads*d], lse[b,heads,s]. I: do, o, lse, qkv, (positions) -> dqkv. `heads` and
 /// `kv_heads` count the heads of this rank. `packed`: a token attends to the tokens of its own document. `document` tokens are expected
 /// of one, for the work alone; 0: nothing is known, and the work is that of sequences of one document.
+/// `v_dim`, here and below: elements of a head of v, and of o, where these are not head_dim; then qkv[b,s,heads*d+kv_heads*(d+v_dim)],
+/// o[b,s,heads*v_dim], kv[..,kv_heads*(d+v_dim)].
 struct Attention {
   Phase phase = Phase::kF;
   int heads = 0;
@@ -131,6 +147,7 @@ struct Attention {
   int head_dim = 0;
   bool packed = false;
   int64_t document = 0;
+  int v_dim = 0;  ///< 0: head_dim
 };
 
 /// Takes the rows of qkv apart, for attention in blocks. F: qkv -> q[b,s,heads*d], kv[b,s,kv_heads*2*d] (by kv head a key and a value).
@@ -140,6 +157,7 @@ struct SplitHeads {
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  int v_dim = 0;  ///< 0: head_dim
 };
 
 /// Attention of the queries of one part of a sequence to the keys of a part, which may be another rank's: a query sees the keys whose
@@ -162,6 +180,7 @@ struct AttentionBlock {
   bool partial = false;
   bool packed = false;
   int64_t document = 0;
+  int v_dim = 0;  ///< 0: head_dim
 };
 
 /// What partial AttentionBlocks of the n ranks along an axis made, combined by the canonical tree in the order of the ranks. Operand
@@ -174,7 +193,14 @@ struct AttentionMerge {
   int head_dim = 0;
   int step = 0;
   bool keys = false;
+  int v_dim = 0;  ///< 0: head_dim
 };
+
+/// Elements of a head of v, of an op of attention.
+template <class W>
+constexpr int value_dim_of(const W& w) {
+  return w.v_dim == 0 ? w.head_dim : w.v_dim;
+}
 
 /// F: u -> a. I: da, u -> du. gelu is the tanh form, u and a [b,s,f]. swiglu takes u[b,s,2f] of alternating gate and up
 /// elements: a_i = silu(u_2i) * u_(2i+1).
@@ -389,9 +415,9 @@ struct Recv {
 using Work =
     std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge, Activation,
                  Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel, Collective, Send,
-                 Recv, Regroup, Route, Dispatch, GroupedLinear, Combine, HeadNorm, Strips, ExpertLoad, Gate>;
+                 Recv, Regroup, Route, Dispatch, GroupedLinear, Combine, HeadNorm, Strips, ExpertLoad, Gate, LatentHeads>;
 
-/// Whether an op of packed sequences goes by documents: LoadBatch, Positions, Rope, Attention, AttentionBlock. No value for others.
+/// Whether an op of packed sequences goes by documents: LoadBatch, Positions, Rope, LatentHeads, Attention, AttentionBlock. No value for others.
 inline std::optional<bool> packed_of(const Work& work) {
   return std::visit(
       []<class W>(const W& w) -> std::optional<bool> {

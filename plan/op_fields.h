@@ -73,18 +73,29 @@ void op_fields(A& a, HeadNorm& w) {
   a.choice("over", w.over, kSumsOver, SumOver::kAll);
 }
 template <class A>
+void op_fields(A& a, LatentHeads& w) {
+  a.number("heads", w.heads, 0);
+  a.number("nope", w.nope, 0);
+  a.number("rope", w.rope, 0);
+  a.number("v_dim", w.v_dim, 0);
+  a.number("theta", w.theta, LatentHeads{}.theta);
+  a.flag("packed", w.packed);
+}
+template <class A>
 void op_fields(A& a, Attention& w) {
   a.number("heads", w.heads, 0);
   a.number("kv_heads", w.kv_heads, 0);
   a.number("head_dim", w.head_dim, 0);
   a.flag("packed", w.packed);
   a.number("document", w.document, int64_t{0});
+  a.number("v_dim", w.v_dim, 0);
 }
 template <class A>
 void op_fields(A& a, SplitHeads& w) {
   a.number("heads", w.heads, 0);
   a.number("kv_heads", w.kv_heads, 0);
   a.number("head_dim", w.head_dim, 0);
+  a.number("v_dim", w.v_dim, 0);
 }
 template <class A>
 void op_fields(A& a, AttentionBlock& w) {
@@ -97,6 +108,7 @@ void op_fields(A& a, AttentionBlock& w) {
   a.flag("partial", w.partial);
   a.flag("packed", w.packed);
   a.number("document", w.document, int64_t{0});
+  a.number("v_dim", w.v_dim, 0);
 }
 template <class A>
 void op_fields(A& a, AttentionMerge& w) {
@@ -105,6 +117,7 @@ void op_fields(A& a, AttentionMerge& w) {
   a.number("head_dim", w.head_dim, 0);
   a.number("step", w.step, 0);
   a.flag("keys", w.keys);
+  a.number("v_dim", w.v_dim, 0);
 }
 template <class A>
 void op_fields(A& a, Activation& w) {

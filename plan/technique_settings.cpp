@@ -326,6 +326,16 @@ Result<void> check_head_norm(const Case& c) {
   return {};
 }
 
+/// Tensor-parallel ranks have whole heads. In canonical mode their sums over heads, of the gradient of the rotated key, are subtrees.
+Result<void> check_latent_attention(const Case& c) {
+  const int64_t tp = c.layout.tp, heads = c.model.heads / tp;
+  if (tp > 1 && c.canonical && !std::has_single_bit(static_cast<uint64_t>(heads)))
+    return refusal(
+        fmt::format("canonical with model.kv_lora_rank={} and tp={}: {} heads a rank", c.model.latent.kv_rank, tp, heads),
+        "what a rank sums over heads must be an aligned block of the tree: a power of two of them");
+  return {};
+}
+
 /// A piece is some sequences of a micro-batch, or a part of one: memory without a gap.
 Result<void> check_tensor_overlap(const Case& c) {
   if (c.layout.tp <= kMaxStrips) return {};
@@ -472,7 +482,7 @@ Result<void> check_fp8_blocks(const Case& c) {
   constexpr int64_t kBlock = 128;
   const Model& m = c.model;
   for (const auto& [what, width] : {std::pair{"rows of q, k and v", m.qkv_rows()},
-                                    {"heads * head_dim", m.heads * m.head_dim},
+                                    {"heads * head_dim", m.attention_rows()},
                                     {"rows of the feed-forward", m.up_rows()},
                                     {"ffn", m.ffn}})
     if (width / c.layout.tp % kBlock != 0)

@@ -32,6 +32,7 @@ Result<void> check_tensor_overlap(const Case& c);
 Result<void> check_context_parallel(const Case& c);
 Result<void> check_expert_parallel(const Case& c);
 Result<void> check_head_norm(const Case& c);
+Result<void> check_latent_attention(const Case& c);
 Result<void> check_head_exchange(const Case& c);
 Result<void> check_loss_chunks(const Case& c);
 Result<void> check_documents(const Case& c);

@@ -145,6 +145,8 @@ constexpr Fact kInPlaceAlgorithm{[](const Case& c) {
                                  },
                                  kOwnAlgorithm.text};
 bool shares_experts(const Case& c) { return c.layout.ep > 1; }
+constexpr Fact kLatent{[](const Case& c) { return c.model.is_latent(); },
+                       [](const Case& c) { return fmt::format("model.kv_lora_rank={}", c.model.latent.kv_rank); }};
 constexpr Fact kNarrow{[](const Case& c) { return c.train.precision != Precision::kFp32; }, precision_text};
 constexpr Fact kPowerSgd{is_compression<Kind::kPowerSgd>, compression_text};
 constexpr Fact kMirrored{[](const Case& c) { return is_mirrored(c.layout.schedule); }, schedule_text};
@@ -229,6 +231,7 @@ constexpr Apart kTensorOverlapApart[] = {
      "set sequence_parallel: true, or tensor_overlap: false"},
     {kFp8, kMissing, "set tensor_overlap: false, or precision: bf16"},
     {kMixture, "a layer's router and its experts take all tokens at once", "set tensor_overlap: false"},
+    {kLatent, "every rank narrows all tokens at once", "set tensor_overlap: false"},
     {kNccl, kHalves, "set tensor_overlap: false, or transport: one-gpu"},
 };
 constexpr Apart kContextApart[] = {
@@ -254,6 +257,10 @@ constexpr Apart kExpertsApart[] = {
 };
 constexpr Apart kHeadNormApart[] = {
     {kNarrow, "its kernels compute in fp32", "use precision: fp32"},
+    {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
+};
+constexpr Apart kLatentApart[] = {
+    {kFp8, "its products have no scales yet", "use precision: bf16 or fp32"},
     {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
 };
 constexpr Apart kRouterBiasApart[] = {
@@ -517,6 +524,11 @@ constexpr Choice kBiasChoices[] = {{"model.bias_update_rate: 0.01", [](Case& c) 
                                       mix_experts(c);
                                       c.model.experts.bias_update_rate = 0.01f;
                                     }}};
+constexpr Choice kLatentChoices[] = {{"model.kv_lora_rank: 24", [](Case& c) {
+                                        c.model.family = Family::kLlama;
+                                        c.model.latent = {.q_rank = 32, .kv_rank = 24, .nope = 12, .rope = 8, .v = 16};
+                                        c.model.head_dim = 20;
+                                      }}};
 constexpr Choice kChunkChoices[] = {{"loss_chunks: 4", [](Case& c) { c.layout.loss_chunks = 4; }}};
 constexpr Choice kDocumentChoices[] = {{"data.packed: true", [](Case& c) { c.data.packed = true; }}};
 constexpr Choice kPpChoices[] = {{"pp: 2, afab", stages<Schedule::kAfab>},
@@ -726,6 +738,12 @@ constexpr std::array kTable{
               .text = [](const Case&) { return std::string("model.qk_norm=true"); },
               .apart = kHeadNormApart,
               .check = check_head_norm},
+    Technique{.id = "latent-attention",
+              .on = kLatent.holds,
+              .text = kLatent.text,
+              .apart = kLatentApart,
+              .check = check_latent_attention,
+              .choices = kLatentChoices},
     Technique{.id = "expert-parallel",
               .on = shares_experts,
               .text = [](const Case& c) { return fmt::format("ep={}", c.layout.ep); },

@@ -80,6 +80,7 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
           },
           [&](const Positions& w) { return with_positions(w.packed, {kGradient}); },
           [&](const Rope& w) { return with_positions(w.packed, {kGradient}); },
+          [&](const LatentHeads& w) { return with_positions(w.packed, {kGradient}); },
           [&](const Norm& w) {
             constexpr Source kOfGamma{Kind::kSums, 0}, kOfBeta{Kind::kSums, 1};
             if (w.over == SumOver::kSequences) return w.rms ? std::vector{kOfGamma} : std::vector{kOfGamma, kOfBeta};
@@ -157,6 +158,7 @@ Way way_of(const Work& work, size_t read) {
                           return read == 0 ? Way::kTerm : w.carry && read == before ? Way::kPass : Way::kNone;
                         },
                         [&](const Strips&) { return Way::kPass; },
+                        [&](const LatentHeads&) { return read < 3 ? Way::kTerm : Way::kNone; },
                         [&](const Combine&) { return read < 2 ? Way::kTerm : Way::kNone; },
                         [&](const Gate&) { return Way::kTerm; },
                         [&](const ExpertLoad&) { return Way::kNone; },

@@ -400,11 +400,13 @@ class FormChecker {
       flops = 2 * std::sqrt(extent(op.reads[0]) * extent(op.reads[1]) * extent(result));
     } else if (const auto* w = std::get_if<Attention>(&op.work)) {  // five products of every query with half of the keys
       const SlotId out = w->phase == Phase::kI ? op.reads[0] : op.writes[0];
-      flops = 8 * extent(out) * static_cast<double>(segment.slots[out.index()].type.shape[1]);
+      const double wide = std::max(1.0, static_cast<double>(w->head_dim) / std::max(1, value_dim_of(*w)));
+      flops = 8 * wide * extent(out) * static_cast<double>(segment.slots[out.index()].type.shape[1]);
     } else if (const auto* block = std::get_if<AttentionBlock>(&op.work)) {  // five products of every query with every key
       const bool back = block->phase == Phase::kI;
-      flops =
-          10 * extent(op.reads[back ? 3 : 0]) * static_cast<double>(segment.slots[op.reads[back ? 4 : 1].index()].type.shape[1]);
+      const double wide = std::max(1.0, static_cast<double>(value_dim_of(*block)) / std::max(1, block->head_dim));
+      flops = 10 * wide * extent(op.reads[back ? 3 : 0]) *
+              static_cast<double>(segment.slots[op.reads[back ? 4 : 1].index()].type.shape[1]);
     } else if (const auto* g = std::get_if<GroupedLinear>(&op.work)) {  // every row, by the weight of one expert
       const Shape& weight = segment.slots[(g->phase == Phase::kW ? op.writes[0] : op.reads[1]).index()].type.shape;
       const Shape& rows = segment.slots[op.reads[0].index()].type.shape;

@@ -118,6 +118,7 @@ class Builder {
   void describe_sequences(int sums, bool accumulates);
   void describe(const Linear& w);
   void describe(const Rope& w);
+  void describe(const LatentHeads& w);
   void describe(const HeadNorm& w);
   void describe(const Attention& w);
   void describe(const SplitHeads& w);
@@ -276,6 +277,24 @@ void Builder::describe(const Rope& w) {
   read("qkv", "bsg", Pass::kFactor);
   read_positions(w.packed);
   write("qkv", "bsg", 0b1u, slot_of_read(0));
+}
+
+/// Along g ranks may have other heads, which share the rotated part of the key: its gradients are then summands.
+void Builder::describe(const LatentHeads& w) {
+  equation.loose = "g";  // rows of q, of keys and values, and of all three
+  if (w.phase == Phase::kF) {
+    read("q", "bsg", Pass::kNonlinear);
+    read("kv", "bsg", Pass::kNonlinear);
+    read("k_rope", "bsr", Pass::kNonlinear);
+    read_positions(w.packed);
+    write("qkv", "bsg", 0b111u);
+    return;
+  }
+  read("dqkv", "bsg", Pass::kFactor);
+  read_positions(w.packed);
+  write("dq", "bsg", 0b1u);
+  write("dkv", "bsg", 0b1u);
+  write("dk_rope", "bsr", 0b1u);
 }
 
 /// Each head of a token by itself: along g ranks may have other heads, whose sums over tokens are then summands.
@@ -682,14 +701,22 @@ std::string Builder::extents_fault() const {
 
 namespace {
 
+std::string values_fault(int v_dim) {
+  if (v_dim >= 0 && v_dim <= kMaxHeads) return "";
+  return fmt::format("v_dim={}: elements of a head of v, 0 for as many as of q, at most {}", v_dim, kMaxHeads);
+}
+
 /// Heads, and the rows of qkv that they make: kv_heads groups of heads / kv_heads queries, one key and one value.
-std::string heads_fault(int heads, int kv_heads, int head_dim, const Slot& qkv) {
+/// `v_dim`: elements of a value, where these are not head_dim; else 0.
+std::string heads_fault(int heads, int kv_heads, int head_dim, const Slot& qkv, int v_dim = 0) {
+  if (std::string fault = values_fault(v_dim); !fault.empty()) return fault;
   if (heads < 1 || kv_heads < 1 || head_dim < 1 || heads % kv_heads != 0)
     return fmt::format("heads={} kv_heads={} head_dim={}: positive numbers, and every kv head serves as many heads", heads,
                        kv_heads, head_dim);
   if (std::max({heads, kv_heads, head_dim}) > kMaxHeads)
     return fmt::format("heads={} kv_heads={} head_dim={}: each is at most {}", heads, kv_heads, head_dim, kMaxHeads);
-  const int64_t rows = (static_cast<int64_t>(heads) + 2 * static_cast<int64_t>(kv_heads)) * head_dim;
+  const int64_t values = v_dim == 0 ? head_dim : v_dim;
+  const int64_t rows = (static_cast<int64_t>(heads) + kv_heads) * head_dim + kv_heads * values;
   if (qkv.type.shape.last() != rows)
     return fmt::format("heads={} kv_heads={} head_dim={} make {} rows of q, k and v, but %{} has {}", heads, kv_heads, head_dim,
                        rows, qkv.name, qkv.type.shape.last());
@@ -732,8 +759,9 @@ std::string Builder::settings_fault() const {
     const bool forward = w.phase == Phase::kF;
     const Slot &qkv = forward ? read_slot(0) : read_slot(3), &o = forward ? write_slot(0) : read_slot(1),
                &lse = forward ? write_slot(1) : read_slot(2);
-    if (std::string fault = heads_fault(w.heads, w.kv_heads, w.head_dim, qkv); !fault.empty()) return fault;
-    if (std::string fault = extent_fault(o, 2, static_cast<int64_t>(w.heads) * w.head_dim, "a row of every head"); !fault.empty())
+    if (std::string fault = heads_fault(w.heads, w.kv_heads, w.head_dim, qkv, w.v_dim); !fault.empty()) return fault;
+    if (std::string fault = extent_fault(o, 2, static_cast<int64_t>(w.heads) * value_dim_of(w), "a row of every head");
+        !fault.empty())
       return fault;
     if (std::string fault = extent_fault(lse, 1, w.heads, "one a head"); !fault.empty() || forward) return fault;
     if (std::string fault = extent_fault(read_slot(0), 2, o.type.shape[2], "the gradient of the rows"); !fault.empty())
@@ -782,10 +810,11 @@ std::string Builder::settings_fault() const {
     const bool forward = w.phase == Phase::kF;
     const Slot &qkv = forward ? read_slot(0) : write_slot(0), &q = forward ? write_slot(0) : read_slot(0),
                &kv = forward ? write_slot(1) : read_slot(1);
-    if (std::string fault = heads_fault(w.heads, w.kv_heads, w.head_dim, qkv); !fault.empty()) return fault;
+    if (std::string fault = heads_fault(w.heads, w.kv_heads, w.head_dim, qkv, w.v_dim); !fault.empty()) return fault;
     if (std::string fault = extent_fault(q, 2, static_cast<int64_t>(w.heads) * w.head_dim, "a row of every head"); !fault.empty())
       return fault;
-    return extent_fault(kv, 2, 2 * static_cast<int64_t>(w.kv_heads) * w.head_dim, "a key and a value of every kv head");
+    return extent_fault(kv, 2, static_cast<int64_t>(w.kv_heads) * (w.head_dim + value_dim_of(w)),
+                        "a key and a value of every kv head");
   };
   const auto of_block = [&](const AttentionBlock& w) -> std::string {
     if (std::string fault = document_fault(w.packed, w.document); !fault.empty()) return fault;
@@ -796,11 +825,15 @@ std::string Builder::settings_fault() const {
                          w.heads, w.kv_heads, w.head_dim, kMaxHeads);
     if (w.partial && (w.carry || w.carry_kv)) return "partial results are kept apart: they are not carried";
     if (forward && w.carry_kv) return "carry_kv: keys and values have a gradient in backward only";
-    const int64_t queries = static_cast<int64_t>(w.heads) * w.head_dim, keys = 2 * static_cast<int64_t>(w.kv_heads) * w.head_dim;
+    if (std::string fault = values_fault(w.v_dim); !fault.empty()) return fault;
+    const int64_t both = static_cast<int64_t>(w.head_dim) + value_dim_of(w), keys = w.kv_heads * both;
+    const int64_t queries = static_cast<int64_t>(w.heads) * w.head_dim, outs = static_cast<int64_t>(w.heads) * value_dim_of(w);
     const Slot &q = read_slot(forward ? 0 : 3), &kv = read_slot(forward ? 1 : 4), &o = forward ? write_slot(0) : read_slot(1),
                &sums = forward ? write_slot(1) : read_slot(2);
-    for (const Slot* rows : {&q, &o, forward ? &o : &read_slot(0), forward ? &o : &write_slot(0)})
+    for (const Slot* rows : {&q, forward ? &q : &write_slot(0)})
       if (std::string fault = extent_fault(*rows, 2, queries, "a row of every head"); !fault.empty()) return fault;
+    for (const Slot* rows : {&o, forward ? &o : &read_slot(0)})
+      if (std::string fault = extent_fault(*rows, 2, outs, "a row of every head"); !fault.empty()) return fault;
     if (std::string fault = extent_fault(kv, 2, keys, "a key and a value of every kv head"); !fault.empty()) return fault;
     if (std::string fault = extent_fault(sums, 1, w.heads, "one a head"); !fault.empty()) return fault;
     if (forward && w.partial)
@@ -809,7 +842,7 @@ std::string Builder::settings_fault() const {
     if (forward && o.type.dtype != DType::f32)
       return fmt::format("%{} is {}: a block's output is f32, and rounded once at the end", o.name, name_of(o.type.dtype));
     if (forward) return "";
-    const int64_t gradient = w.partial ? 2 * queries : keys;
+    const int64_t gradient = w.partial ? w.heads * both : keys;
     return extent_fault(write_slot(1), 2, gradient, w.partial ? "the gradients by query head" : "the gradient of keys and values");
   };
   const auto of_merge = [&](const AttentionMerge& w) -> std::string {
@@ -818,8 +851,9 @@ std::string Builder::settings_fault() const {
       return fmt::format("heads={} kv_heads={} head_dim={}: positive numbers up to {}, and every kv head serves as many heads",
                          w.heads, w.kv_heads, w.head_dim, kMaxHeads);
     if (w.phase == Phase::kF && w.keys) return "keys: keys and values have a gradient in backward only";
-    const int64_t d = w.head_dim, in = (w.keys ? 2 : 1) * static_cast<int64_t>(w.heads) * d;
-    const int64_t out = w.keys ? 2 * static_cast<int64_t>(w.kv_heads) * d : in;
+    if (std::string fault = values_fault(w.v_dim); !fault.empty()) return fault;
+    const int64_t d = w.head_dim, v = value_dim_of(w), row = w.phase == Phase::kF ? v : w.keys ? d + v : d;
+    const int64_t in = static_cast<int64_t>(w.heads) * row, out = w.keys ? static_cast<int64_t>(w.kv_heads) * row : in;
     const size_t each = w.phase == Phase::kF ? 2 : 1;
     for (size_t i = 0; i < op_.reads.size(); i += each) {
       if (std::string fault = extent_fault(read_slot(i), 2, in, "the rows of every head"); !fault.empty()) return fault;
@@ -832,6 +866,21 @@ std::string Builder::settings_fault() const {
     if (each == 2 && write_slot(1).type.dtype != DType::f32)
       return fmt::format("%{} is {}, and statistics are f32", write_slot(1).name, name_of(write_slot(1).type.dtype));
     return extent_fault(write_slot(0), 2, out, "the rows of the result");
+  };
+  const auto of_latent = [&](const LatentHeads& w) -> std::string {
+    if (std::min({w.heads, w.nope, w.rope, w.v_dim}) < 1 || std::max({w.heads, w.nope, w.rope, w.v_dim}) > kMaxHeads)
+      return fmt::format("heads={} nope={} rope={} v_dim={}: positive numbers up to {}", w.heads, w.nope, w.rope, w.v_dim,
+                         kMaxHeads);
+    if (w.rope % 2 != 0) return fmt::format("rope={}: rotation takes pairs", w.rope);
+    const bool forward = w.phase == Phase::kF;
+    const auto part = [&](size_t i) -> const Slot& { return forward ? read_slot(i) : write_slot(i); };
+    const int64_t heads = w.heads, depth = int64_t{w.nope} + w.rope;
+    if (std::string fault = extent_fault(part(0), 2, heads * depth, "a row of every head of q"); !fault.empty()) return fault;
+    if (std::string fault = extent_fault(part(1), 2, heads * (int64_t{w.nope} + w.v_dim), "a key's part and a value of every head");
+        !fault.empty())
+      return fault;
+    if (std::string fault = extent_fault(part(2), 2, w.rope, "the rotated part of every key"); !fault.empty()) return fault;
+    return extent_fault(forward ? write_slot(0) : read_slot(0), 2, heads * (2 * depth + w.v_dim), "q, k and v of every head");
   };
   const auto of_rope = [&](const Rope& w) -> std::string {
     if (w.head_dim % 2 != 0) return fmt::format("head_dim={}: rotation takes pairs", w.head_dim);
@@ -1023,30 +1072,12 @@ std::string Builder::settings_fault() const {
       return "";
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
-  return std::visit(Overload{of_kernel,
-                             of_linear,
-                             of_attention,
-                             of_head_norm,
-                             of_split,
-                             of_block,
-                             of_merge,
-                             of_rope,
-                             of_activation,
-                             of_norm,
-                             of_residual,
-                             of_positions,
-                             of_loss,
-                             of_dropout,
-                             of_regroup,
-                             of_route,
-                             of_load,
-                             of_dispatch,
-                             of_grouped,
-                             of_combine,
-                             of_strips,
-                             of_gate,
-                             [](const auto&) { return std::string(); }},
-                    op_.work);
+  return std::visit(
+      Overload{of_kernel,    of_linear,  of_attention, of_head_norm,  of_split, of_block,
+               of_merge,     of_rope,    of_latent,    of_activation, of_norm,  of_residual,
+               of_positions, of_loss,    of_dropout,   of_regroup,    of_route, of_load,
+               of_dispatch,  of_grouped, of_combine,   of_strips,     of_gate,  [](const auto&) { return std::string(); }},
+      op_.work);
 }
 
 /// A write lies over no read, except exactly over one that it is said to replace or may replace.
@@ -1333,7 +1364,8 @@ void TypeChecker::check_block(const Op& op, const Equation& equation, const Atte
 void TypeChecker::check_positions(const Op& op) {
   const auto* block = std::get_if<AttentionBlock>(&op.work);
   const auto* attention = std::get_if<Attention>(&op.work);
-  const bool asks = block || attention || std::holds_alternative<Rope>(op.work) || std::holds_alternative<Positions>(op.work);
+  const bool asks = block || attention || std::holds_alternative<Rope>(op.work) || std::holds_alternative<Positions>(op.work) ||
+                    std::holds_alternative<LatentHeads>(op.work);
   if (!asks) return;
   const size_t rows = block != nullptr && block->phase == Phase::kI ? 3 : 0;
   check_packed_positions(op, op.reads[rows]);

@@ -96,6 +96,14 @@ int64_t flops_of(const Rope& w, const Operands& o) {
   return rows == 0 ? 0 : elements(o.read(0)) / rows * (w.heads + w.kv_heads) * 3;
 }
 
+/// Each pair of a query, and of the shared part of the key: 4 products, 2 sums. I: of every key, and a sum an element over the heads.
+int64_t flops_of(const LatentHeads& w, const Operands& o) {
+  const Type& qkv = w.phase == Phase::kI ? o.read(0) : o.write(0);
+  const int64_t tokens = qkv.shape[0] * qkv.shape[1], heads = w.heads;
+  if (w.phase == Phase::kF) return tokens * w.rope * 3 * (heads + 1);
+  return tokens * w.rope * (3 * 2 * heads + heads - 1);
+}
+
 /// Per element of q and k, as of an RMSNorm.
 int64_t flops_of(const HeadNorm& w, const Operands& o) {
   if (w.over == SumOver::kSequences) return elements(o.read(0)) + elements(o.read(1));
@@ -109,20 +117,26 @@ int64_t pairs_of_sequence(const Attention& w, int64_t tokens) {
   return tokens * (tokens + 1) / 2;
 }
 
-/// Per query head and causal (query, key) pair. F: two products of d multiply-adds, scale, maximum, subtract, exp, sum.
-/// I: five products (scores again, dp, dq, dk, dv), scale, subtract, exp, subtract, product, scale; and 2 for do . o per output.
+/// Per query head and causal (query, key) pair. F: products of d and of v_dim multiply-adds, scale, maximum, subtract, exp, sum.
+/// I: five products (scores again, dq, dk of d; dp, dv of v_dim), scale, subtract, exp, subtract, product, scale.
+template <class W>
+int64_t flops_of_pair(const W& w) {
+  const int64_t d = w.head_dim, v = value_dim_of(w);
+  return w.phase == Phase::kF ? 2 * (d + v) + 5 : 6 * d + 4 * v + 6;
+}
+
+/// Of all pairs; of phase I 2 for do . o per output beside.
 int64_t flops_of(const Attention& w, const Operands& o) {
   const Type& qkv = w.phase == Phase::kI ? o.read(3) : o.read(0);
   const int64_t sequences = qkv.shape[0], tokens = qkv.shape[1];
   const int64_t pairs = sequences * w.heads * pairs_of_sequence(w, tokens);
-  if (w.phase == Phase::kF) return pairs * (4 * w.head_dim + 5);
-  return pairs * (10 * w.head_dim + 6) + 2 * elements(o.read(0));
+  return pairs * flops_of_pair(w) + (w.phase == Phase::kF ? 0 : 2 * elements(o.read(0)));
 }
 
 int64_t flops_of(const SplitHeads&, const Operands&) { return 0; }
 /// Without the pairs, which depend on the rank: see `work_of`. F: a division a result, and with `carry` two products and a sum more.
 int64_t flops_of(const AttentionBlock& w, const Operands& o) {
-  if (w.phase == Phase::kF) return elements(o.read(0)) * (w.partial ? 0 : w.carry ? 4 : 1);
+  if (w.phase == Phase::kF) return elements(o.write(0)) * (w.partial ? 0 : w.carry ? 4 : 1);
   return 2 * elements(o.read(0)) + (w.carry ? elements(o.write(0)) : 0) + (w.carry_kv ? elements(o.write(1)) : 0);
 }
 /// F: each part but the first two products and a sum, and a division a result. I: a sum each, over parts and over a group's heads.
@@ -252,12 +266,12 @@ int64_t scratch_of(const Linear& w, const Operands& o, bool canonical) { return 
 /// Of `s` keys. In canonical mode dk and dv are held at each level of a tree over 16 leaves and the heads of a group.
 template <class W>
 int64_t attention_scratch(const W& w, int64_t s, bool canonical) {
-  const int64_t d = w.head_dim, row = padded(s);
-  if (w.phase == Phase::kF) return floats(d * row) + floats(s * padded(d)) + floats(4 * row);
+  const int64_t d = w.head_dim, v = value_dim_of(w), row = padded(s);
+  if (w.phase == Phase::kF) return floats(d * row) + floats(s * padded(v)) + floats(4 * row);
   int64_t entries = canonical ? 6 : 1;
   for (int n = w.heads / w.kv_heads - 1; canonical && n > 0; n /= 2) ++entries;
-  return 2 * floats(d * row) + floats(s * padded(d)) + 2 * floats(4 * row) + 2 * floats(4 * padded(d)) +
-         2 * floats(entries * s * padded(d));
+  return floats(d * row) + floats(v * row) + floats(s * padded(d)) + 2 * floats(4 * row) + floats(4 * padded(d)) +
+         floats(4 * padded(v)) + floats(entries * s * padded(d)) + floats(entries * s * padded(v));
 }
 
 int64_t scratch_of(const Attention& w, const Operands& o, bool canonical) {
@@ -386,12 +400,26 @@ int64_t narrow_scratch(const SplitHeads&, const Operands& o, bool) {
   return through ? floats(kBlock) : 0;
 }
 
+int64_t narrow_scratch(const LatentHeads& w, const Operands& o, bool) {
+  const bool back = w.phase == Phase::kI;
+  const Type& qkv = back ? o.read(0) : o.write(0);
+  const int64_t rows = std::max<int64_t>(1, kBlock / qkv.shape.last());
+  int64_t bytes = window(qkv, rows * qkv.shape.last());
+  for (size_t i = 0; i < 3; ++i) {
+    const Type& part = back ? o.write(i) : o.read(i);
+    bytes += window(part, rows * part.shape.last());
+  }
+  return bytes;
+}
+
 int64_t narrow_scratch(const AttentionBlock& w, const Operands& o, bool canonical) {
   const bool back = w.phase == Phase::kI;
-  const int64_t sq = o.read(back ? 3 : 0).shape[1], sk = o.read(back ? 4 : 1).shape[1], queries = w.heads / w.kv_heads * w.head_dim;
-  const int64_t rows = floats(sq * queries), keys = floats(sk * 2 * w.head_dim);  // of one group of query heads
-  const int64_t gradient = w.partial ? floats(sk * 2 * queries) : keys;
-  return (back ? 4 * rows + keys + gradient : 2 * rows + keys) + attention_scratch(w, sk, canonical);
+  const int64_t sq = o.read(back ? 3 : 0).shape[1], sk = o.read(back ? 4 : 1).shape[1], heads = w.heads / w.kv_heads,
+                d = w.head_dim, v = value_dim_of(w);
+  const int64_t rows = floats(sq * heads * d), out = floats(sq * heads * v),
+                keys = floats(sk * (d + v));  // of one group of query heads
+  const int64_t gradient = w.partial ? floats(sk * heads * (d + v)) : keys;
+  return (back ? 2 * rows + 2 * out + keys + gradient : rows + out + keys) + attention_scratch(w, sk, canonical);
 }
 
 int64_t narrow_scratch(const AttentionMerge& w, const Operands& o, bool) {
@@ -402,8 +430,8 @@ int64_t narrow_scratch(const AttentionMerge& w, const Operands& o, bool) {
 
 int64_t narrow_scratch(const Attention& w, const Operands& o, bool canonical) {
   const Type& qkv = w.phase == Phase::kI ? o.read(3) : o.read(0);
-  const int64_t s = qkv.shape[1], queries = w.heads / w.kv_heads * w.head_dim;
-  const int64_t one = floats(s * (queries + 2 * w.head_dim)) + floats(s * queries);  // of one group of query heads
+  const int64_t s = qkv.shape[1], heads = w.heads / w.kv_heads, d = w.head_dim, v = value_dim_of(w);
+  const int64_t one = floats(s * (heads * d + d + v)) + floats(s * heads * v);  // of one group of query heads
   return (w.phase == Phase::kI ? 2 : 1) * one + attention_scratch(w, s, canonical);
 }
 
@@ -569,8 +597,8 @@ WorkAmount work_of(const Segment& segment, const Op& op, const Mesh& mesh, const
   const Operands operands(segment, op);
   int64_t flops = std::visit([&](const auto& w) { return flops_of(w, operands); }, op.work);
   if (const auto* w = std::get_if<AttentionBlock>(&op.work)) {
-    const int64_t sequences = operands.read(0).shape[0], pair = w->phase == Phase::kF ? 4 * w->head_dim + 5 : 10 * w->head_dim + 6;
-    flops += sequences * w->heads * pairs_of_block(segment, op, mesh, order, at) * pair;
+    const int64_t sequences = operands.read(0).shape[0];
+    flops += sequences * w->heads * pairs_of_block(segment, op, mesh, order, at) * flops_of_pair(*w);
   }
   return {Flops(flops), Bytes(memory_of(op.work, operands)), Bytes(payload_of(op.work, operands))};
 }
@@ -586,10 +614,13 @@ int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {
 }
 
 int64_t rope_table_elements(const Segment& segment, const Op& op) {
-  const Rope* rope = std::get_if<Rope>(&op.work);
-  if (rope == nullptr) return 0;
   const Operands operands(segment, op);
-  return operands.read(rope->packed ? 1 : 0).shape[1] * rope->head_dim;  // packed: a row for each position of a sequence
+  const auto rows = [&](bool packed) {  // packed: a row for each position of a sequence
+    return operands.read(packed ? operands.reads() - 1 : 0).shape[1];
+  };
+  if (const Rope* rope = std::get_if<Rope>(&op.work)) return rows(rope->packed) * rope->head_dim;
+  if (const LatentHeads* latent = std::get_if<LatentHeads>(&op.work)) return rows(latent->packed) * latent->rope;
+  return 0;
 }
 
 std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op) {

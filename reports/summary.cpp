@@ -73,6 +73,8 @@ std::string loss_key(const Case& c) {
                                 m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.vocab_multiple, m.max_positions,
                                 m.tied_embeddings, m.norm_epsilon, m.rope_theta, m.init_deviation, m.qk_norm);
   if (m.qkv_biases) key += " biases of q, k and v";
+  if (const LatentAttention& l = m.latent; m.is_latent())
+    key += fmt::format(" latent {} {} {} {} {}", l.q_rank, l.kv_rank, l.nope, l.rope, l.v);
   if (const Experts& e = m.experts; e.count > 0)
     key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
                        e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen, e.bias_update_rate,

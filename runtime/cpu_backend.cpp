@@ -122,7 +122,7 @@ class CpuBackend final : public Backend {
   BindTools tools() const { return {k_, options_}; }
   Result<Launch> lend_scratch(const BoundOp& op, Result<ScratchLaunch> bound);
   /// Has the rank's table of rotations filled before the first op.
-  void want_rope_table(const BoundOp& op, const Rope& w);
+  void want_rope_table(const BoundOp& op, int width, float theta);
 
   const kernels::Kernels& k_;
   const CpuOptions options_;
@@ -153,10 +153,12 @@ Result<void> check_types(const BoundOp& op) {
 
 Result<Launch> CpuBackend::bind(const BoundOp& op) {
   if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work)) return lend_scratch(op, bind_named(op, *kernel, tools()));
-  if (const Rope* rope = std::get_if<Rope>(&op.op().work)) want_rope_table(op, *rope);
+  if (const Rope* rope = std::get_if<Rope>(&op.op().work)) want_rope_table(op, rope->head_dim, rope->theta);
+  if (const LatentHeads* latent = std::get_if<LatentHeads>(&op.op().work)) want_rope_table(op, latent->rope, latent->theta);
   if (const Regroup* regroup = std::get_if<Regroup>(&op.op().work)) return bind_work(op, *regroup);
   if (const Strips* strips = std::get_if<Strips>(&op.op().work)) return bind_work(op, *strips);
-  if (is_mixed(op) || std::holds_alternative<SplitHeads>(op.op().work)) return lend_scratch(op, bind_mixed(op, tools()));
+  if (is_mixed(op) || std::holds_alternative<SplitHeads>(op.op().work) || std::holds_alternative<LatentHeads>(op.op().work))
+    return lend_scratch(op, bind_mixed(op, tools()));
   const bool copies = std::holds_alternative<Copy>(op.op().work);
   if (copies && op.reads[0].type->dtype != op.writes[0].type->dtype)
     return Error{ExitCode::kUsage,
@@ -184,11 +186,11 @@ Result<Launch> CpuBackend::lend_scratch(const BoundOp& op, Result<ScratchLaunch>
   return Launch([run = std::move(launch.run), scratch, own](const StepState& state) mutable { run(state, scratch); });
 }
 
-void CpuBackend::want_rope_table(const BoundOp& op, const Rope& w) {
+void CpuBackend::want_rope_table(const BoundOp& op, int width, float theta) {
   const Type& qkv = *op.writes[0].type;
   SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
-  fill_rope_table_ = [rows = rope_rows(op, qkv), d = w.head_dim, theta = w.theta, table = op.rope_table] {
-    kernels::rope_table(rows.begin, rows.count, d, theta, table, rows.order, rows.total);
+  fill_rope_table_ = [rows = rope_rows(op, qkv), width, theta, table = op.rope_table] {
+    kernels::rope_table(rows.begin, rows.count, width, theta, table, rows.order, rows.total);
   };
 }
 
@@ -541,7 +543,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const AttentionMerge& w) {
   const std::vector<size_t> order = merge_order(op, w);
   const Shape& y = op.writes[0].shape();
   if (w.phase == Phase::kF) {
-    kernels::AttentionMergeForward args{y[0], y[1], w.heads, w.head_dim, static_cast<int>(order.size())};
+    kernels::AttentionMergeForward args{y[0], y[1], w.heads, value_dim_of(w), static_cast<int>(order.size())};
     for (size_t i = 0; i < order.size(); ++i) {
       args.part_o[i] = floats(op.reads[2 * order[i]]);
       args.part_sums[i] = floats(op.reads[2 * order[i] + 1]);
@@ -550,8 +552,8 @@ Launch CpuBackend::bind_work(const BoundOp& op, const AttentionMerge& w) {
     args.lse = mutable_floats(op.writes[1]);
     return launch(k_.attention_merge_forward, args);
   }
-  kernels::AttentionMergeInput args{y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads, (w.keys ? 2 : 1) * int64_t{w.head_dim},
-                                    static_cast<int>(order.size())};
+  kernels::AttentionMergeInput args{y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads,
+                                    w.head_dim + (w.keys ? value_dim_of(w) : int64_t{0}), static_cast<int>(order.size())};
   for (size_t i = 0; i < order.size(); ++i) args.part[i] = floats(op.reads[order[i]]);
   args.y = mutable_floats(op.writes[0]);
   return launch(k_.attention_merge_input, args);

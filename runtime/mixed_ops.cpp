@@ -392,6 +392,29 @@ ScratchLaunch bind_work(const BoundOp& op, const Rope& w, const BindTools& tools
   return launch<kernels::MixedRope>(tools, &MixedKernels::rope, args);
 }
 
+ScratchLaunch bind_work(const BoundOp& op, const LatentHeads& w, const BindTools& tools) {
+  const bool back = w.phase == Phase::kI;
+  const auto &rows = back ? op.writes : op.reads, &whole = back ? op.reads : op.writes;
+  const Type& qkv = *whole[0].type;
+  const kernels::Tokens tokens = tokens_of(op, qkv);
+  const DocumentPositions documents = document_positions(op, qkv);
+  return launch<kernels::MixedLatentHeads>(tools, &MixedKernels::latent_heads,
+                                           {.q = stored(rows[0]),
+                                            .kv = stored(rows[1]),
+                                            .k_rope = stored(rows[2]),
+                                            .qkv = stored(whole[0]),
+                                            .heads = {.rows = tokens.tokens,
+                                                      .heads = w.heads,
+                                                      .nope = w.nope,
+                                                      .rope = w.rope,
+                                                      .values = w.v_dim,
+                                                      .table = op.rope_table,
+                                                      .positions = documents.first},
+                                            .sequences = tokens.sequences,
+                                            .positions_stride = documents.stride,
+                                            .back = back});
+}
+
 ScratchLaunch bind_work(const BoundOp& op, const Attention& w, const BindTools& tools) {
   const kernels::AttentionShape shape = attention_shape(op, w, tools.options.canonical);
   if (w.phase == Phase::kF)
@@ -413,7 +436,7 @@ ScratchLaunch bind_work(const BoundOp& op, const SplitHeads& w, const BindTools&
                &kv = back ? op.reads[1] : op.writes[1];
   return launch<kernels::MixedSplitHeads>(
       tools, &MixedKernels::split_heads,
-      {stored(qkv), stored(q), stored(kv), rows_of(*qkv.type), w.heads, w.kv_heads, w.head_dim, back});
+      {stored(qkv), stored(q), stored(kv), rows_of(*qkv.type), w.heads, w.kv_heads, w.head_dim, value_dim_of(w), back});
 }
 
 ScratchLaunch bind_work(const BoundOp& op, const AttentionBlock& w, const BindTools& tools) {
@@ -446,7 +469,7 @@ ScratchLaunch bind_work(const BoundOp& op, const AttentionMerge& w, const BindTo
   const Shape& y = op.writes[0].shape();
   const int parts = static_cast<int>(order.size());
   if (w.phase == Phase::kF) {
-    kernels::MixedAttentionMergeForward args{{y[0], y[1], w.heads, w.head_dim, parts}, stored(op.writes[0])};
+    kernels::MixedAttentionMergeForward args{{y[0], y[1], w.heads, value_dim_of(w), parts}, stored(op.writes[0])};
     for (size_t i = 0; i < order.size(); ++i) {
       args.merge.part_o[i] = statistics(op.reads[2 * order[i]]);
       args.merge.part_sums[i] = statistics(op.reads[2 * order[i] + 1]);
@@ -455,7 +478,8 @@ ScratchLaunch bind_work(const BoundOp& op, const AttentionMerge& w, const BindTo
     return launch<kernels::MixedAttentionMergeForward>(tools, &MixedKernels::attention_merge_forward, args);
   }
   kernels::MixedAttentionMergeInput args{
-      {y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads, (w.keys ? 2 : 1) * int64_t{w.head_dim}, parts}, stored(op.writes[0])};
+      {y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads, w.head_dim + (w.keys ? value_dim_of(w) : int64_t{0}), parts},
+      stored(op.writes[0])};
   for (size_t i = 0; i < order.size(); ++i) args.merge.part[i] = statistics(op.reads[order[i]]);
   return launch<kernels::MixedAttentionMergeInput>(tools, &MixedKernels::attention_merge_input, args);
 }

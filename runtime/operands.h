@@ -58,7 +58,8 @@ inline kernels::AttentionBlockShape block_shape(const BoundOp& op, const Attenti
           p.keys.begin,
           op.plan->token_order,
           canonical,
-          positions ? op.reads[*positions].as<const int32_t>() : nullptr};
+          positions ? op.reads[*positions].as<const int32_t>() : nullptr,
+          w.v_dim};
 }
 
 /// Whole sequences of an Attention on this rank.
@@ -68,7 +69,8 @@ inline kernels::AttentionShape attention_shape(const BoundOp& op, const Attentio
   return {out[0],     out[1],
           w.heads,    w.kv_heads,
           w.head_dim, op.plan->token_order,
-          canonical,  positions ? op.reads[*positions].as<const int32_t>() : nullptr};
+          canonical,  positions ? op.reads[*positions].as<const int32_t>() : nullptr,
+          w.v_dim};
 }
 
 /// Rows of the table of rotations that a rank reads: of its tokens' places or, of packed documents, of every position of a sequence.

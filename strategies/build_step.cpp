@@ -111,7 +111,18 @@ class UnitBuilder {
             .kv_heads = static_cast<int>(model_.kv_heads),
             .head_dim = static_cast<int>(model_.head_dim),
             .packed = packed(),
-            .document = packed() ? config_.data.document_tokens : 0};
+            .document = packed() ? config_.data.document_tokens : 0,
+            .v_dim = model_.is_latent() ? static_cast<int>(model_.latent.v) : 0};
+  }
+  LatentHeads latent_heads(Phase phase) const {
+    const LatentAttention& l = model_.latent;
+    return {.phase = phase,
+            .heads = static_cast<int>(model_.heads),
+            .nope = static_cast<int>(l.nope),
+            .rope = static_cast<int>(l.rope),
+            .v_dim = static_cast<int>(l.v),
+            .theta = model_.rope_theta,
+            .packed = packed()};
   }
   Rope rope(Phase phase) const {
     return {.phase = phase,
@@ -128,11 +139,18 @@ class UnitBuilder {
   DraftSegment& fwd() { return unit_.forward; }
   DraftSegment& bwd() { return unit_.backward; }
 
-  SlotId norm_forward(std::string_view name, SlotId x, int gamma, int beta);
+  SlotId norm_forward(std::string_view name, SlotId x, int gamma, int beta) { return norm_forward(name, x, gamma, beta, h()); }
+  SlotId norm_forward(std::string_view name, SlotId x, int gamma, int beta, int64_t width);
   SlotId norm_backward(std::string_view name, SlotId dy, SlotId x, int gamma, int beta, SlotId residual, SlotId dx);
   SlotId branch_dropout_forward(SlotId z, int site);
   SlotId branch_dropout_backward(SlotId dy, int site, std::string name);
   SlotId residual_forward(std::string_view label, SlotId x, SlotId z, int bias, SlotId y);
+  SlotId project_forward(SlotId n1);
+  void project_backward(SlotId dqkv, SlotId dn1);
+  SlotId project_latent_forward(SlotId n1);
+  void project_latent_backward(SlotId dqkv, SlotId dn1);
+  SlotId narrow_forward(std::string_view name, SlotId n1, int down, int gamma, int up, int64_t rank, SlotId out);
+  void narrow_backward(std::string_view name, SlotId dout, int down, int gamma, int up, int64_t rank, SlotId dn1);
   void attention_forward(SlotId x, SlotId x1);
   void feed_forward_forward(SlotId x1, SlotId y);
   void feed_forward_backward(SlotId dy, SlotId dx1);
@@ -152,11 +170,12 @@ class UnitBuilder {
   int norm2_ = -1, beta2_ = -1, wup_ = -1, bup_ = -1, wdown_ = -1, bdown_ = -1;
   int router_ = -1, shared_up_ = -1, shared_down_ = -1, shared_gate_ = -1;
   int norm_q_ = -1, norm_k_ = -1;
+  int wq_ = -1, wq_a_ = -1, norm_q_a_ = -1, wkv_a_ = -1, wk_rope_ = -1, norm_kv_a_ = -1, wkv_b_ = -1;  // wq_ after wq_a_: its "b"
 };
 
-SlotId UnitBuilder::norm_forward(std::string_view name, SlotId x, int gamma, int beta) {
+SlotId UnitBuilder::norm_forward(std::string_view name, SlotId x, int gamma, int beta, int64_t width) {
   const std::string n(name);
-  const SlotId y = saved(n + ".y", tokens_by(h())), stats = saved(n + ".stats", tokens_by(model_.is_llama() ? 1 : 2));
+  const SlotId y = saved(n + ".y", tokens_by(width)), stats = saved(n + ".stats", tokens_by(model_.is_llama() ? 1 : 2));
   std::vector<SlotId> reads{x, value(fwd(), gamma)};
   if (beta >= 0) reads.push_back(value(fwd(), beta));
   fwd().op(Norm{Phase::kF, model_.is_llama(), model_.norm_epsilon}, reads, {y, stats}, n);
@@ -215,9 +234,9 @@ void UnitBuilder::build_embed() {
   bwd().op(Embed{Phase::kW}, {in_backward("tokens"), dx}, {gradient(bwd(), table)}, "embed.tokens");
 }
 
-void UnitBuilder::attention_forward(SlotId x, SlotId x1) {
+/// Rows of q, k and v, rotated: what attention takes.
+SlotId UnitBuilder::project_forward(SlotId n1) {
   const int heads = static_cast<int>(model_.heads), kv = static_cast<int>(model_.kv_heads), d = static_cast<int>(model_.head_dim);
-  const SlotId n1 = norm_forward("attn.norm", x, norm1_, beta1_);
   const SlotId qkv = saved("qkv", tokens_by(model_.qkv_rows()));
   std::vector<SlotId> reads{n1, value(fwd(), wqkv_)};
   if (bqkv_ >= 0) reads.push_back(value(fwd(), bqkv_));
@@ -228,7 +247,40 @@ void UnitBuilder::attention_forward(SlotId x, SlotId x1) {
     fwd().op(HeadNorm{Phase::kF, heads, kv, d, model_.norm_epsilon}, {projected, value(fwd(), norm_q_), value(fwd(), norm_k_)},
              {qkv, saved("attn.qk_norm.stats", tokens_by(model_.heads + model_.kv_heads))}, "attn.qk_norm");
   if (model_.is_llama()) fwd().op(rope(Phase::kF), with_positions({qkv}), {qkv}, "attn.rope");
-  const SlotId o = saved("o", tokens_by(model_.heads * model_.head_dim)), lse = saved("lse", data({b(), model_.heads, s()}));
+  return qkv;
+}
+
+/// out = w_up norm(w_down n1), by way of `rank` elements a token.
+SlotId UnitBuilder::narrow_forward(std::string_view name, SlotId n1, int down, int gamma, int up, int64_t rank, SlotId out) {
+  const std::string n(name);
+  const SlotId narrow = saved(n + "_a", tokens_by(rank));
+  fwd().op(Linear{Phase::kF}, {n1, value(fwd(), down)}, {narrow}, n + "_a");
+  const SlotId y = norm_forward(n + "_a.norm", narrow, gamma, -1, rank);
+  fwd().op(Linear{Phase::kF}, {y, value(fwd(), up)}, {out}, n + "_b");
+  return out;
+}
+
+/// What the heads are made of is kept narrow: q, keys and values leave with the op that puts them together.
+SlotId UnitBuilder::project_latent_forward(SlotId n1) {
+  const LatentAttention& l = model_.latent;
+  const SlotId qkv = saved("qkv", tokens_by(model_.qkv_rows()));
+  const SlotId q = local(fwd(), "latent.q", tokens_by(model_.heads * model_.head_dim)),
+               kv = local(fwd(), "latent.kv", tokens_by(model_.heads * (l.nope + l.v))),
+               k_rope = local(fwd(), "latent.k_rope", tokens_by(l.rope));
+  if (l.q_rank > 0)
+    narrow_forward("attn.q", n1, wq_a_, norm_q_a_, wq_, l.q_rank, q);
+  else
+    fwd().op(Linear{Phase::kF}, {n1, value(fwd(), wq_)}, {q}, "attn.q");
+  narrow_forward("attn.kv", n1, wkv_a_, norm_kv_a_, wkv_b_, l.kv_rank, kv);
+  fwd().op(Linear{Phase::kF}, {n1, value(fwd(), wk_rope_)}, {k_rope}, "attn.k_rope");
+  fwd().op(latent_heads(Phase::kF), with_positions({q, kv, k_rope}), {qkv}, "attn.latent");
+  return qkv;
+}
+
+void UnitBuilder::attention_forward(SlotId x, SlotId x1) {
+  const SlotId n1 = norm_forward("attn.norm", x, norm1_, beta1_);
+  const SlotId qkv = model_.is_latent() ? project_latent_forward(n1) : project_forward(n1);
+  const SlotId o = saved("o", tokens_by(model_.attention_rows())), lse = saved("lse", data({b(), model_.heads, s()}));
   fwd().op(attention(Phase::kF), with_positions({qkv}), {o, lse}, "attn.core");
   const SlotId z = local(fwd(), "attn.z", tokens_by(h()));
   fwd().op(Linear{Phase::kF}, {o, value(fwd(), wo_)}, {z}, "attn.out");
@@ -378,16 +430,57 @@ SlotId UnitBuilder::shared_backward(SlotId dz, SlotId d_n2) {
 }
 
 void UnitBuilder::attention_backward(SlotId dx1, SlotId dx) {
-  const int heads = static_cast<int>(model_.heads), kv = static_cast<int>(model_.kv_heads), d = static_cast<int>(model_.head_dim);
-  const SlotId x = in_backward("x"), n1 = in_backward("attn.norm.y"), qkv = in_backward("qkv"), o = in_backward("o"),
-               lse = in_backward("lse");
+  const SlotId x = in_backward("x"), qkv = in_backward("qkv"), o = in_backward("o"), lse = in_backward("lse");
   if (bo_ >= 0) bwd().op(Residual{Phase::kW, true}, {dx1}, {gradient(bwd(), bo_)}, "attn.residual");
   const SlotId dz = branch_dropout_backward(dx1, 1, "d.attn.z");
-  const SlotId d_o = local(bwd(), "d.o", tokens_by(model_.heads * model_.head_dim));
+  const SlotId d_o = local(bwd(), "d.o", tokens_by(model_.attention_rows()));
   bwd().op(Linear{Phase::kI}, {dz, value(bwd(), wo_)}, {d_o}, "attn.out");
   bwd().op(Linear{Phase::kW}, {o, dz}, {gradient(bwd(), wo_)}, "attn.out");
   const SlotId dqkv = local(bwd(), "d.qkv", tokens_by(model_.qkv_rows()));
   bwd().op(attention(Phase::kI), with_positions_back({d_o, o, lse, qkv}), {dqkv}, "attn.core");
+  const SlotId dn1 = local(bwd(), "d.attn.norm.y", tokens_by(h()));
+  model_.is_latent() ? project_latent_backward(dqkv, dn1) : project_backward(dqkv, dn1);
+  norm_backward("attn.norm", dn1, x, norm1_, beta1_, dx1, dx);
+}
+
+void UnitBuilder::narrow_backward(std::string_view name, SlotId dout, int down, int gamma, int up, int64_t rank, SlotId dn1) {
+  const std::string n(name);
+  const SlotId n1 = in_backward("attn.norm.y"), narrow = in_backward(n + "_a"), y = in_backward(n + "_a.norm.y");
+  const SlotId dy = local(bwd(), "d." + n + "_a.norm.y", tokens_by(rank)),
+               d_narrow = local(bwd(), "d." + n + "_a", tokens_by(rank));
+  bwd().op(Linear{Phase::kI}, {dout, value(bwd(), up)}, {dy}, n + "_b");
+  bwd().op(Linear{Phase::kW}, {y, dout}, {gradient(bwd(), up)}, n + "_b");
+  norm_backward(n + "_a.norm", dy, narrow, gamma, -1, SlotId(), d_narrow);
+  bwd().op(Linear{Phase::kI}, {d_narrow, value(bwd(), down)}, {dn1}, n + "_a");
+  bwd().op(Linear{Phase::kW}, {n1, d_narrow}, {gradient(bwd(), down)}, n + "_a");
+}
+
+/// The gradient of what q, keys and values, and the rotated key are made of: (q + kv) + k_rope.
+void UnitBuilder::project_latent_backward(SlotId dqkv, SlotId dn1) {
+  const LatentAttention& l = model_.latent;
+  const SlotId n1 = in_backward("attn.norm.y");
+  const SlotId dq = local(bwd(), "d.latent.q", tokens_by(model_.heads * model_.head_dim)),
+               dkv = local(bwd(), "d.latent.kv", tokens_by(model_.heads * (l.nope + l.v))),
+               dk_rope = local(bwd(), "d.latent.k_rope", tokens_by(l.rope));
+  bwd().op(latent_heads(Phase::kI), with_positions_back({dqkv}), {dq, dkv, dk_rope}, "attn.latent");
+  if (l.q_rank > 0) {
+    narrow_backward("attn.q", dq, wq_a_, norm_q_a_, wq_, l.q_rank, dn1);
+  } else {
+    bwd().op(Linear{Phase::kI}, {dq, value(bwd(), wq_)}, {dn1}, "attn.q");
+    bwd().op(Linear{Phase::kW}, {n1, dq}, {gradient(bwd(), wq_)}, "attn.q");
+  }
+  const SlotId of_kv = local(bwd(), "d.attn.norm.y.kv", tokens_by(h()));
+  narrow_backward("attn.kv", dkv, wkv_a_, norm_kv_a_, wkv_b_, l.kv_rank, of_kv);
+  bwd().op(Add{}, {dn1, of_kv}, {dn1}, "attn.norm.y.kv");
+  const SlotId of_rope = local(bwd(), "d.attn.norm.y.k_rope", tokens_by(h()));
+  bwd().op(Linear{Phase::kI}, {dk_rope, value(bwd(), wk_rope_)}, {of_rope}, "attn.k_rope");
+  bwd().op(Linear{Phase::kW}, {n1, dk_rope}, {gradient(bwd(), wk_rope_)}, "attn.k_rope");
+  bwd().op(Add{}, {dn1, of_rope}, {dn1}, "attn.norm.y.k_rope");
+}
+
+void UnitBuilder::project_backward(SlotId dqkv, SlotId dn1) {
+  const int heads = static_cast<int>(model_.heads), kv = static_cast<int>(model_.kv_heads), d = static_cast<int>(model_.head_dim);
+  const SlotId n1 = in_backward("attn.norm.y");
   if (model_.is_llama()) bwd().op(rope(Phase::kI), with_positions_back({dqkv}), {dqkv}, "attn.rope");
   SlotId projected = dqkv;
   if (model_.qk_norm) {
@@ -398,12 +491,10 @@ void UnitBuilder::attention_backward(SlotId dx1, SlotId dx) {
     bwd().op(HeadNorm{Phase::kI, heads, kv, d, model_.norm_epsilon},
              {dqkv, raw, value(bwd(), norm_q_), value(bwd(), norm_k_), stats}, {projected}, "attn.qk_norm");
   }
-  const SlotId dn1 = local(bwd(), "d.attn.norm.y", tokens_by(h()));
   bwd().op(Linear{Phase::kI}, {projected, value(bwd(), wqkv_)}, {dn1}, "attn.qkv");
   std::vector<SlotId> gradients{gradient(bwd(), wqkv_)};
   if (bqkv_ >= 0) gradients.push_back(gradient(bwd(), bqkv_));
   bwd().op(Linear{Phase::kW, bqkv_ >= 0}, {n1, projected}, gradients, "attn.qkv");
-  norm_backward("attn.norm", dn1, x, norm1_, beta1_, dx1, dx);
 }
 
 void UnitBuilder::build_layer() {
@@ -411,13 +502,28 @@ void UnitBuilder::build_layer() {
   const auto bias = [&](const char* name, int64_t n) { return gpt ? parameter(name, {n}, P::kBias) : -1; };
   norm1_ = parameter("attn.norm.gamma", {h()}, P::kNormWeight);
   beta1_ = bias("attn.norm.beta", h());
-  wqkv_ = parameter("attn.wqkv", {model_.qkv_rows(), h()}, P::kMatrix);
+  if (const LatentAttention& l = model_.latent; model_.is_latent()) {
+    const int64_t query = model_.heads * model_.head_dim;
+    if (l.q_rank > 0) {
+      wq_a_ = parameter("attn.wq_a", {l.q_rank, h()}, P::kMatrix);
+      norm_q_a_ = parameter("attn.q_a.norm.gamma", {l.q_rank}, P::kNormWeight);
+      wq_ = parameter("attn.wq_b", {query, l.q_rank}, P::kMatrix);
+    } else {
+      wq_ = parameter("attn.wq", {query, h()}, P::kMatrix);
+    }
+    wkv_a_ = parameter("attn.wkv_a", {l.kv_rank, h()}, P::kMatrix);
+    wk_rope_ = parameter("attn.wk_rope", {l.rope, h()}, P::kMatrix);
+    norm_kv_a_ = parameter("attn.kv_a.norm.gamma", {l.kv_rank}, P::kNormWeight);
+    wkv_b_ = parameter("attn.wkv_b", {model_.heads * (l.nope + l.v), l.kv_rank}, P::kMatrix);
+  } else {
+    wqkv_ = parameter("attn.wqkv", {model_.qkv_rows(), h()}, P::kMatrix);
+  }
   if (model_.has_qkv_biases()) bqkv_ = parameter("attn.bqkv", {model_.qkv_rows()}, P::kBias);
   if (model_.qk_norm) {
     norm_q_ = parameter("attn.q_norm.gamma", {model_.head_dim}, P::kNormWeight);
     norm_k_ = parameter("attn.k_norm.gamma", {model_.head_dim}, P::kNormWeight);
   }
-  wo_ = parameter("attn.wo", {h(), model_.heads * model_.head_dim}, P::kMatrix, true);
+  wo_ = parameter("attn.wo", {h(), model_.attention_rows()}, P::kMatrix, true);
   bo_ = bias("attn.bo", h());
   norm2_ = parameter("mlp.norm.gamma", {h()}, P::kNormWeight);
   beta2_ = bias("mlp.norm.beta", h());

@@ -77,10 +77,10 @@ class Ulysses {
     copies_ = core.kv_heads >= ranks_ ? 1 : ranks_ / core.kv_heads;
     kv_heads_ = core.kv_heads;
     head_dim_ = core.head_dim;
-    const int64_t queries = int64_t{core.heads} / ranks_ * core.head_dim,
-                  keys = int64_t{std::max(core.kv_heads / ranks_, 1)} * core.head_dim;
-    forward(queries + 2 * keys, queries);
-    backward(queries + 2 * keys, queries);
+    const int64_t heads = core.heads / ranks_, kv_heads = std::max(core.kv_heads / ranks_, 1);
+    const int64_t rows = heads * core.head_dim + kv_heads * (core.head_dim + value_dim_of(core)), out = heads * value_dim_of(core);
+    forward(rows, out);
+    backward(rows, out);
     for (DraftSegment* segment : {&layer_.forward, &layer_.backward}) {
       Op& op = std::get<Op>(segment->segment.steps[core_of(*segment)]);
       Attention& part = std::get<Attention>(op.work);
@@ -222,7 +222,10 @@ class Blocks {
   // ---- slots
 
   int64_t queries() const { return int64_t{core_.heads} * core_.head_dim; }
-  int64_t keys() const { return 2 * int64_t{core_.kv_heads} * core_.head_dim; }
+  /// Rows of o, of keys and values, and of the gradients of these by query head.
+  int64_t outs() const { return int64_t{core_.heads} * value_dim_of(core_); }
+  int64_t keys() const { return int64_t{core_.kv_heads} * (core_.head_dim + value_dim_of(core_)); }
+  int64_t keys_by_head() const { return int64_t{core_.heads} * (core_.head_dim + value_dim_of(core_)); }
 
   SlotId local(const std::string& name, Type type) {
     return segment_->add(name, std::move(type), Use::kLocal, BufferClass::kTemporary);
@@ -269,10 +272,10 @@ class Blocks {
   }
 
   void split(SlotId qkv, SlotId q, SlotId kv) {
-    op(SplitHeads{Phase::kF, core_.heads, core_.kv_heads, core_.head_dim}, {qkv}, {q, kv}, "attn.heads");
+    op(SplitHeads{Phase::kF, core_.heads, core_.kv_heads, core_.head_dim, core_.v_dim}, {qkv}, {q, kv}, "attn.heads");
   }
   void join(SlotId dq, SlotId dkv, SlotId dqkv) {
-    op(SplitHeads{Phase::kI, core_.heads, core_.kv_heads, core_.head_dim}, {dq, dkv}, {dqkv}, "attn.heads");
+    op(SplitHeads{Phase::kI, core_.heads, core_.kv_heads, core_.head_dim, core_.v_dim}, {dq, dkv}, {dqkv}, "attn.heads");
   }
   AttentionBlock block(Phase phase, int turn = 0) const {
     return {.phase = phase,
@@ -281,10 +284,11 @@ class Blocks {
             .head_dim = core_.head_dim,
             .turn = turn,
             .packed = core_.packed,
-            .document = core_.document};
+            .document = core_.document,
+            .v_dim = core_.v_dim};
   }
   AttentionMerge merge(Phase phase, int step, bool keys = false) const {
-    return {phase, core_.heads, core_.kv_heads, core_.head_dim, step, keys};
+    return {phase, core_.heads, core_.kv_heads, core_.head_dim, step, keys, core_.v_dim};
   }
 
   /// Where blocks are added up: the layer's "o", or, where that is narrower, an f32 tensor that is rounded to it once.
@@ -322,7 +326,7 @@ class Blocks {
 
   void gathered_backward(const Op& core) {
     const SlotId all = gather(".again"), dq = local("d.q", rows(queries())), dkv = local("d.kv", rows(keys()));
-    const Type part = canonical_ ? wide(rows(2 * queries())) : rows(keys());  // by query head
+    const Type part = canonical_ ? wide(rows(keys_by_head())) : rows(keys());  // by query head
     const SlotId dall = local("d.kv.all", whole(part, Placement::partial()));
     AttentionBlock back = block(Phase::kI);
     back.partial = canonical_;
@@ -381,7 +385,7 @@ class Blocks {
       AttentionBlock work = block(Phase::kF, -turn);
       if (canonical_) {
         work.partial = true;
-        const SlotId part = local(numbered("o.part", turn), wide(rows(queries()))), sum = local(numbered("o.sums", turn), sums);
+        const SlotId part = local(numbered("o.part", turn), wide(rows(outs()))), sum = local(numbered("o.sums", turn), sums);
         parts.insert(parts.end(), {part, sum});
         op(work, with_positions({q, kv}, core), {part, sum}, label_of(turn));
       } else {
@@ -407,7 +411,7 @@ class Blocks {
       reads.push_back(kv);
       if (canonical_) {
         work.partial = true;
-        const Type by_head = wide(rows(2 * queries()));
+        const Type by_head = wide(rows(keys_by_head()));
         dqs.push_back(local(numbered("d.q.part", turn), wide(rows(queries()))));
         const SlotId made = turn == 0 ? local("d.kv.own", by_head) : buffer("d.kv.part", travelling(by_head), turn);
         op(work, with_positions(std::move(reads), core), {dqs.back(), made}, label_of(turn));

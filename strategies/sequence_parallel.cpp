@@ -51,6 +51,8 @@ constexpr std::string_view kBetween[] = {"x",
                                          "attn.z",
                                          "mlp.z",
                                          "attn.norm.y",
+                                         "attn.norm.y.kv",
+                                         "attn.norm.y.k_rope",
                                          "mlp.norm.y",
                                          "final.norm.y",
                                          "attn.norm.stats",
@@ -221,7 +223,7 @@ class SequenceParallel {
     for (Step& step : std::exchange(segment.segment.steps, {})) {
       Op op = std::move(std::get<Op>(step));
       const bool of_tokens = std::holds_alternative<Norm>(op.work) || std::holds_alternative<Residual>(op.work);
-      if (!of_tokens || phase_of(op.work) != Phase::kW) {
+      if (!of_tokens || phase_of(op.work) != Phase::kW || !is_cut(segment.slot(op.reads[0]).type)) {
         steps.emplace_back(std::move(op));
         continue;
       }

@@ -61,6 +61,8 @@ constexpr SlicedSlot kExpertSlices[] = {{"moe.wup", 1},        {"moe.wdown", 2},
                                         {"moe.shared.wup", 0}, {"moe.shared.wdown", 1}, {"shared.u", 2}, {"shared.a", 2}};
 /// What norms of heads have beside the rows of q, k and v.
 constexpr SlicedSlot kHeadNormSlices[] = {{"qkv.raw", 2}, {"attn.qk_norm.stats", 2}};
+/// Of latent attention: what makes heads, and heads. What is narrow is whole on every rank.
+constexpr SlicedSlot kLatentSlices[] = {{"attn.wq", 0}, {"attn.wq_b", 0}, {"attn.wkv_b", 0}, {"latent.q", 2}, {"latent.kv", 2}};
 constexpr SlicedSlot kHeadSlices[] = {{"embed.tokens", 0}, {"head.weight", 0}, {"logits", 2}};
 
 void slice(Type& type, int axis, int size, int dim) {
@@ -80,7 +82,7 @@ void slice_heads(DraftSegment& segment, int size) {
     std::visit(Overload{[&](Rope& r) {
                           if (r.kv_heads >= size) r.heads /= size, r.kv_heads /= size;  // else rows of all heads are rotated
                         },
-                        [&](HeadNorm& n) { n.heads /= size, n.kv_heads /= size; },
+                        [&](LatentHeads& l) { l.heads /= size; }, [&](HeadNorm& n) { n.heads /= size, n.kv_heads /= size; },
                         [&](Attention& a) { a.heads /= size, a.kv_heads = std::max(a.kv_heads / size, 1); }, [](auto&) {}},
                std::get<Op>(step).work);
 }
@@ -105,7 +107,7 @@ class TensorParallel {
  private:
   void layer(UnitKind kind) {
     UnitTemplate& layer = draft_.of(kind);
-    slice_unit(kind, {kLayerSlices, kExpertSlices, kHeadNormSlices});
+    slice_unit(kind, {kLayerSlices, kExpertSlices, kHeadNormSlices, kLatentSlices});
     if (draft_.config.model.kv_heads < size_) share_kv_heads(layer);
     if (draft_.config.model.qk_norm) sum_head_norms(layer.backward);
     sum(layer.forward, "attn.z", "attn.g");
@@ -115,7 +117,18 @@ class TensorParallel {
       sum(layer.forward, "mlp.z", "mlp.g");
       sum(layer.backward, "d.mlp.norm.y", "mlp.f");
     }
-    sum(layer.backward, "d.attn.norm.y", "attn.f");
+    if (draft_.config.model.is_latent())
+      sum_latents(layer.backward);
+    else
+      sum(layer.backward, "d.attn.norm.y", "attn.f");
+  }
+
+  /// Gradients of what is narrow are sums over the heads of all ranks. From there back every rank works on the whole.
+  void sum_latents(DraftSegment& backward) {
+    sum(backward, "d.latent.k_rope", "attn.k_rope.f");
+    draft_.config.model.latent.q_rank > 0 ? sum(backward, "d.attn.q_a.norm.y", "attn.q_a.f")
+                                          : sum(backward, "d.attn.norm.y", "attn.f");
+    sum(backward, "d.attn.kv_a.norm.y", "attn.kv_a.f");
   }
 
   /// Rows of experts are summed, and what shared experts make of tokens.

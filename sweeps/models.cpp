@@ -271,20 +271,53 @@ void read_qwen3_moe(ConfigReader& in, ModelConfig& c) {
   read_experts(in, c);
 }
 
+/// Latent attention, and experts after the first layers, in the words of DeepSeek.
 void read_deepseek(ConfigReader& in, ModelConfig& c) {
   read_llama(in, c);
   c.experts = in.size("n_routed_experts"), c.top_k = in.size("num_experts_per_tok");
   c.moe_ffn = in.size("moe_intermediate_size");
   c.shared_experts = in.size_or("n_shared_experts", 0);
   c.dense_layers = in.size_or("first_k_dense_replace", 0);
-  c.router_bias = true;
   c.q_rank = in.size_or("q_lora_rank", 0), c.kv_rank = in.size("kv_lora_rank");
   c.nope_dim = in.size("qk_nope_head_dim"), c.rope_dim = in.size("qk_rope_head_dim"), c.v_dim = in.size("v_head_dim");
+  c.model.latent = {.q_rank = c.q_rank, .kv_rank = c.kv_rank, .nope = c.nope_dim, .rope = c.rope_dim, .v = c.v_dim};
   c.model.head_dim = c.nope_dim + c.rope_dim;
   c.model.kv_heads = c.model.heads;  // every head has k and v of its own, made from one latent
   if (const int64_t frequency = in.size_or("moe_layer_freq", 1); frequency != 1)
     in.refuse(fmt::format("`moe_layer_freq` is {}, which is not implemented", frequency), "implemented: 1");
-  c.unexecuted = "its attention is latent and its layers are mixtures of experts";
+  c.model.experts = {.count = c.experts,
+                     .top_k = c.top_k,
+                     .ffn = c.moe_ffn,
+                     .balance = in.number_or("aux_loss_alpha", 0.0f),
+                     .shared = c.shared_experts,
+                     .dense_layers = c.dense_layers};
+}
+
+/// Sigmoids, and biases of routers (DeepSeek-V3, section 2.1.2). Their step is no key of a config.json: that of section 4.2.
+void read_deepseek_v3(ConfigReader& in, ModelConfig& c) {
+  read_deepseek(in, c);
+  in.must_be("scoring_func", {"sigmoid"});
+  in.must_be("topk_method", {"noaux_tc"});
+  c.router_bias = true;
+  Experts& e = c.model.experts;
+  e.sigmoid = true;
+  e.normalise = in.flag_or("norm_topk_prob", true);
+  e.factor = in.number_or("routed_scaling_factor", 1.0f);
+  e.groups = in.size_or("n_group", 1), e.groups_chosen = in.size_or("topk_group", 1);
+  e.bias_update_rate = 0.001f;
+}
+
+/// The softmax over all experts; weights are divided by their sum, or else multiplied by a factor (DeepSeek-V2, section 2.2; the modeling file
+/// of its repository).
+void read_deepseek_v2(ConfigReader& in, ModelConfig& c) {
+  read_deepseek(in, c);
+  in.must_be("scoring_func", {"softmax"});
+  in.must_be("topk_method", {"greedy", "group_limited_greedy"});
+  Experts& e = c.model.experts;
+  e.normalise = in.flag_or("norm_topk_prob", false);
+  if (!e.normalise) e.factor = in.number_or("routed_scaling_factor", 1.0f);
+  if (in.text_or("topk_method", "greedy") == "group_limited_greedy")
+    e.groups = in.size_or("n_group", 1), e.groups_chosen = in.size_or("topk_group", 1);
 }
 
 void read_gemma2(ConfigReader& in, ModelConfig& c) {
@@ -438,8 +471,9 @@ constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"qwen3", read_qwen3},
     {"mixtral", read_mixtral},
     {"qwen3_moe", read_qwen3_moe},
-    {"deepseek_v3", read_deepseek},
-    {"kimi_k2", read_deepseek},
+    {"deepseek_v2", read_deepseek_v2},
+    {"deepseek_v3", read_deepseek_v3},
+    {"kimi_k2", read_deepseek_v3},
     {"gemma2", read_gemma2},
     {"gemma3_text", read_gemma3},
     {"phi3", read_phi3},
@@ -497,7 +531,12 @@ std::string in_words_of(const Json& json, std::string message) {
                                                                  {"model.top_k", "num_experts_per_tok"},
                                                                  {"model.moe_ffn", "moe_intermediate_size"},
                                                                  {"model.moe_every", "decoder_sparse_step"},
-                                                                 {"model.dense_layers", "first_k_dense_replace"}};
+                                                                 {"model.dense_layers", "first_k_dense_replace"},
+                                                                 {"model.kv_lora_rank", "kv_lora_rank"},
+                                                                 {"model.q_lora_rank", "q_lora_rank"},
+                                                                 {"model.qk_nope_head_dim", "qk_nope_head_dim"},
+                                                                 {"model.qk_rope_head_dim", "qk_rope_head_dim"},
+                                                                 {"model.v_head_dim", "v_head_dim"}};
   const auto goes_on = [](char c) { return (c >= 'a' && c <= 'z') || c == '_'; };
   for (const auto& [key, word] : kWords) {
     if (!json.contains(word)) continue;

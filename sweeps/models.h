@@ -15,7 +15,7 @@ std::vector<std::string> list_models();
 
 /// A config.json as it was read: the fields of a `Model`, and fields that no `Model` has.
 struct ModelConfig {
-  /// Sizes. For mixtures and latent attention, the sizes of a dense model with the same widths: `unexecuted` says what is missing.
+  /// Sizes. Where `unexecuted` says what is missing, the sizes of a dense model with the same widths.
   Model model;
   std::string type;        ///< `model_type` of the file
   std::string unexecuted;  ///< why no plan is made of it ("its layers are mixtures of experts"); empty where one is

@@ -51,7 +51,7 @@ void apply(const Settings& settings, Draft& draft) {
 void complete_inline(Model& m, const Settings& said, const Settings& over) {
   const auto given = [&](const char* path) { return said.contains(path) || over.contains(path); };
   if (!given("model.kv_heads")) m.kv_heads = m.heads;
-  if (!given("model.head_dim") && m.heads > 0) m.head_dim = m.hidden / m.heads;
+  if (!given("model.head_dim") && m.heads > 0) m.head_dim = m.is_latent() ? m.latent.nope + m.latent.rope : m.hidden / m.heads;
   if (!given("model.ffn") && !m.is_llama()) m.ffn = 4 * m.hidden;
   if (!given("model.ffn") && m.is_mixture() && m.mixture_layers() == m.layers)
     m.ffn = m.experts.ffn;  // as Mixtral's config.json says it

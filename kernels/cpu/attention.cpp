@@ -33,9 +33,11 @@ struct View {
   const int32_t* positions;     ///< of the sequence's tokens in their documents, or null
   int64_t q_stride, q_group;    ///< from one token's row to the next; from one kv head's queries to the next's
   int64_t kv_stride, kv_group;  ///< likewise of keys; a value follows its key
+  int64_t values;               ///< depth of values, and of outputs
   int per_group() const { return heads / kv_heads; }
   int64_t padded_keys() const { return padded_to_lanes(keys); }
   int64_t padded_depth() const { return padded_to_lanes(depth); }
+  int64_t out_width() const { return heads * values; }
   int64_t query_at(int head) const { return head / per_group() * q_group + head % per_group() * depth; }
   float scale() const { return 1.0f / __builtin_sqrtf(static_cast<float>(depth)); }
   int64_t position(int64_t query) const { return order.position(first_query + query, tokens); }
@@ -46,9 +48,9 @@ struct View {
 };
 
 View view_of(const AttentionShape& s) {
-  const int64_t group = int64_t{s.heads / s.kv_heads + 2} * s.head_dim;
-  return {s.sequences, s.tokens, s.tokens,    s.heads,     s.kv_heads,    s.head_dim, s.tokens,      0,
-          0,           s.order,  s.canonical, s.positions, s.qkv_width(), group,      s.qkv_width(), group};
+  const int64_t group = s.group_width();
+  return {s.sequences, s.tokens,    s.tokens,    s.heads,       s.kv_heads, s.head_dim,    s.tokens, 0,         0,
+          s.order,     s.canonical, s.positions, s.qkv_width(), group,      s.qkv_width(), group,    s.values()};
 }
 View view_of(const AttentionBlockShape& s) {
   return {s.sequences,  s.queries,
@@ -58,7 +60,8 @@ View view_of(const AttentionBlockShape& s) {
           s.first_key,  s.order,
           s.canonical,  s.positions,
           s.q_width(),  int64_t{s.heads / s.kv_heads} * s.head_dim,
-          s.kv_width(), 2 * int64_t{s.head_dim}};
+          s.kv_width(), int64_t{s.head_dim} + s.values(),
+          s.values()};
 }
 
 /// Leaves of the places [first, first + extent), as offsets from `first`. None crosses a part of the order, so that positions
@@ -110,9 +113,9 @@ struct Seen {
 };
 
 /// to[d][t] = rows[t][d], padded with +0 along t.
-void transpose(const float* rows, const View& v, float* to) {
+void transpose(const float* rows, const View& v, int64_t depth, float* to) {
   const int64_t padded = v.padded_keys();
-  for (int64_t d = 0; d < v.depth; ++d) {
+  for (int64_t d = 0; d < depth; ++d) {
     for (int64_t t = 0; t < v.keys; ++t) to[d * padded + t] = rows[t * v.kv_stride + d];
     for (int64_t t = v.keys; t < padded; ++t) to[d * padded + t] = 0;
   }
@@ -274,6 +277,7 @@ void softmax_row(float* scores, int64_t keys, float scale, float& max, float& su
 void check(const View& v) {
   expect(v.kv_heads >= 1 && v.heads % v.kv_heads == 0, "attention: kv_heads divides heads; this is heads", v.heads);
   expect(v.depth >= 1 && v.depth <= kMostDepth, "attention: head_dim is positive and at most 1024", v.depth);
+  expect(v.values >= 1 && v.values <= kMostDepth, "attention: value_dim is positive and at most 1024", v.values);
   expect(v.tokens % v.order.granule() == 0, "attention: the order's parts divide the tokens; this is tokens", v.tokens);
   expect(!v.canonical || v.order.parts == 1 || kContractionLeaves % v.order.parts == 0,
          "attention: in canonical mode the order's parts divide 16", v.order.parts);
@@ -397,21 +401,21 @@ void write_row(const ForwardResult& to, const float* from, float m, float l, int
 
 void forward(const View& v, const float* q, const float* kv, const ForwardResult& to, void* scratch) {
   check(v);
-  const Head h{v.depth, v.padded_keys(), v.padded_depth()};
+  const Head h{v.depth, v.padded_keys(), v.padded_depth()}, of_values{v.values, v.padded_keys(), padded_to_lanes(v.values)};
   float* keys = take<float>(scratch, v.depth * h.padded_tokens);
-  float* values = take<float>(scratch, v.keys * h.padded_depth);
+  float* values = take<float>(scratch, v.keys * of_values.padded_depth);
   float* scores = take<float>(scratch, kQueryRows * h.padded_tokens);
   const Leaves leaves(v, v.first_key, v.keys);
   Seen seen;
   alignas(64) float sums[kRowEntries * kQueryRows * kMostDepth];
   Softmax stack[kRowEntries];
-  for (int i = 0; i < kRowEntries; ++i) stack[i].o = sums + i * kQueryRows * h.padded_depth;
-  const auto join = [&](int i) { merge(stack[i], stack[i + 1], h.padded_depth); };
+  for (int i = 0; i < kRowEntries; ++i) stack[i].o = sums + i * kQueryRows * of_values.padded_depth;
+  const auto join = [&](int i) { merge(stack[i], stack[i + 1], of_values.padded_depth); };
   for (int64_t b = 0; b < v.sequences; ++b)
     for (int group = 0; group < v.kv_heads; ++group) {
       const float* key = kv + b * v.keys * v.kv_stride + group * v.kv_group;
-      transpose(key, v, keys);
-      copy_rows(key + v.depth, v.kv_stride, v.keys, v.depth, values);
+      transpose(key, v, v.depth, keys);
+      copy_rows(key + v.depth, v.kv_stride, v.keys, v.values, values);
       for (int head = group * v.per_group(); head < (group + 1) * v.per_group(); ++head)
         for (int64_t first = 0; first < v.queries;) {
           const int rows = rows_from(v, b, first, v.queries);
@@ -430,13 +434,13 @@ void forward(const View& v, const float* q, const float* kv, const ForwardResult
               if (r < rows && seen.keys[leaf][r] > 0)
                 softmax_row(scores + r * h.padded_tokens + begin, seen.keys[leaf][r], v.scale(), part.m[r], part.l[r]);
             }
-            weighted_rows(scores + begin, values + begin * h.padded_depth, seen.keys[leaf], h, part.o);
+            weighted_rows(scores + begin, values + begin * of_values.padded_depth, seen.keys[leaf], of_values, part.o);
           }
           const bool any = tree.finish(join);
-          if (!any) std::memset(stack[0].o, 0, sizeof(float) * static_cast<size_t>(kQueryRows * h.padded_depth));
+          if (!any) std::memset(stack[0].o, 0, sizeof(float) * static_cast<size_t>(kQueryRows * of_values.padded_depth));
           for (int r = 0; r < rows; ++r)
-            write_row(to, stack[0].o + r * h.padded_depth, any ? stack[0].m[r] : -__builtin_inff(), any ? stack[0].l[r] : 0.0f,
-                      v.depth, (b * v.queries + first + r) * (v.heads * v.depth) + head * v.depth,
+            write_row(to, stack[0].o + r * of_values.padded_depth, any ? stack[0].m[r] : -__builtin_inff(),
+                      any ? stack[0].l[r] : 0.0f, v.values, (b * v.queries + first + r) * v.out_width() + head * v.values,
                       (b * v.heads + head) * v.queries + first + r);
           first += rows;
         }
@@ -451,7 +455,8 @@ struct Backward {
   int64_t dkv_stride;
 };
 
-/// The scratch arrays of the backward pass of one kv head. `dkeys` and `dvalues` are a stack of entries of keys * padded_depth.
+/// The scratch arrays of the backward pass of one kv head. `dkeys` is a stack of entries of keys * padded_depth, `dvalues` of as many
+/// of padded values.
 struct BackwardScratch {
   float *keys_transposed, *values_transposed, *keys, *p, *ds, *queries, *douts, *dkeys, *dvalues;
   float* sums;  ///< kRowEntries of dq's
@@ -471,25 +476,25 @@ void add_to(float* x, const float* y, int64_t n) {
 }
 
 /// One block of query rows: dq, and the block's terms of dk and dv.
-void backward_rows(const View& v, const Backward& a, const Head& h, const BackwardScratch& x, const Leaves& leaves, Seen& seen,
-                   int64_t b, int head, int64_t first, int rows, float* dkeys, float* dvalues) {
-  const int64_t at = v.query_at(head), out_width = v.heads * v.depth;
-  const int64_t out_at = (b * v.queries + first) * out_width + head * v.depth;
+void backward_rows(const View& v, const Backward& a, const Head& h, const Head& of_values, const BackwardScratch& x,
+                   const Leaves& leaves, Seen& seen, int64_t b, int head, int64_t first, int rows, float* dkeys, float* dvalues) {
+  const int64_t at = v.query_at(head), out_width = v.out_width();
+  const int64_t out_at = (b * v.queries + first) * out_width + head * v.values;
   const float* lse = a.lse + (b * v.heads + head) * v.queries + first;
   seen.look(v, leaves, b, first, rows);
   copy_rows(a.q + (b * v.queries + first) * v.q_stride + at, v.q_stride, rows, v.depth, x.queries);
-  copy_rows(a.dout + out_at, out_width, rows, v.depth, x.douts);
+  copy_rows(a.dout + out_at, out_width, rows, v.values, x.douts);
   const float *query[kQueryRows], *dout[kQueryRows];
   row_pointers(x.queries, h.padded_depth, 0, rows, query);
-  row_pointers(x.douts, h.padded_depth, 0, rows, dout);
+  row_pointers(x.douts, of_values.padded_depth, 0, rows, dout);
   for_seen(leaves, seen, [&](int64_t begin, int64_t end) {
     dots(query, x.keys_transposed, begin, end, h, x.p);
-    dots(dout, x.values_transposed, begin, end, h, x.ds);
+    dots(dout, x.values_transposed, begin, end, of_values, x.ds);
   });
   const Floats scale = floats(v.scale());
   for (int r = 0; r < rows; ++r) {
     const float* o = a.o + out_at + r * out_width;
-    const Floats delta = floats(lanes(v.depth, [&](int64_t d, int n) { return load_some(dout[r] + d, n) * load_some(o + d, n); }));
+    const Floats delta = floats(lanes(v.values, [&](int64_t d, int n) { return load_some(dout[r] + d, n) * load_some(o + d, n); }));
     const Floats log_sum = floats(lse[r]);
     for (int leaf = 0; leaf < leaves.count; ++leaf) {
       float *p = x.p + r * h.padded_tokens + seen.begin[leaf], *ds = x.ds + r * h.padded_tokens + seen.begin[leaf];
@@ -507,7 +512,7 @@ void backward_rows(const View& v, const Backward& a, const Head& h, const Backwa
     if (seen.most[leaf] == 0) continue;
     const int64_t begin = seen.begin[leaf];
     scatter_rows(x.ds + begin, x.queries, seen.keys[leaf], rows, h, dkeys + begin * h.padded_depth);
-    scatter_rows(x.p + begin, x.douts, seen.keys[leaf], rows, h, dvalues + begin * h.padded_depth);
+    scatter_rows(x.p + begin, x.douts, seen.keys[leaf], rows, of_values, dvalues + begin * of_values.padded_depth);
     float* sum = x.sums + tree.push(leaf, join) * entry;
     weighted_rows(x.ds + begin, x.keys + begin * h.padded_depth, seen.keys[leaf], h, sum);
     if (v.canonical) add_to(sum, nullptr, entry);
@@ -520,38 +525,42 @@ void backward_rows(const View& v, const Backward& a, const Head& h, const Backwa
 void backward(const View& v, const Backward& a, void* scratch) {
   check(v);
   expect(!a.by_head || v.canonical, "attention: gradients by query head are for canonical mode", a.by_head);
-  const Head h{v.depth, v.padded_keys(), v.padded_depth()};
-  const int64_t matrix = v.keys * h.padded_depth;
+  const Head h{v.depth, v.padded_keys(), v.padded_depth()}, of_values{v.values, v.padded_keys(), padded_to_lanes(v.values)};
+  const int64_t matrix = v.keys * h.padded_depth, value_matrix = v.keys * of_values.padded_depth;
   const int entries = key_gradient_entries(v.canonical, v.per_group());
   BackwardScratch x;
-  for (float** part : {&x.keys_transposed, &x.values_transposed}) *part = take<float>(scratch, v.depth * h.padded_tokens);
+  x.keys_transposed = take<float>(scratch, v.depth * h.padded_tokens);
+  x.values_transposed = take<float>(scratch, v.values * h.padded_tokens);
   x.keys = take<float>(scratch, matrix);
   for (float** part : {&x.p, &x.ds}) *part = take<float>(scratch, kQueryRows * h.padded_tokens);
-  for (float** part : {&x.queries, &x.douts}) *part = take<float>(scratch, kQueryRows * h.padded_depth);
+  x.queries = take<float>(scratch, kQueryRows * h.padded_depth);
+  x.douts = take<float>(scratch, kQueryRows * of_values.padded_depth);
   alignas(64) float sums[kRowEntries * kQueryRows * kMostDepth];
   x.sums = sums;
-  for (float** part : {&x.dkeys, &x.dvalues}) *part = take<float>(scratch, entries * matrix);
+  x.dkeys = take<float>(scratch, entries * matrix);
+  x.dvalues = take<float>(scratch, entries * value_matrix);
   const Leaves leaves(v, v.first_key, v.keys), queries(v, v.first_query, v.queries);
   const auto join = [&](int i) {
     add_to(x.dkeys + i * matrix, x.dkeys + (i + 1) * matrix, matrix);
-    add_to(x.dvalues + i * matrix, x.dvalues + (i + 1) * matrix, matrix);
+    add_to(x.dvalues + i * value_matrix, x.dvalues + (i + 1) * value_matrix, value_matrix);
   };
   const auto clear = [&](int i) {
-    for (float* part : {x.dkeys, x.dvalues}) std::memset(part + i * matrix, 0, sizeof(float) * static_cast<size_t>(matrix));
+    std::memset(x.dkeys + i * matrix, 0, sizeof(float) * static_cast<size_t>(matrix));
+    std::memset(x.dvalues + i * value_matrix, 0, sizeof(float) * static_cast<size_t>(value_matrix));
   };
   const auto put = [&](int64_t b, int64_t column) {
     for (int64_t t = 0; t < v.keys; ++t) {
       float* row = a.dkv + (b * v.keys + t) * a.dkv_stride + column;
       put_row(row, x.dkeys + t * h.padded_depth, v.depth, a.carry_kv);
-      put_row(row + v.depth, x.dvalues + t * h.padded_depth, v.depth, a.carry_kv);
+      put_row(row + v.depth, x.dvalues + t * of_values.padded_depth, v.values, a.carry_kv);
     }
   };
   Seen seen;
   for (int64_t b = 0; b < v.sequences; ++b)
     for (int group = 0; group < v.kv_heads; ++group) {
       const float* key = a.kv + b * v.keys * v.kv_stride + group * v.kv_group;
-      transpose(key, v, x.keys_transposed);
-      transpose(key + v.depth, v, x.values_transposed);
+      transpose(key, v, v.depth, x.keys_transposed);
+      transpose(key + v.depth, v, v.values, x.values_transposed);
       copy_rows(key, v.kv_stride, v.keys, v.depth, x.keys);
       TreeStack tree;
       if (!v.canonical) clear(0);
@@ -564,15 +573,16 @@ void backward(const View& v, const Backward& a, void* scratch) {
           if (v.canonical) clear(at);
           for (int64_t first = begin; first < end;) {
             const int rows = rows_from(v, b, first, end);
-            backward_rows(v, a, h, x, leaves, seen, b, all, first, rows, x.dkeys + at * matrix, x.dvalues + at * matrix);
+            backward_rows(v, a, h, of_values, x, leaves, seen, b, all, first, rows, x.dkeys + at * matrix,
+                          x.dvalues + at * value_matrix);
             first += rows;
           }
           if (v.canonical) add_to(x.dkeys + at * matrix, nullptr, matrix);
-          if (v.canonical) add_to(x.dvalues + at * matrix, nullptr, matrix);
+          if (v.canonical) add_to(x.dvalues + at * value_matrix, nullptr, value_matrix);
         }
         if (!a.by_head) continue;
         if (!tree.finish(join)) clear(0);
-        put(b, all * 2 * v.depth);
+        put(b, all * (v.depth + v.values));
       }
       if (a.by_head) continue;
       if (v.canonical && !tree.finish(join)) clear(0);
@@ -600,16 +610,16 @@ void attention_block_forward(const AttentionBlockForward& a) {
 }
 
 void attention_block_input(const AttentionBlockInput& a) {
-  const int64_t by_head = 2 * int64_t{a.shape.heads} * a.shape.head_dim;
   backward(view_of(a.shape),
-           {a.dout, a.o, a.lse, a.q, a.kv, a.dq, a.dkv, a.carry, a.carry_kv, a.by_head, a.by_head ? by_head : a.shape.kv_width()},
+           {a.dout, a.o, a.lse, a.q, a.kv, a.dq, a.dkv, a.carry, a.carry_kv, a.by_head,
+            a.by_head ? a.shape.by_head_width() : a.shape.kv_width()},
            a.scratch);
 }
 
 void attention_merge_forward(const AttentionMergeForward& a) {
   expect(a.parts >= 1 && a.parts <= kMostParts, "attention: 1 to 16 parts are merged", a.parts);
-  expect(a.head_dim >= 1 && a.head_dim <= kMostDepth, "attention: head_dim is positive and at most 1024", a.head_dim);
-  const int64_t depth = a.head_dim, padded = padded_to_lanes(depth);
+  expect(a.value_dim >= 1 && a.value_dim <= kMostDepth, "attention: value_dim is positive and at most 1024", a.value_dim);
+  const int64_t depth = a.value_dim, padded = padded_to_lanes(depth);
   alignas(64) float sums[6 * kMostDepth];
   Softmax stack[6];
   for (int i = 0; i < 6; ++i) stack[i].o = sums + i * padded;

@@ -544,7 +544,7 @@ struct MergedSoftmax {
   SHARDLAB_DEVICE void at(int64_t i) const {
     static_assert(N == 1);
     const kernels::AttentionMergeForward& m = a.merge;
-    const int64_t d = i % m.head_dim, head = i / m.head_dim % m.heads, token = i / (int64_t{m.head_dim} * m.heads);
+    const int64_t d = i % m.value_dim, head = i / m.value_dim % m.heads, token = i / (int64_t{m.value_dim} * m.heads);
     const int64_t row = (token / m.queries * m.heads + head) * m.queries + token % m.queries;
     TreeCounter<OnePart, kLevels> tree;
     for (int p = 0; p < m.parts; ++p) {
@@ -614,7 +614,7 @@ void split_heads(const SplitHeads& a, Stream s) {
 void attention_merge_forward(const AttentionMergeForward& a, Stream s) {
   const kernels::AttentionMergeForward& m = a.merge;
   expect(m.parts >= 1 && m.parts <= kernels::kMostParts, "attention: 1 to 16 parts are merged", m.parts);
-  elementwise<1>("attention_merge", MergedSoftmax{a}, m.sequences * m.queries * m.heads * m.head_dim, false, s);
+  elementwise<1>("attention_merge", MergedSoftmax{a}, m.sequences * m.queries * m.heads * m.value_dim, false, s);
 }
 
 void attention_merge_input(const AttentionMergeInput& a, Stream s) {

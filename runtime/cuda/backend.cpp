@@ -244,6 +244,19 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
   else
     SHARDLAB_TRY(check_types(op));
   SHARDLAB_TRY(check_workspace(op, options_));
+  const int values = std::visit(
+      []<class W>(const W& w) {
+        if constexpr (requires { w.v_dim, w.head_dim; })
+          return w.v_dim == w.head_dim ? 0 : w.v_dim;
+        else
+          return 0;
+      },
+      work);
+  if (values != 0)
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` has values of {} elements a head: a GPU's kernels take those of q, k and v alike",
+                             describe(*op.plan, *op.instruction), values),
+                 "use backend: cpu", ""};
   if (const Attention* a = std::get_if<Attention>(&work)) return bind_attention(op, *a);
   if (const AttentionBlock* a = std::get_if<AttentionBlock>(&work)) return bind_block(op, *a);
   return std::visit([&](const auto& w) { return bind_work(op, w); }, work);

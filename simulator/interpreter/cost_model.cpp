@@ -39,6 +39,7 @@ SlotId rows_slot(const Op& op) {
   return std::visit(Overload{
                         [&](const Norm&) { return op.reads[0]; },
                         [&](const Rope&) { return op.reads[0]; },
+                        [&](const LatentHeads& l) { return l.phase == Phase::kF ? op.writes[0] : op.reads[0]; },
                         [&](const Regroup& r) { return r.join ? op.writes[0] : op.reads[0]; },
                         [&](const Residual&) { return op.reads[0]; },
                         [&](const Dropout&) { return op.reads[0]; },
@@ -190,21 +191,31 @@ std::string kernel_of(const Segment& segment, const Op& op) {
   return fmt::format("{}{}{}", kernel_of(op), variant_of(op), type_of_kernel(segment, op));
 }
 
+namespace {
+
+/// The head_dim of an attention whose values are as wide that does as much: the mean of both.
+template <class W>
+int64_t depth_of(const W& w) {
+  return (int64_t{w.head_dim} + value_dim_of(w) + 1) / 2;
+}
+
+}  // namespace
+
 std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op) {
   if (std::holds_alternative<Linear>(op.work)) return matmul_extents(segment, op);
   if (const auto* a = std::get_if<Attention>(&op.work)) {
     const Shape& s = slot(segment, op.reads[0]).type.shape;
-    if (a->document == 0) return {s[0], a->heads, s[1], a->head_dim};
+    if (a->document == 0) return {s[0], a->heads, s[1], depth_of(*a)};
     // Packed documents cost what sequences of one length do that have as many tokens and pairs: n of t tokens have n t (t + 1) / 2.
     const double seen = expected_pairs({}, s[1], a->document, 0, s[1], 0, s[1]) / static_cast<double>(s[1]);
     const int64_t length = std::max<int64_t>(1, std::llround(2 * seen - 1));
-    return {std::max<int64_t>(1, s[0] * s[1] / length), a->heads, length, a->head_dim};
+    return {std::max<int64_t>(1, s[0] * s[1] / length), a->heads, length, depth_of(*a)};
   }
   if (const auto* a = std::get_if<AttentionBlock>(&op.work)) {
     // The side of the causal attention of a whole sequence that has as many pairs.
     const double pairs = static_cast<double>(pairs_of_block(segment, op, plan.mesh, plan.token_order));
     const Shape& q = slot(segment, op.reads[a->phase == Phase::kF ? 0 : 3]).type.shape;
-    return {q[0], a->heads, std::max<int64_t>(1, std::llround(std::sqrt(2 * pairs + 0.25) - 0.5)), a->head_dim};
+    return {q[0], a->heads, std::max<int64_t>(1, std::llround(std::sqrt(2 * pairs + 0.25) - 0.5)), depth_of(*a)};
   }
   if (const auto* c = std::get_if<Collective>(&op.work))
     return {full_type(segment, op, *c).bytes(), group_size(plan.mesh, comm_of(plan, op))};

@@ -416,10 +416,10 @@ TEST_CASE("mixed: attention of a part of a sequence to a part, and what is put t
         REQUIRE(bit_difference(got_lse, want_lse) == "");
 
         // q and kv put together and taken apart again.
-        const kernels::MixedSplitHeads join{whole.stored(), q.stored(), kv.stored(), 2 * 16, 4, kv_heads, 6, true};
+        const kernels::MixedSplitHeads join{whole.stored(), q.stored(), kv.stored(), 2 * 16, 4, kv_heads, 6, 6, true};
         run_mixed<kernels::MixedSplitHeads>(k, &MixedKernels::split_heads, join);
         run_mixed<kernels::MixedSplitHeads>(k, &MixedKernels::split_heads,
-                                            {whole.stored(), part.stored(), keys.stored(), 2 * 16, 4, kv_heads, 6, false});
+                                            {whole.stored(), part.stored(), keys.stored(), 2 * 16, 4, kv_heads, 6, 6, false});
         REQUIRE(bit_difference(part.values(), qs) == "");
         REQUIRE(bit_difference(keys.values(), kvs) == "");
       }

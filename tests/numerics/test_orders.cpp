@@ -149,13 +149,16 @@ TEST_CASE("norm: F, I and W of LayerNorm and RMSNorm") {
 
 TEST_CASE("rope and attention, grouped queries included") {
   each_variant([](const kernels::Kernels& k) {
-    for (const reference::Heads heads : {reference::Heads{1, 1, 2}, {4, 4, 8}, {8, 4, 6}, {6, 2, 16}, {3, 1, 34}})
+    for (const reference::Heads heads :
+         {reference::Heads{1, 1, 2}, {4, 4, 8}, {8, 4, 6}, {6, 2, 16}, {3, 1, 34}, {2, 2, 6, 4}, {4, 2, 8, 18}})
       for (const int64_t s : {1, 5, 24, 37}) {
-        const int64_t b = 2, width = heads.width(), inner = heads.heads * heads.dim;
-        INFO(fmt::format("heads {} kv {} dim {} s {}", heads.heads, heads.kv_heads, heads.dim, s));
+        const int64_t b = 2, width = heads.width(), inner = heads.heads * heads.of_value();
+        INFO(fmt::format("heads {} kv {} dim {} values {} s {}", heads.heads, heads.kv_heads, heads.dim, heads.of_value(), s));
         const Values qkv = normal(b * s * width, 1), dout = normal(b * s * inner, 2);
-        const int q = static_cast<int>(heads.heads), kv = static_cast<int>(heads.kv_heads), d = static_cast<int>(heads.dim);
+        const int q = static_cast<int>(heads.heads), kv = static_cast<int>(heads.kv_heads), d = static_cast<int>(heads.dim),
+                  v = static_cast<int>(heads.values);
         for (const bool backward : {false, true}) {
+          if (v != 0) break;  // rotated rows have values of one width
           Values turned = qkv, want;
           k.rope({turned.data(), b, s, q, kv, d, 0, 10000.0f, backward, nullptr});
           for (int64_t n = 0; n < b; ++n) {
@@ -166,7 +169,7 @@ TEST_CASE("rope and attention, grouped queries included") {
           REQUIRE_SAME(want, turned);
         }
         Values o = poisoned(b * s * inner), lse = poisoned(b * heads.heads * s), dqkv = poisoned(b * s * width);
-        const kernels::AttentionShape shape{b, s, q, kv, d, {}, true};
+        const kernels::AttentionShape shape{b, s, q, kv, d, {}, true, nullptr, v};
         kernels::AttentionForward f{shape, qkv.data(), o.data(), lse.data(), nullptr};
         const Scratch f_scratch(attention_scratch_bytes(f));
         f.scratch = f_scratch.memory();
@@ -199,7 +202,8 @@ struct Sequence {
   TokenOrder order;
   Values qkv, dout;
   int64_t q_width() const { return heads.heads * heads.dim; }
-  int64_t kv_width() const { return 2 * heads.kv_heads * heads.dim; }
+  int64_t o_width() const { return heads.heads * heads.of_value(); }
+  int64_t kv_width() const { return heads.kv_heads * (heads.dim + heads.of_value()); }
   Values queries() const {
     Values q;
     for (int64_t t = 0; t < s; ++t)
@@ -211,7 +215,7 @@ struct Sequence {
     Values kv;
     for (int64_t t = 0; t < s; ++t)
       for (int64_t group = 0; group < heads.kv_heads; ++group)
-        for (int64_t c = 0; c < 2 * heads.dim; ++c)
+        for (int64_t c = 0; c < heads.dim + heads.of_value(); ++c)
           kv.push_back(qkv[static_cast<size_t>(t * heads.width() + heads.key(group) + c)]);
     return kv;
   }
@@ -227,12 +231,14 @@ struct Sequence {
             query * n,
             key < 0 ? 0 : key * n,
             order,
-            canonical};
+            canonical,
+            nullptr,
+            static_cast<int>(heads.values)};
   }
 };
 
 Sequence sequence(reference::Heads heads, int64_t s, TokenOrder order) {
-  return {heads, s, order, normal(s * heads.width(), 1), normal(s * heads.heads * heads.dim, 2)};
+  return {heads, s, order, normal(s * heads.width(), 1), normal(s * heads.heads * heads.of_value(), 2)};
 }
 
 /// The orders that `parts` ranks may hold a sequence in.
@@ -255,25 +261,26 @@ void run(void (*kernel)(const Args&), Args args) {
 
 /// Canonical: partial results of every block, merged.
 Blocks merged(const kernels::Kernels& k, const Sequence& x, int64_t parts) {
-  const int64_t n = x.s / parts, d = x.heads.dim, heads = x.heads.heads, width = x.q_width();
+  const int64_t n = x.s / parts, d = x.heads.dim, heads = x.heads.heads, width = x.q_width(), o_width = x.o_width();
   const Values q = x.queries(), kv = x.keys();
-  Blocks out{poisoned(x.s * width), poisoned(heads * x.s), {}, {}};
+  Blocks out{poisoned(x.s * o_width), poisoned(heads * x.s), {}, {}};
   std::vector<std::vector<Values>> dkv_parts(static_cast<size_t>(parts));  // of each rank's keys, by the queries of each rank
-  const int q_heads = static_cast<int>(heads), kv_heads = static_cast<int>(x.heads.kv_heads), depth = static_cast<int>(d);
+  const int q_heads = static_cast<int>(heads), kv_heads = static_cast<int>(x.heads.kv_heads),
+            values = static_cast<int>(x.heads.of_value());
   for (int64_t rank = 0; rank < parts; ++rank) {
-    const Values mine = part(q, rank, n * width), dout = part(x.dout, rank, n * width);
+    const Values mine = part(q, rank, n * width), dout = part(x.dout, rank, n * o_width);
     std::vector<Values> o, sums;
-    kernels::AttentionMergeForward merge{1, n, q_heads, depth, static_cast<int>(parts)};
+    kernels::AttentionMergeForward merge{1, n, q_heads, values, static_cast<int>(parts)};
     for (int64_t block = 0; block < parts; ++block) {
       const Values keys = part(kv, block, n * x.kv_width());
-      o.push_back(poisoned(n * width));
+      o.push_back(poisoned(n * o_width));
       sums.push_back(poisoned(2 * heads * n));
       run(k.attention_block_forward, kernels::AttentionBlockForward{x.block(parts, rank, block, true), mine.data(), keys.data(),
                                                                     o.back().data(), nullptr, sums.back().data()});
     }
     for (size_t i = 0; i < o.size(); ++i) merge.part_o[i] = o[i].data(), merge.part_sums[i] = sums[i].data();
     Values lse = poisoned(heads * n);
-    merge.o = out.o.data() + rank * n * width;
+    merge.o = out.o.data() + rank * n * o_width;
     merge.lse = lse.data();
     k.attention_merge_forward(merge);
     for (int64_t head = 0; head < heads; ++head)
@@ -283,7 +290,7 @@ Blocks merged(const kernels::Kernels& k, const Sequence& x, int64_t parts) {
     for (int64_t block = 0; block < parts; ++block) {
       const Values keys = part(kv, block, n * x.kv_width());
       dq.push_back(poisoned(n * width));
-      auto& dkv = dkv_parts[static_cast<size_t>(block)].emplace_back(poisoned(2 * n * width));
+      auto& dkv = dkv_parts[static_cast<size_t>(block)].emplace_back(poisoned(n * heads * (d + x.heads.of_value())));
       run(k.attention_block_input,
           kernels::AttentionBlockInput{x.block(parts, rank, block, true), dout.data(), merge.o, lse.data(), mine.data(),
                                        keys.data(), dq.back().data(), dkv.data(), false, false, true});
@@ -297,7 +304,7 @@ Blocks merged(const kernels::Kernels& k, const Sequence& x, int64_t parts) {
   }
   for (const auto& from : dkv_parts) {
     Values sum = poisoned(n * x.kv_width());
-    kernels::AttentionMergeInput m{n, q_heads, kv_heads, 2 * d, static_cast<int>(parts)};
+    kernels::AttentionMergeInput m{n, q_heads, kv_heads, d + x.heads.of_value(), static_cast<int>(parts)};
     for (size_t i = 0; i < from.size(); ++i) m.part[i] = from[i].data();
     m.y = sum.data();
     k.attention_merge_input(m);
@@ -308,13 +315,13 @@ Blocks merged(const kernels::Kernels& k, const Sequence& x, int64_t parts) {
 
 /// Fast: running results, blocks in the order in which a ring brings them; or all keys at once.
 Blocks running(const kernels::Kernels& k, const Sequence& x, int64_t parts, bool whole) {
-  const int64_t n = x.s / parts, heads = x.heads.heads, width = x.q_width(), kv_width = x.kv_width();
+  const int64_t n = x.s / parts, heads = x.heads.heads, width = x.q_width(), o_width = x.o_width(), kv_width = x.kv_width();
   const Values q = x.queries(), kv = x.keys();
-  Blocks out{poisoned(x.s * width), poisoned(heads * x.s), {}, Values(kv.size(), 0.0f)};
+  Blocks out{poisoned(x.s * o_width), poisoned(heads * x.s), {}, Values(kv.size(), 0.0f)};
   for (int64_t rank = 0; rank < parts; ++rank) {
-    const Values mine = part(q, rank, n * width), dout = part(x.dout, rank, n * width);
+    const Values mine = part(q, rank, n * width), dout = part(x.dout, rank, n * o_width);
     Values lse = poisoned(heads * n), dq = poisoned(n * width);
-    float* o = out.o.data() + rank * n * width;
+    float* o = out.o.data() + rank * n * o_width;
     const auto keys_of = [&](int64_t turn) { return whole ? int64_t{-1} : (rank - turn + parts) % parts; };
     for (int64_t turn = 0; turn < (whole ? 1 : parts); ++turn) {
       const int64_t block = keys_of(turn);
@@ -357,7 +364,7 @@ reference::Tensor<double> wide(const Values& v) { return {v.begin(), v.end()}; }
 
 TEST_CASE("attention: a sequence in any order, and cut in blocks over 1 to 16 ranks, has the bits of the reference") {
   each_variant([](const kernels::Kernels& k) {
-    for (const reference::Heads heads : {reference::Heads{4, 2, 6}, {3, 1, 17}})
+    for (const reference::Heads heads : {reference::Heads{4, 2, 6}, {3, 1, 17}, {2, 2, 10, 7}})
       for (const int parts : {1, 2, 4, 8, 16})
         for (const TokenOrder& order : orders(parts))
           for (const int64_t s : {int64_t{32}, int64_t{96}}) {
@@ -368,8 +375,9 @@ TEST_CASE("attention: a sequence in any order, and cut in blocks over 1 to 16 ra
             const auto want = reference::attention(x.qkv, heads, s, order);
             const Values want_dqkv = reference::attention_input(x.dout, want, x.qkv, heads, s, order);
             const kernels::AttentionShape shape{
-                1, s, static_cast<int>(heads.heads), static_cast<int>(heads.kv_heads), static_cast<int>(heads.dim), order, true};
-            Values o = poisoned(s * x.q_width()), lse = poisoned(heads.heads * s), dqkv = poisoned(s * heads.width());
+                1,    s,       static_cast<int>(heads.heads), static_cast<int>(heads.kv_heads), static_cast<int>(heads.dim), order,
+                true, nullptr, static_cast<int>(heads.values)};
+            Values o = poisoned(s * x.o_width()), lse = poisoned(heads.heads * s), dqkv = poisoned(s * heads.width());
             run(k.attention_forward, kernels::AttentionForward{shape, x.qkv.data(), o.data(), lse.data()});
             run(k.attention_input, kernels::AttentionInput{shape, x.dout.data(), o.data(), lse.data(), x.qkv.data(), dqkv.data()});
             REQUIRE_SAME(want.o, o);
@@ -386,7 +394,7 @@ TEST_CASE("attention: a sequence in any order, and cut in blocks over 1 to 16 ra
 
 TEST_CASE("attention: running blocks meet fp64, in any order, on any number of ranks, with ranks whose blocks are wholly masked") {
   each_variant([](const kernels::Kernels& k) {
-    for (const reference::Heads heads : {reference::Heads{4, 2, 6}, {2, 2, 33}})
+    for (const reference::Heads heads : {reference::Heads{4, 2, 6}, {2, 2, 33}, {2, 2, 12, 20}})
       for (const int parts : {1, 2, 3, 4, 6})
         for (const TokenOrder& order : orders(parts)) {
           const int64_t s = 36;
@@ -400,7 +408,7 @@ TEST_CASE("attention: running blocks meet fp64, in any order, on any number of r
             reference::Tensor<double> out;
             for (int64_t t = 0; t < s; ++t)
               for (int64_t h = 0; h < (keys ? heads.kv_heads : heads.heads); ++h)
-                for (int64_t c = 0; c < (keys ? 2 : 1) * heads.dim; ++c)
+                for (int64_t c = 0; c < heads.dim + (keys ? heads.of_value() : 0); ++c)
                   out.push_back(dqkv[static_cast<size_t>(t * heads.width() + (keys ? heads.key(h) : heads.query(h)) + c)]);
             return out;
           };

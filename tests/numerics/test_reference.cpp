@@ -118,6 +118,16 @@ TEST_CASE("gradients of mixtures of experts equal central differences of the obj
   check_gradients(model, 0);
 }
 
+TEST_CASE("gradients of latent attention equal central differences, every element of every parameter") {
+  Model model = tiny(Family::kLlama, false);
+  model.heads = model.kv_heads = 3;
+  model.latent = {.q_rank = 5, .kv_rank = 4, .nope = 3, .rope = 4, .v = 2};
+  model.head_dim = 7;
+  check_gradients(model, 0);
+  model.latent.q_rank = 0, model.latent.v = 9;
+  check_gradients(model, 0);
+}
+
 TEST_CASE("gradients under dropout equal central differences with the same mask") {
   check_gradients(tiny(Family::kGpt, true), 0.25f);
   check_gradients(tiny(Family::kLlama, false), 0.25f);

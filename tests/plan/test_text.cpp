@@ -101,7 +101,7 @@ std::vector<Work> every_work() {
                         Activation{},    SplitHeads{}, AttentionBlock{}, AttentionMerge{}, Residual{},   Dropout{}, CrossEntropy{},
                         Add{},           Fill{},       SumScalars{},     SquaredNorm{},    Sgd{},        AdamW{},   Copy{},
                         Kernel{},        Collective{}, Send{},           Recv{},           Regroup{},    Route{},   Dispatch{},
-                        GroupedLinear{}, Combine{},    HeadNorm{},       Strips{},         ExpertLoad{}, Gate{}};
+                        GroupedLinear{}, Combine{},    HeadNorm{},       Strips{},         ExpertLoad{}, Gate{},    LatentHeads{}};
   for (int k = 1; k < 5; ++k) all.push_back(Collective{.kind = static_cast<CollectiveKind>(k)});
   REQUIRE(all.size() == std::variant_size_v<Work> + 4);
   return all;

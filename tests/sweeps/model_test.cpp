@@ -68,7 +68,13 @@ TEST_CASE("parameter counts equal the published ones") {
                                                        {"qwen3-32b", 32'762'123'264},
                                                        {"qwen3-30b-a3b", 30'532'122'624},
                                                        {"qwen3-235b-a22b", 235'093'634'560},
-                                                       {"phi-4", 14'659'507'200}};
+                                                       {"phi-4", 14'659'507'200},
+                                                       // Files have the biases of routers besides, which are state of the run here.
+                                                       {"deepseek-v3", 671'026'419'200 - 58 * 256},
+                                                       {"deepseek-v2", 235'741'434'880},
+                                                       {"deepseek-v2-lite", 15'706'484'224},
+                                                       {"moonlight-16b-a3b", 15'960'111'936 - 27 * 64 - 26 * 64},
+                                                       {"kimi-k2", 1'026'408'232'448 - 60 * 384}};
   std::set<std::string> listed;
   for (const std::string& name : list_models())
     if (load_model_config(name)->unexecuted.empty()) listed.insert(name);
@@ -289,6 +295,12 @@ TEST_CASE("families that are predicted are read whole, and refused as cases with
   REQUIRE(nested.ok());
   CHECK(nested->unexecuted.empty());
   CHECK(nested->model.hidden == 64);
+}
+
+TEST_CASE("routers of DeepSeek are read as the papers have them") {
+  const Experts v2 = load_model("deepseek-v2")->experts, v3 = load_model("deepseek-v3")->experts;
+  CHECK((!v2.sigmoid && !v2.normalise && v2.factor == 16 && v2.groups == 8 && v2.groups_chosen == 3 && v2.shared == 2));
+  CHECK((v3.sigmoid && v3.normalise && v3.factor == 2.5f && v3.groups == 8 && v3.groups_chosen == 4 && v3.dense_layers == 3));
 }
 
 TEST_CASE("a config.json with any value anywhere is read or refused") {

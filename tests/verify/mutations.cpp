@@ -214,8 +214,10 @@ class Mutator {
       if (plan_->segments[s].slots[w.index()].cls == BufferClass::kGradient) scale_everywhere(s, w, place);
   }
 
-  /// Rope, dropout and positions: dropped, done twice, and with other settings.
+  /// Rope, dropout and positions: dropped, done twice, and with other settings. The rotation of latent attention: with another angle.
   void mutate_in_place(size_t s, size_t i, const Op& op, const std::string& place) {
+    if (std::holds_alternative<LatentHeads>(op.work))
+      judge("wrong rotation", place, [=](Plan& p) { std::get<LatentHeads>(std::get<Op>(p.segments[s].steps[i]).work).theta *= 2; });
     const auto* rope = std::get_if<Rope>(&op.work);
     const auto* dropout = std::get_if<Dropout>(&op.work);
     if (rope == nullptr && dropout == nullptr && !std::holds_alternative<Positions>(op.work)) return;

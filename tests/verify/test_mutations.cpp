@@ -56,6 +56,7 @@ struct Mix {
   bool qk_norm = false;
   float ema_decay = 0;
   bool qkv_biases = false;
+  LatentAttention latent = {};
 };
 
 Case case_of(const Mix& mix) {
@@ -113,6 +114,8 @@ Case case_of(const Mix& mix) {
   c.model.experts = mix.experts;
   c.model.qk_norm = mix.qk_norm;
   c.model.qkv_biases = mix.qkv_biases;
+  c.model.latent = mix.latent;
+  if (c.model.is_latent()) c.model.head_dim = mix.latent.nope + mix.latent.rope;
   c.layout.ep = mix.ep;
   c.train.post_validation = mix.post_validation;
   return c;
@@ -655,6 +658,63 @@ std::vector<Plan> expert_plans() {
   return lowered(mixes);
 }
 
+/// Latent attention, whole, cut by heads, by tokens and by parts of sequences.
+std::vector<Plan> latent_plans() {
+  constexpr LatentAttention kPlain{.kv_rank = 6, .nope = 4, .rope = 2, .v = 5};
+  constexpr LatentAttention kCompressed{.q_rank = 10, .kv_rank = 6, .nope = 4, .rope = 2, .v = 8};
+  constexpr Experts kShared{
+      .count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .shared = 1, .dense_layers = 1, .bias_update_rate = 0.001f};
+  const Mix mixes[] = {
+      {.name = "latent dp2 zero3, q compressed, recompute",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .accumulation = 2,
+       .zero = 3,
+       .recompute = true,
+       .latent = kCompressed},
+      {.name = "latent tp2, canonical", .family = Family::kLlama, .tied = false, .tp = 2, .canonical = true, .latent = kPlain},
+      {.name = "latent tp2 sequence parallel, q compressed, selective",
+       .family = Family::kLlama,
+       .tied = false,
+       .tp = 2,
+       .accumulation = 2,
+       .selective = true,
+       .sequence_parallel = true,
+       .latent = kCompressed},
+      {.name = "latent tp2 sequence parallel, bf16",
+       .family = Family::kLlama,
+       .tied = false,
+       .tp = 2,
+       .precision = Precision::kBf16,
+       .sequence_parallel = true,
+       .latent = kPlain},
+      {.name = "latent cp2 ring, canonical",
+       .family = Family::kLlama,
+       .tied = false,
+       .canonical = true,
+       .cp = 2,
+       .cp_kind = ContextKind::kRing,
+       .latent = kCompressed},
+      {.name = "latent cp2 ulysses, packed",
+       .family = Family::kLlama,
+       .tied = false,
+       .cp = 2,
+       .cp_kind = ContextKind::kUlysses,
+       .packed = true,
+       .latent = kPlain},
+      {.name = "latent pp2 zb-h1, experts",
+       .family = Family::kLlama,
+       .tied = false,
+       .pp = 2,
+       .schedule = Schedule::kZbH1,
+       .accumulation = 2,
+       .experts = kShared,
+       .latent = kCompressed},
+  };
+  return lowered(mixes);
+}
+
 /// Head and loss in pieces.
 std::vector<Plan> chunked_plans() {
   const Mix mixes[] = {
@@ -832,6 +892,8 @@ TEST_CASE("mutations of plans of products in strips are all found") {
 }
 
 TEST_CASE("mutations of plans of experts are all found") { CHECK(require_full_score(expert_plans()) > 3'000); }
+
+TEST_CASE("mutations of plans of latent attention are all found") { CHECK(require_full_score(latent_plans()) > 2'000); }
 
 TEST_CASE("mutations of plans of head and loss in pieces are all found") { CHECK(require_full_score(chunked_plans()) > 2'500); }
 

@@ -16,20 +16,26 @@ namespace {
 std::optional<Model> model_of(const ModelShape& s) {
   const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
   const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
-  if ((!llama && !gpt) || s.latent() || (!llama && s.qkv_biases) || s.qk_norm_whole || s.post_norms || s.router_bias ||
-      s.out_bias || s.expert_biases || s.sinks || s.windowed_layers > 0 || (!llama && (s.moe() || s.qk_norm)))
+  if ((!llama && !gpt) || (s.latent() && !llama) || (!llama && s.qkv_biases) || s.qk_norm_whole || s.post_norms ||
+      (s.router_bias && !s.moe()) || s.out_bias || s.expert_biases || s.sinks || s.windowed_layers > 0 ||
+      (!llama && (s.moe() || s.qk_norm)))
     return std::nullopt;
   Model m{
       .name = "shape", .family = llama ? Family::kLlama : Family::kGpt, .layers = s.layers, .hidden = s.hidden, .heads = s.heads};
   m.kv_heads = s.kv_heads, m.head_dim = s.head_dim, m.ffn = s.ffn, m.vocab = s.vocab, m.max_positions = s.max_positions;
   m.tied_embeddings = s.tied_embeddings, m.qk_norm = s.qk_norm, m.qkv_biases = s.qkv_biases;
+  if (s.latent()) {
+    m.latent = {.q_rank = s.q_rank, .kv_rank = s.kv_rank, .nope = s.head_dim, .rope = s.rope_dim, .v = s.v_dim};
+    m.head_dim = s.qk_dim(), m.kv_heads = s.heads;
+  }
   if (s.moe())
     m.experts = {.count = s.experts,
                  .top_k = s.top_k,
                  .ffn = s.moe_ffn,
                  .shared = s.shared_experts,
                  .shared_gate = s.shared_gate,
-                 .dense_layers = s.dense_layers};
+                 .dense_layers = s.dense_layers,
+                 .bias_update_rate = s.router_bias ? 0.001f : 0.0f};
   return m;
 }
 

@@ -97,7 +97,7 @@ ModelShape shape_of(const Model& m) {
           .hidden = m.hidden,
           .heads = m.heads,
           .kv_heads = m.kv_heads,
-          .head_dim = m.head_dim,
+          .head_dim = m.is_latent() ? m.latent.nope : m.head_dim,
           .ffn = m.ffn,
           .vocab = m.vocab_rows(),
           .max_positions = llama ? 0 : m.max_positions,
@@ -112,7 +112,11 @@ ModelShape shape_of(const Model& m) {
           .moe_ffn = m.experts.ffn,
           .shared_experts = m.experts.shared,
           .dense_layers = m.is_mixture() ? m.layers - m.mixture_layers() : 0,
-          .shared_gate = m.experts.shared_gate};
+          .shared_gate = m.experts.shared_gate,
+          .q_rank = m.latent.q_rank,
+          .kv_rank = m.latent.kv_rank,
+          .rope_dim = m.latent.rope,
+          .v_dim = m.latent.v};
 }
 
 Result<void> check(const ModelShape& s) {

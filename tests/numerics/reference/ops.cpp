@@ -30,7 +30,8 @@ Tensor<T> linear(const Tensor<T>& x, const Tensor<T>& w, const Tensor<T>* bias, 
   Tensor<T> y;
   for (int64_t t = 0; t < s; ++t) {
     const auto sums = contract<T>(
-        leaves, out, [&](int64_t k) { return at(x, t * in + k); }, [&](int64_t k) { return &columns[static_cast<size_t>(k * out)]; });
+        leaves, out, [&](int64_t k) { return at(x, t * in + k); },
+        [&](int64_t k) { return &columns[static_cast<size_t>(k * out)]; });
     for (int64_t o = 0; o < out; ++o) y.push_back(bias ? at(sums, o) + at(*bias, o) : at(sums, o));
   }
   return y;
@@ -262,9 +263,9 @@ struct Pairs {
 
 template <class T>
 Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const Text& text) {
-  const int64_t width = heads.width(), d = heads.dim;
+  const int64_t width = heads.width(), d = heads.dim, values = heads.of_value();
   const Pairs pairs(s, text);
-  Attended<T> out{zeros<T>(s * heads.heads * d), {}};
+  Attended<T> out{zeros<T>(s * heads.heads * values), {}};
   for (int64_t head = 0; head < heads.heads; ++head) {
     const int64_t group = head / heads.per_group(), q = heads.query(head), k = heads.key(group), v = heads.value(group);
     for (int64_t i = 0; i < s; ++i) {
@@ -279,15 +280,15 @@ Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const
         for (T& x : p) x = exponential(x - part.max);
         const auto n = static_cast<int64_t>(p.size());
         part.sum = lanes<T>(n, [&](int64_t j) { return at(p, j); });
-        part.o.resize(static_cast<size_t>(d));
+        part.o.resize(static_cast<size_t>(values));
         for (int64_t j = 0; j < n; ++j)
-          link_chains(at(p, j), &qkv[static_cast<size_t>(keys[static_cast<size_t>(j)] * width + v)], d, part.o.data());
+          link_chains(at(p, j), &qkv[static_cast<size_t>(keys[static_cast<size_t>(j)] * width + v)], values, part.o.data());
         return part;
       };
       const Part<T> all = tree_sum(0, 16, leaf, merge<T>);
       const T inverse = T(1) / all.sum;
-      for (int64_t c = 0; c < d; ++c)
-        out.o[static_cast<size_t>((i * heads.heads + head) * d + c)] = all.o[static_cast<size_t>(c)] * inverse;
+      for (int64_t c = 0; c < values; ++c)
+        out.o[static_cast<size_t>((i * heads.heads + head) * values + c)] = all.o[static_cast<size_t>(c)] * inverse;
       out.lse.push_back(all.max + logarithm(all.sum));
     }
   }
@@ -297,7 +298,7 @@ Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s, const
 template <class T>
 Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const Tensor<T>& qkv, const Heads& heads, int64_t s,
                           const Text& text) {
-  const int64_t width = heads.width(), d = heads.dim;
+  const int64_t width = heads.width(), d = heads.dim, values = heads.of_value();
   const T factor = score_factor<T>(heads);
   Tensor<T> dqkv = zeros<T>(s * width);
   // p and ds of every pair.
@@ -306,14 +307,14 @@ Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const
   for (int64_t head = 0; head < heads.heads; ++head) {
     const int64_t group = head / heads.per_group(), q = heads.query(head), k = heads.key(group), v = heads.value(group);
     for (int64_t i = 0; i < s; ++i) {
-      const int64_t row = (i * heads.heads + head) * d;
-      const T correction = lanes<T>(d, [&](int64_t c) { return at(dout, row + c) * at(saved.o, row + c); });
+      const int64_t row = (i * heads.heads + head) * values;
+      const T correction = lanes<T>(values, [&](int64_t c) { return at(dout, row + c) * at(saved.o, row + c); });
       for (int64_t j = 0; j < s; ++j) {
         if (!text.sees(i, j, s)) continue;
         const T score = dot(qkv, i * width + q, qkv, j * width + k, d) * factor;
         const T weight = exponential(score - at(saved.lse, head * s + i));
         p[static_cast<size_t>(pair(head, i, j))] = weight;
-        ds[static_cast<size_t>(pair(head, i, j))] = (weight * (dot(dout, row, qkv, j * width + v, d) - correction)) * factor;
+        ds[static_cast<size_t>(pair(head, i, j))] = (weight * (dot(dout, row, qkv, j * width + v, values) - correction)) * factor;
       }
     }
   }
@@ -328,23 +329,25 @@ Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const
               [&](int64_t j) { return &qkv[static_cast<size_t>(j * width + heads.key(head / heads.per_group()))]; }, true),
           i, heads.query(head));
   // The gradient of the key or the value of token j: `weight` of each pair times the row `other` of the query.
-  const auto of_key = [&](int64_t group, int64_t j, const auto& weight, const auto& other) {
+  const auto of_key = [&](int64_t group, int64_t j, int64_t n, const auto& weight, const auto& other) {
     std::vector<std::vector<T>> sums;
     for (int64_t head = group * heads.per_group(); head < (group + 1) * heads.per_group(); ++head)
       sums.push_back(contract<T>(
-          pairs.queries[static_cast<size_t>(j)], d, [&](int64_t i) { return at(weight, pair(head, i, j)); },
+          pairs.queries[static_cast<size_t>(j)], n, [&](int64_t i) { return at(weight, pair(head, i, j)); },
           [&](int64_t i) { return other(head, i); }, true));
     std::vector<T> joined;
-    for (size_t c = 0; c < static_cast<size_t>(d); ++c)
+    for (size_t c = 0; c < static_cast<size_t>(n); ++c)
       joined.push_back(tree<T>(heads.per_group(), [&](int64_t member) { return sums[static_cast<size_t>(member)][c]; }));
     return joined;
   };
   for (int64_t group = 0; group < heads.kv_heads; ++group)
     for (int64_t j = 0; j < s; ++j) {
-      put(of_key(group, j, ds, [&](int64_t head, int64_t i) { return &qkv[static_cast<size_t>(i * width + heads.query(head))]; }), j,
-          heads.key(group));
-      put(of_key(group, j, p, [&](int64_t head, int64_t i) { return &dout[static_cast<size_t>((i * heads.heads + head) * d)]; }), j,
-          heads.value(group));
+      put(of_key(group, j, d, ds,
+                 [&](int64_t head, int64_t i) { return &qkv[static_cast<size_t>(i * width + heads.query(head))]; }),
+          j, heads.key(group));
+      put(of_key(group, j, values, p,
+                 [&](int64_t head, int64_t i) { return &dout[static_cast<size_t>((i * heads.heads + head) * values)]; }),
+          j, heads.value(group));
     }
   return dqkv;
 }

@@ -42,14 +42,17 @@ Tensor<T> norm_input(const Tensor<T>& dy, const Tensor<T>& x, const Tensor<T>& g
 template <class T>
 Tensor<T> norm_weight(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, int64_t s, int64_t h);
 
-/// Heads of a projection: rows grouped by kv head, each group heads / kv_heads queries, one key, one value of `dim` rows.
+/// Heads of a projection: rows grouped by kv head, each group heads / kv_heads queries and one key of `dim` rows, one value of `of_value()`.
 struct Heads {
   int64_t heads = 1, kv_heads = 1, dim = 1;
+  int64_t values = 0;  ///< 0: dim
   int64_t per_group() const { return heads / kv_heads; }
-  int64_t width() const { return (heads + 2 * kv_heads) * dim; }
-  int64_t query(int64_t head) const { return (head / per_group() * (per_group() + 2) + head % per_group()) * dim; }
-  int64_t key(int64_t group) const { return (group * (per_group() + 2) + per_group()) * dim; }
-  int64_t value(int64_t group) const { return key(group) + dim; }
+  int64_t of_value() const { return values == 0 ? dim : values; }
+  int64_t group() const { return (per_group() + 1) * dim + of_value(); }
+  int64_t width() const { return kv_heads * group(); }
+  int64_t query(int64_t head) const { return head / per_group() * group() + head % per_group() * dim; }
+  int64_t key(int64_t kv_head) const { return kv_head * group() + per_group() * dim; }
+  int64_t value(int64_t kv_head) const { return key(kv_head) + dim; }
 };
 
 /// Each head of q and of k of qkv[s, width] normed by itself (rms), values as they are.
@@ -90,7 +93,7 @@ void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s, 
 
 template <class T>
 struct Attended {
-  Tensor<T> o;    ///< [s, heads * dim]
+  Tensor<T> o;    ///< [s, heads * of_value()]
   Tensor<T> lse;  ///< [heads, s]
 };
 template <class T>

@@ -8,6 +8,7 @@
 
 #include "plan/base/check.h"
 #include "tests/numerics/reference/functions.h"
+#include "tests/numerics/reference/latent.h"
 #include "tests/numerics/reference/order.h"
 
 namespace shardlab::reference {
@@ -48,6 +49,8 @@ struct Trainer<T>::LayerState {
   Tensor<T> x;            // [s, h] input
   Normed<T> n1;           // [s, h]
   Tensor<T> raw;          // [s, qkv_rows], before the norms of heads; empty where there are none
+  Tensor<T> q_a, kv_a;    // [s, rank], of latent attention, before their norms; q_a empty where q is not compressed
+  Normed<T> nq, nkv;      // [s, rank]
   Tensor<T> qkv;          // [s, qkv_rows], rotated
   Attended<T> attention;  // [s, heads * dim]
   Tensor<T> x1;           // [s, h] after attention
@@ -76,7 +79,7 @@ Trainer<T>::Trainer(const Model& model, const Train& train, int64_t sequences, c
       sequences_(sequences),
       order_(order),
       packed_(packed),
-      heads_{model.heads, model.kv_heads, model.head_dim},
+      heads_{model.heads, model.kv_heads, model.head_dim, model.is_latent() ? model.latent.v : 0},
       parameters_(parameters_of(model)) {
   if (model.experts.has_bias())
     router_biases_.assign(static_cast<size_t>(model.layers), Tensor<T>(static_cast<size_t>(model.experts.count), T(0)));
@@ -126,7 +129,8 @@ void Trainer<T>::drop(Tensor<T>& z, int64_t layer, int site, int64_t sequence) c
 
 template <class T>
 Normed<T> Trainer<T>::normed(const Tensor<T>& x, const std::string& name) const {
-  return norm(x, value(name + ".gamma"), bias(name + ".beta"), model_.norm_epsilon, train_.seq_len, model_.hidden);
+  const auto width = static_cast<int64_t>(value(name + ".gamma").size());
+  return norm(x, value(name + ".gamma"), bias(name + ".beta"), model_.norm_epsilon, train_.seq_len, width);
 }
 
 template <class T>
@@ -139,19 +143,45 @@ const Tensor<T>* Trainer<T>::router_bias(int64_t layer) const {
   return model_.experts.has_bias() ? &router_biases_[static_cast<size_t>(layer)] : nullptr;
 }
 
+/// Rows of q, k and v of latent attention, rotated.
+template <class T>
+void Trainer<T>::project_latents(LayerState& l, int64_t layer, const Text& text) const {
+  const LatentAttention& a = model_.latent;
+  const int64_t s = train_.seq_len, h = model_.hidden, query = model_.heads * model_.head_dim;
+  const auto project = [&](const Tensor<T>& x, const char* w, int64_t in, int64_t out) {
+    return linear<T>(x, value(in_layer(layer, w)), nullptr, s, in, out);
+  };
+  Latents<T> made;
+  if (a.q_rank > 0) {
+    l.q_a = project(l.n1.y, "attn.wq_a", h, a.q_rank);
+    l.nq = normed(l.q_a, in_layer(layer, "attn.q_a.norm"));
+    made.q = project(l.nq.y, "attn.wq_b", a.q_rank, query);
+  } else {
+    made.q = project(l.n1.y, "attn.wq", h, query);
+  }
+  l.kv_a = project(l.n1.y, "attn.wkv_a", h, a.kv_rank);
+  l.nkv = normed(l.kv_a, in_layer(layer, "attn.kv_a.norm"));
+  made.kv = project(l.nkv.y, "attn.wkv_b", a.kv_rank, model_.heads * (a.nope + a.v));
+  made.k_rope = project(l.n1.y, "attn.wk_rope", h, a.rope);
+  l.qkv = latent_heads(made, model_, s, text);
+}
+
 template <class T>
 auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence, const Text& text) const -> LayerState {
-  const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.heads * model_.head_dim;
+  const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.attention_rows();
   const auto name = [&](const char* part) { return in_layer(layer, part); };
   LayerState l;
   l.x = x;
   l.n1 = normed(x, name("attn.norm"));
-  l.qkv = linear(l.n1.y, value(name("attn.wqkv")), bias(name("attn.bqkv")), s, h, model_.qkv_rows());
+  if (model_.is_latent())
+    project_latents(l, layer, text);
+  else
+    l.qkv = linear(l.n1.y, value(name("attn.wqkv")), bias(name("attn.bqkv")), s, h, model_.qkv_rows());
   if (model_.qk_norm) {
     l.raw = l.qkv;
     l.qkv = norm_heads(l.raw, heads_, value(name("attn.q_norm.gamma")), value(name("attn.k_norm.gamma")), model_.norm_epsilon, s);
   }
-  if (model_.is_llama()) rope(l.qkv, heads_, model_.rope_theta, 1, s, text);
+  if (model_.is_llama() && !model_.is_latent()) rope(l.qkv, heads_, model_.rope_theta, 1, s, text);
   l.attention = attention(l.qkv, heads_, s, text);
   Tensor<T> z = linear<T>(l.attention.o, value(name("attn.wo")), nullptr, s, inner, h);
   drop(z, layer, 1, sequence);
@@ -223,7 +253,8 @@ auto Trainer<T>::forward(std::span<const int32_t> row, int64_t sequence) const -
 template <class T>
 Tensor<T> Trainer<T>::backward_norm(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, const std::string& name,
                                     Tensors<T>& gradients) const {
-  const int64_t s = train_.seq_len, h = model_.hidden;
+  const int64_t s = train_.seq_len;
+  const auto h = static_cast<int64_t>(value(name + ".gamma").size());
   gradients[index(name + ".gamma")] = norm_weight(dy, x, saved, s, h);
   const bool centred = bias(name + ".beta") != nullptr;
   if (centred) gradients[index(name + ".beta")] = bias_gradient(dy, s, h);
@@ -233,7 +264,7 @@ Tensor<T> Trainer<T>::backward_norm(const Tensor<T>& dy, const Tensor<T>& x, con
 template <class T>
 Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t layer, int64_t sequence, const Text& text,
                                      Tensors<T>& gradients) const {
-  const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.heads * model_.head_dim;
+  const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.attention_rows();
   const auto name = [&](const char* part) { return in_layer(layer, part); };
   // The input's and the weight's gradient of y = x w^T + bias.
   const auto backward_linear = [&](const Tensor<T>& dout, const Tensor<T>& x, const char* w, int64_t in, int64_t out) {
@@ -276,6 +307,23 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
   drop(dz, layer, 1, sequence);
   const Tensor<T> dout = backward_linear(dz, l.attention.o, "attn.wo", inner, h);
   Tensor<T> dqkv = attention_input(dout, l.attention, l.qkv, heads_, s, text);
+  if (model_.is_latent()) {
+    const LatentAttention& m = model_.latent;
+    const Latents<T> g = latent_heads_back(dqkv, model_, s, text);
+    const int64_t query = model_.heads * model_.head_dim;
+    Tensor<T> dn1;
+    if (m.q_rank > 0) {
+      const Tensor<T> dy = backward_linear(g.q, l.nq.y, "attn.wq_b", m.q_rank, query);
+      dn1 = backward_linear(backward_norm(dy, l.q_a, l.nq, name("attn.q_a.norm"), gradients), l.n1.y, "attn.wq_a", h, m.q_rank);
+    } else {
+      dn1 = backward_linear(g.q, l.n1.y, "attn.wq", h, query);
+    }
+    const Tensor<T> dy = backward_linear(g.kv, l.nkv.y, "attn.wkv_b", m.kv_rank, model_.heads * (m.nope + m.v));
+    const Tensor<T> d_narrow = backward_norm(dy, l.kv_a, l.nkv, name("attn.kv_a.norm"), gradients);
+    dn1 = add(dn1, backward_linear(d_narrow, l.n1.y, "attn.wkv_a", h, m.kv_rank));
+    dn1 = add(dn1, backward_linear(g.k_rope, l.n1.y, "attn.wk_rope", h, m.rope));
+    return add(dx1, backward_norm(dn1, l.x, l.n1, name("attn.norm"), gradients));
+  }
   if (model_.is_llama()) rope(dqkv, heads_, model_.rope_theta, -1, s, text);
   if (model_.qk_norm) {
     HeadGradients<T> g = norm_heads_back(dqkv, l.raw, heads_, value(name("attn.q_norm.gamma")), value(name("attn.k_norm.gamma")),

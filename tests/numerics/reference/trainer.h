@@ -84,6 +84,7 @@ class Trainer {
   }
   Text text_of(std::span<const int32_t> row) const;
   SequenceState forward(std::span<const int32_t> row, int64_t sequence) const;
+  void project_latents(LayerState& l, int64_t layer, const Text& text) const;
   LayerState forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence, const Text& text) const;
   Tensor<T> backward_layer(const LayerState& saved, Tensor<T> dy, int64_t layer, int64_t sequence, const Text& text,
                            Tensors<T>& gradients) const;
