@@ -329,7 +329,11 @@ struct AdamW {
 
 /// a -> b: same elements to another buffer, space or dtype. Where b is a shard along an axis along which a is whole, of one micro-batch,
 /// the rank's part of them.
-struct Copy {};
+struct Copy {
+  /// The op gives b back what b was when the period began, where its predicate says so: after a step that must not stand, which is
+  /// seldom. A prediction takes the op not to run.
+  bool restores = false;
+};
 
 /// A kernel by name: quantising, orthogonalising, loss scales. plan/named_kernels.h says what its name means. Of a name that is not
 /// there `rule` says how types pass through it, and `flops` its work; of a known name both are left as they are here.
@@ -423,6 +427,12 @@ struct Op {
   std::string label;
   std::string strategy;  ///< the pass that put it there
 };
+
+/// Whether an op runs only where a step must not stand.
+inline bool restores(const Op& op) {
+  const auto* copy = std::get_if<Copy>(&op.work);
+  return copy != nullptr && copy->restores;
+}
 
 /// The read that holds the positions of tokens in their documents, or none: the last, or of Positions the second last before an old sum.
 inline std::optional<size_t> positions_read(const Op& op) {

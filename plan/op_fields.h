@@ -154,7 +154,9 @@ void op_fields(A& a, AdamW& w) {
   a.number("weight_decay", w.weight_decay, 0.0f);
 }
 template <class A>
-void op_fields(A&, Copy&) {}
+void op_fields(A& a, Copy& w) {
+  a.flag("restores", w.restores);
+}
 template <class A>
 void op_fields(A& a, Kernel& w) {
   a.text("name", w.name);

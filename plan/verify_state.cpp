@@ -197,9 +197,14 @@ void Replay::note_copy(const Act& act) {
 /// Where a predicate says so, state becomes again what it was when the period began. In either case it is state that was there: what
 /// is known of it stays known.
 bool Replay::takes_back(const Act& act) {
-  if (!act.op->when) return false;
+  const auto* work = std::get_if<Copy>(&act.op->work);
+  if (work == nullptr || !work->restores) return false;
   const auto copy = whole_copy(act);
-  if (!copy || !copy->second.storage->persistent || copy->first.storage->copy_of != copy->second.root) return false;
+  if (!copy || !copy->second.storage->persistent || copy->first.storage->copy_of != copy->second.root) {
+    fault(Rule::kValues, "restores %{} from %{}, which is no whole copy of what %{} was when the period began",
+          slot_name(act.writes[0]), slot_name(act.reads[0]), slot_name(act.writes[0]));
+    return true;
+  }
   const Region by = region(act.op->when.value);
   if (!read_all(act)) return true;
   int32_t written = -1;

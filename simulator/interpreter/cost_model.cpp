@@ -401,7 +401,7 @@ double CalibratedCostModel::to_largest_group(const Collective& c, const std::str
 }
 
 Seconds CalibratedCostModel::compute(const Plan& plan, const Instruction& instruction, int busy_cores) const {
-  return Seconds(cost_of(plan, instruction, busy_cores).seconds);
+  return Seconds(restores(*instruction.op) ? 0 : cost_of(plan, instruction, busy_cores).seconds);
 }
 
 Seconds CalibratedCostModel::communicate(const Plan& plan, const Instruction& instruction, int) const {
@@ -444,6 +444,7 @@ DatasheetCostModel::DatasheetCostModel(const Machine& machine, Precision precisi
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
   const Segment& segment = *instruction.segment;
   const Op& op = *instruction.op;
+  if (restores(op)) return Seconds(0);
   const WorkAmount work = work_of(segment, op, plan.mesh, plan.token_order);
   const double bytes = static_cast<double>(work.memory.value);
   switch (place_of(segment, op)) {
@@ -501,6 +502,7 @@ Communication communication_of(const Plan& plan, const Instruction& instruction,
 Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                                   Seconds alone) const {
   const Op& op = *instruction.op;
+  if (restores(op)) return {};
   if (const auto* c = std::get_if<Collective>(&op.work)) {
     const int size = static_cast<int>(ranks.size());
     if (size == 1) return {};
