@@ -420,7 +420,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
      "auto",
      "a schedule's name (1f1b, interleaved, zb-h1, ...: docs/pipelines.md has all), a .csv file with one row for each stage (cells such as 0F0), or its rows in one line with ; between them", set_schedule, get_schedule,
             "order of the pipeline's micro-batches"}
-        .axis().estimated(),
+        .text(R"(\.csv$|[0-9]F[0-9])").axis().estimated(),
     CaseKey{"layout.stage_layers", "stage_layers", Form::kText, "", "", FIELD_TEXT(layout.stage_layers),
             "layers of each part of the model, as 3,4,4,1, balanced (by predicted time) or measured (by the trace of the run that is resumed); empty: as even as can be"},
     CaseKey{"layout.sequence_parallel", "sequence_parallel", Form::kBool, "", "", FIELD_BOOL(layout.sequence_parallel),
@@ -429,9 +429,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"layout.tensor_overlap", "tensor_overlap", Form::kBool, "", "", FIELD_BOOL(layout.tensor_overlap),
             "matrix products in strips of the sequence, each beside the messages of another (collective matmul, async tensor parallel)"}
         .flag().estimated(),
-    CaseKey{"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, a list of sub-layers, or runs of layers such as 3*full 5*none", set_recompute, get_recompute,
+    CaseKey{"layout.recompute", "recompute", Form::kAny, "none selective full false", "none, selective, full, a list of sub-layers, or runs of layers such as 3*full 5*none", set_recompute, get_recompute,
             "what backward computes again"}
-        .axis().estimated(),
+        .text(R"([0-9]\*)").axis().estimated(),
     CaseKey{"layout.recompute_options.every", "recompute_options.every", Form::kInteger, "", "", FIELD_INT(layout.recompute_options.every),
             "layers from one that is computed again to the next"}
         .from(1).up_to(16384).estimated(),
@@ -566,7 +566,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
         .estimated(),
     CaseKey{"train.loss_scale", "loss_scale", Form::kAny, "dynamic", "dynamic, or a number", set_loss_scale, get_loss_scale,
             "of fp16: fixed, or dynamic"}
-        .estimated(),
+        .from(1).up_to(16777216).estimated(),
     CaseKey{"train.loss_scale_start", "loss_scale_start", Form::kNumber, "", "", FIELD_FLOAT(train.loss_scale_start),
             "where a dynamic scale begins"}
         .from(1).up_to(16777216).estimated(),
