@@ -641,7 +641,9 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
   const Plan& plan = *placed.plan;
   const Trace none;
   std::map<std::tuple<int, std::string, std::string>, OpComparison> by_label;
-  const double ranks = static_cast<double>(plan.mesh.world_size()) / static_cast<double>(plan.roles.size());
+  // Of one step: a plan of several has the mean of its period.
+  const double ranks = static_cast<double>(plan.mesh.world_size()) / static_cast<double>(plan.roles.size()),
+               steps = static_cast<double>(plan.period);
   for (const JoinedOp& joined : join(plan, placed.programs, predicted ? *predicted : none, measured ? *measured : none)) {
     const Instruction& i = placed.programs[static_cast<size_t>(joined.role)].instructions[static_cast<size_t>(joined.instruction)];
     if (i.kind != Instruction::Kind::kRun) continue;
@@ -655,14 +657,17 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
     c.label = std::move(label);
     c.kind = std::move(kind);
     c.count += 1;
-    c.flops += static_cast<double>(work.flops.value);
-    c.memory_bytes += static_cast<double>(work.memory.value);
-    c.payload_bytes += static_cast<double>(work.payload.value);
-    c.predicted_s += joined.predicted_s / ranks;
-    c.measured_s += joined.measured_s / ranks;
+    c.flops += static_cast<double>(work.flops.value) / steps;
+    c.memory_bytes += static_cast<double>(work.memory.value) / steps;
+    c.payload_bytes += static_cast<double>(work.payload.value) / steps;
+    c.predicted_s += joined.predicted_s / ranks / steps;
+    c.measured_s += joined.measured_s / ranks / steps;
   }
   std::vector<OpComparison> ops;
-  for (auto& [key, c] : by_label) ops.push_back(std::move(c));
+  for (auto& [key, c] : by_label) {
+    c.count = (c.count + plan.period - 1) / plan.period;
+    ops.push_back(std::move(c));
+  }
   std::ranges::stable_sort(ops, std::greater(), [](const OpComparison& c) { return std::max(c.measured_s, c.predicted_s); });
   return ops;
 }

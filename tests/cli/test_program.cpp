@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -305,6 +306,21 @@ TEST_CASE("a run in periods, all taken back and made again or none, has the figu
       INFO(column);
       CHECK(cell(rows, in_step, column) == cell(rows, in_step + 1, column));
     }
+  // Ops are those of one step.
+  const auto layers_of = [&](size_t row) {
+    const std::string folder = (scratch / "out") + "/" + cell(rows, row, "case_id");
+    const Output explained = shardlab_program(scratch, "explain " + folder + " --rows 0 --format json");
+    INFO(explained.err);
+    REQUIRE(explained.code == 0);
+    std::map<std::string, std::pair<int, double>> ops;
+    for (const auto& op : nlohmann::json::parse(explained.out))
+      if (const auto name = op["op"].get<std::string>(); name.starts_with("layer."))
+        ops[fmt::format("{} {} {}", op["stage"].get<int>(), name, op["kind"].get<std::string>())] = {op["count"].get<int>(),
+                                                                                                     op["flops"].get<double>()};
+    return ops;
+  };
+  REQUIRE(layers_of(3).size() > 50);
+  CHECK(layers_of(3) == layers_of(4));
 }
 
 TEST_CASE("periods that begin between two multiples of save_every are saved where they end") {
