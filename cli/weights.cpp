@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -138,6 +139,8 @@ Result<Model> model_of(const std::string& name) {
   return model;
 }
 
+bool is_beyond_fp16(float value) { return std::isfinite(value) && std::abs(value) >= 65520; }
+
 /// Nothing that was trained stays behind.
 Result<void> check_all_carried(const Checkpoint& checkpoint, const Model& model) {
   std::set<std::string> carried;
@@ -174,8 +177,12 @@ Result<ExitCode> export_weights(const WeightsFlags& flags) {
       const interop::ForeignTensor* tensor = shard.tensors[i];
       const auto values = parameters.values(tensor->parameter);
       if (!values.ok()) return values.error();
-      file.write(interop::narrowed(interop::to_foreign(*tensor, **values, parameters.columns(tensor->parameter)),
-                                   shard.entries[i].second.type));
+      const std::vector<float> theirs = interop::to_foreign(*tensor, **values, parameters.columns(tensor->parameter));
+      const interop::WeightType own = shard.entries[i].second.type;
+      if (own == interop::WeightType::kF16 && std::ranges::any_of(theirs, is_beyond_fp16))
+        return refusal(fmt::format("`{}` has values beyond the range of fp16, which would be infinite", tensor->name),
+                       "take --dtype bf16 or fp32");
+      file.write(interop::narrowed(theirs, own));
       index["weight_map"][tensor->name] = shard.name;
     }
     file.sync();

@@ -1,6 +1,8 @@
 // `export`, `import` and `weights`: files that a framework takes, and the way back, as a user types it.
 #include <fmt/format.h>
 
+#include <cstring>
+
 #include "runtime/checkpoint.h"
 #include "sweeps/models.h"
 #include "tests/cli/program.h"
@@ -216,6 +218,16 @@ TEST_CASE("weights that do not fit the model are refused by name") {
   eight.replace(eight.find("\"F32\""), 5, "\"I32\"");
   scratch.write("public/model.safetensors", eight);
   REQUIRE(refused("weights import " + folder).find("is of an element type that is not read") != std::string::npos);
+  // What 16 bits would make infinite is not written in them.
+  const float large = 1e6f;
+  std::string wide = bytes;
+  std::memcpy(wide.data() + wide.size() - sizeof large, &large, sizeof large);
+  scratch.write("public/model.safetensors", wide);
+  REQUIRE(shardlab_program(scratch, fmt::format("weights import {} --out {}", folder, scratch / "wide")).code == 0);
+  const std::string narrow =
+      fmt::format("weights export {} --model tiny-llama --out {} --dtype ", scratch / "wide", scratch / "narrow");
+  REQUIRE(refused(narrow + "fp16").find("has values beyond the range of fp16") != std::string::npos);
+  REQUIRE(shardlab_program(scratch, narrow + "bf16").code == 0);
   scratch.write("public/model.safetensors", bytes);
   // Nothing of a checkpoint stays behind.
   REQUIRE(shardlab_program(scratch, fmt::format("weights import {} --out {}", folder, scratch / "checkpoint")).code == 0);
