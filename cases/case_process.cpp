@@ -216,6 +216,8 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
                       "shardlab launch -n N run ..., which calls the launcher for each case (--launcher)", ""};
     return refused(std::move(outcome), twice);
   }
+  if (const auto whole = check_periods(config, placed->plan->period); !whole.ok())
+    return ended_by(std::move(outcome), whole.error());
   if (config.checkpoint.resume.empty())
     if (const auto timed = check_timed_steps(config, 0); !timed.ok()) return ended_by(std::move(outcome), timed.error());
   if (const auto fit = validation_fits(config, *placed); !fit.ok()) {

@@ -633,7 +633,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
         .from(0).below(1),
     CaseKey{"train.post_validation", "post_validation", Form::kCount, "", "", FIELD_COUNT(train.post_validation),
             "steps that pipeline stages make before they learn whether one was to be clipped or skipped, and if so make them again; 0: none"}
-        .from(0).up_to(4096).flag(),
+        .from(0).up_to(4096),
     CaseKey{"train.dropout", "dropout", Form::kNumber, "", "", FIELD_FLOAT(train.dropout),
             "probability of dropping an element"}
         .from(0).below(1).estimated(),
@@ -691,8 +691,10 @@ struct KeyParts {
 };
 constexpr KeyParts kParts[] = {{"layout.offload", "activations optimizer parameters", "none cpu nvme"}};
 
+/// What is below a bound is so in single precision too, as cases keep it: 0.99999999 would be 1.
 bool in_range(const Range& range, double value) {
-  return (range.above ? value > range.least : value >= range.least) && (range.below ? value < range.most : value <= range.most);
+  return (range.above ? value > range.least : value >= range.least) &&
+         (range.below ? static_cast<float>(value) < range.most : value <= range.most);
 }
 
 /// 1073741824 is "1Gi"; a bound that a person can read is written in digits.

@@ -56,6 +56,8 @@ std::string loss_label(const Case& c) {
                                   name_of(c.train.optimizer), c.train.learning_rate.peak, c.train.seed);
   if (c.data.packed) label += ", packed";
   if (c.train.dropout > 0) label += fmt::format(", dropout {}", c.train.dropout);
+  if (c.train.clip_norm > 0) label += fmt::format(", clip_norm {}", c.train.clip_norm);
+  if (!c.checkpoint.resume.empty()) label += ", resumed";
   if (c.train.precision != Precision::kFp32) label += fmt::format(", {}", name_of(c.train.precision));
   // Sums over tokens in another order have other bits, which only canonical mode promises.
   if (const TokenOrder order = token_order_of(c.layout);
@@ -73,6 +75,9 @@ std::string loss_key(const Case& c) {
                                 m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.vocab_multiple, m.max_positions,
                                 m.tied_embeddings, m.norm_epsilon, m.rope_theta, m.init_deviation, m.qk_norm);
   if (m.qkv_biases) key += " biases of q, k and v";
+  if (const Guard& g = t.guard; g.spike != GuardAction::kNone)
+    key += fmt::format(" spikes {} {} {}", g.loss_factor, g.norm_factor, g.window);
+  key += " " + c.checkpoint.resume;
   if (const Experts& e = m.experts; e.count > 0)
     key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
                        e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen, e.bias_update_rate,

@@ -13,21 +13,30 @@ namespace shardlab::runtime {
 RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& program) {
   const std::vector<int32_t> steps = steps_of_calls(plan, role);
   std::set<std::tuple<int32_t, int32_t, int32_t>> seen;  // step, layer and micro-batch: two weights of an expert see the same rows
-  std::map<int, CountedLayer> layers;
+  std::map<std::pair<int32_t, int32_t>, CountedLayer> layers;  // by step and layer
+  std::vector<std::pair<int32_t, const CountedLayer*>> counted;
   for (const Instruction& i : program.instructions) {
     if (i.kind != Instruction::Kind::kRun || i.call < 0) continue;
     const auto* w = std::get_if<GroupedLinear>(&i.op->work);
     if (w == nullptr || w->phase != Phase::kW) continue;
-    if (!seen.emplace(steps[static_cast<size_t>(i.call)], i.layer, i.micro_batch).second) continue;
-    layers.try_emplace(i.layer, CountedLayer{i.layer, program.reads(i)[2].type, w->sources});
-    counted_.push_back(i.id);
+    const int32_t step = steps[static_cast<size_t>(i.call)];
+    if (!seen.emplace(step, i.layer, i.micro_batch).second) continue;
+    const CountedLayer layer{.step = step, .layer = i.layer, .counts = program.reads(i)[2].type, .sources = w->sources};
+    counted.emplace_back(i.id, &layers.try_emplace({step, i.layer}, layer).first->second);
   }
-  for (const auto& [number, layer] : layers) layers_.push_back(layer);
+  std::map<const CountedLayer*, int32_t> index;
+  for (auto& [key, layer] : layers) {
+    layer.first = numbers_;
+    numbers_ += layer.numbers();
+    index[&layer] = static_cast<int32_t>(layers_.size());
+    layers_.push_back(layer);
+  }
+  for (const auto& [id, layer] : counted) counted_.emplace_back(id, index.at(layer));
 }
 
 int RowCounting::of(const Instruction& instruction) const {
-  if (!std::ranges::binary_search(counted_, instruction.id)) return -1;
-  return static_cast<int>(std::ranges::find(layers_, instruction.layer, &CountedLayer::layer) - layers_.begin());
+  const auto found = std::ranges::lower_bound(counted_, instruction.id, {}, &std::pair<int32_t, int32_t>::first);
+  return found != counted_.end() && found->first == instruction.id ? found->second : -1;
 }
 
 void add_rows(const int32_t* counts, const CountedLayer& layer, int64_t own, std::span<int64_t> numbers) {
@@ -41,7 +50,7 @@ void add_rows(const int32_t* counts, const CountedLayer& layer, int64_t own, std
 }
 
 std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> ranks) {
-  std::map<int, ExpertRows> layers;
+  std::map<std::pair<int, int>, ExpertRows> layers;  // by step and layer
   const auto pipeline = mesh.find(kPipelineAxis);
   for (const RankRows& r : ranks) {
     const Type& counts = *r.layer.counts;
@@ -52,8 +61,8 @@ std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> 
       shared |= mesh.axes[a].size > 1 && place == Placement::shard(0);
     }
     if (again) continue;
-    ExpertRows& layer = layers[r.layer.layer];
-    layer.layer = r.layer.layer;
+    ExpertRows& layer = layers[{r.layer.step, r.layer.layer}];
+    layer.step = r.layer.step, layer.layer = r.layer.layer;
     const int64_t each = counts.shape.last(), first = logical_origin(counts, mesh, r.at)[0] * each;
     layer.by_expert.resize(static_cast<size_t>(logical_shape(counts, mesh)[0] * each));
     const std::span<const int64_t> rows = r.numbers.first(r.numbers.size() - 1);
@@ -62,7 +71,7 @@ std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> 
     if (shared) layer.by_rank.push_back(std::accumulate(rows.begin(), rows.end(), int64_t{0}));
   }
   std::vector<ExpertRows> all;
-  for (auto& [number, layer] : layers) all.push_back(std::move(layer));
+  for (auto& [key, layer] : layers) all.push_back(std::move(layer));
   return all;
 }
 

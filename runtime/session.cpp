@@ -454,12 +454,10 @@ void ThreadSession::collect_reports() {
 std::vector<ExpertRows> ThreadSession::rows_of_experts() const {
   std::vector<RankRows> ranks;
   for (const Member& member : members_) {
-    std::span<const int64_t> rows = reports_[static_cast<size_t>(member.number)].expert_rows;
+    const std::span<const int64_t> rows = reports_[static_cast<size_t>(member.number)].expert_rows;
     if (rows.empty()) continue;
-    for (const CountedLayer& layer : counting_[static_cast<size_t>(plan_.mesh.role_of(member.at))].layers()) {
-      ranks.push_back({member.at, layer, rows.first(layer.numbers())});
-      rows = rows.subspan(layer.numbers());
-    }
+    for (const CountedLayer& layer : counting_[static_cast<size_t>(plan_.mesh.role_of(member.at))].layers())
+      ranks.push_back({member.at, layer, rows.subspan(layer.first, layer.numbers())});
   }
   return expert_rows(plan_.mesh, ranks);
 }

@@ -545,6 +545,30 @@ TEST_CASE("rows of experts are counted as routers choose, under every layout and
   }
 }
 
+TEST_CASE("rows of experts are counted step by step where a plan has several") {
+  Subject subject = subject_of(kSoftmax, Optimizer::kSgd);
+  subject.train.seq_len = 24, subject.train.learning_rate.peak = 0.1f;
+  subject.train.clip_norm = 1e6f;  // of which nothing is taken back
+  Case later = case_of(subject, {.dp = 2, .ep = 2, .pp = 2, .accumulation = 2, .schedule = Schedule::kZbH1}, true);
+  later.train.post_validation = 3;
+  Case meeting = later;
+  meeting.train.post_validation = 0;
+  Running whole(later), single(meeting);
+  for (int64_t first = 0; first < 6; first += 3) {
+    std::vector<ExpertRows> expected;
+    for (int step = 0; step < 3; ++step)
+      for (ExpertRows layer : single.session->step(first + step).experts) {
+        layer.step = step;
+        expected.push_back(std::move(layer));
+      }
+    REQUIRE(expected.size() == 6);
+    CHECK(expected[0].by_expert != expected[2].by_expert);
+    const StepResult result = whole.session->step(first);
+    CHECK_FALSE(result.rolled_back);
+    CHECK(result.experts == expected);
+  }
+}
+
 TEST_CASE(
     "expert parallel: wire bytes are those of the rows that were counted, of a thousand routings, all to two experts among them") {
   Subject subject = subject_of(kBiased, Optimizer::kSgd);

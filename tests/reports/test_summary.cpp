@@ -187,6 +187,14 @@ TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mo
                   std::string("2 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised.")));
   CHECK(said(cases) ==
         Said{{Mood::kBad, "4 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised."}});
+  // What trains otherwise is held to none of the others.
+  std::vector<CaseOutcome> clipped = cases;
+  clipped[1].config.train.clip_norm = 1;
+  CHECK(said(clipped).front() ==
+        std::pair(Mood::kGood, std::string("3 layouts in canonical mode are equal to the bit over 3 steps, as promised.")));
+  std::vector<CaseOutcome> resumed = cases;
+  resumed[1].config.checkpoint.resume = "saved";
+  CHECK(said(resumed).front() == said(clipped).front());
   cases[1].config.canonical = cases[2].config.canonical = false;
   cases[3].config.layout.compression.kind = CompressionKind::kTopK;
   cases[3].measured->losses[1] = 5.25;

@@ -897,6 +897,18 @@ TEST_CASE("post-validation: what a period takes back it takes back as a whole, l
           const Call& judge = std::get<Call>(*first(program, "judge.first"));
           call.binding.back() = judge.binding.back();
         }) != "");
+  // All goes back by whether the last step was clipped, while the run goes by whether any was.
+  CHECK(broken([&](Plan& plan, auto&) {
+          for (Role& role : plan.roles) {
+            const BufferId clipped = std::get<Call>(*first(role.program, "judge.last")).binding.front();
+            for (Item& item : role.program) {
+              if (!is(item, "restore")) continue;
+              Call& call = std::get<Call>(item);
+              call.binding.back() = clipped;
+              plan.segments[call.segment.index()].slots[2].cls = role.buffers[clipped.index()].kind;
+            }
+          }
+        }).find("where the run makes steps again by %rolled_back") != std::string::npos);
   // A copy that is made after the first update.
   CHECK(broken([&](Plan&, auto& program) {
           const auto keep = first(program, "keep");
