@@ -115,7 +115,7 @@ SWEEP
   code=0
   wait "${processes[0]}" || code=$?
   [ $code -ne 0 ] && [ $code -ne 124 ] || fail "the host behind a cut link ends with exit code $code"
-  grep -q 'process 1 of 2 has ended' "$work/cut/results.csv" || { cat "$work/cut/results.csv" >&2; fail "nobody says which process is lost"; }
+  grep -q 'process 1 of 2 is out of reach: rank 1 is waited for ' "$work/cut/results.csv" || { cat "$work/cut/results.csv" >&2; fail "nobody says which process is lost"; }
   echo "a link that goes down: both hosts end, and the process that is lost is said"
 }
 
