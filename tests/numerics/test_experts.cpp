@@ -539,6 +539,39 @@ TEST_CASE("a capacity is the even share of a sequence's rows times the factor, r
   CHECK(e.capacity(24) == 1);
 }
 
+TEST_CASE("rows with experts take what the capacity lets come: n b min(s k', e C) of them, for any number of ranks") {
+  Subject subject = subject_of(kFull, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  const int64_t k = 2, s = 24, h = subject.model.hidden, f = 20;
+  // Elements of rows of a layer that wait for backward, and the peak.
+  const auto kept = [&](const Case& c) {
+    const auto plan = lower(c);
+    REQUIRE(plan.ok());
+    int64_t elements = 0;
+    for (const Segment& segment : plan->segments)
+      for (const Slot& slot : segment.slots)
+        if (segment.name == "layer.F" && slot.cls == BufferClass::kActivation && slot.name.starts_with("rows.") &&
+            slot.type.dtype == DType::f32)
+          elements += slot.type.shape.elements();
+    return std::pair(elements, memory_peak(*plan, 0)[static_cast<size_t>(Space::kDevice)].peak_bytes);
+  };
+  for (const int n : {1, 2, 4})
+    for (const float factor : {1.0f, 1.25f, 0.5f, 4.0f}) {
+      const int64_t b = subject.sequences / 4, e = 8 / n, c = std::min<int64_t>(s, static_cast<int64_t>(std::ceil(factor * 6)));
+      const int64_t all = n * b * s * k, room = n * b * std::min(s * std::min(k, e), e * c);
+      Case with = case_of(subject, {.dp = 4, .ep = n}, false), without = with;
+      with.model.experts.capacity_factor = factor, without.model.experts.capacity_factor = 0;
+      INFO(n << " " << factor);
+      const auto [rows, peak] = kept(with);
+      const auto [rows_of_all, peak_of_all] = kept(without);
+      // Rows that came, [h], up and activated, [2 f] and [f]; and what came home, of b s k rows those that a capacity takes.
+      CHECK(rows_of_all == (h + 3 * f) * all + h * b * s * k);
+      CHECK(rows == (h + 3 * f) * room + h * b * std::min(s * k, 8 * c));
+      if (room < all) CHECK(peak < peak_of_all);
+      if (room == all) CHECK(peak - peak_of_all <= 64);  // the router's own scratch
+    }
+}
+
 TEST_CASE("rows that experts have no room for are counted, the same under every layout and whatever runs again") {
   Subject subject = subject_of(kFull, Optimizer::kSgd);
   subject.model.experts.bias_update_rate = 0.02f;
