@@ -408,10 +408,16 @@ class LoadBalance {
       const Imbalance one = imbalance_of(step);
       if (one.by_expert) experts_.push_back(*one.by_expert);
       if (one.by_rank) ranks_.push_back(*one.by_rank);
+      const Drops drops = drops_of(step);
+      all_.chosen += drops.chosen, all_.dropped += drops.dropped;
     }
   }
-  /// Into the figures; `tells`: and, layer by layer, to the log.
-  void note(Measurement& m, bool tells) const {
+  /// Into the figures; `tells`: and, layer by layer, to the log. `drops`: experts have a capacity.
+  void note(Measurement& m, bool drops, bool tells) const {
+    if (drops && all_.chosen > 0) m.expert_dropped = all_.share(), m.expert_dropped_last = drops_of(last_).share();
+    if (drops && all_.chosen > 0 && tells)
+      fmt::print(stderr, "rows that experts had no room for: {} of the {} that tokens chose in {} steps\n", all_.dropped,
+                 all_.chosen, experts_.size());
     if (experts_.empty()) return;
     m.expert_imbalance = mean(experts_), m.expert_imbalance_last = experts_.back();
     if (!ranks_.empty()) m.expert_rank_imbalance = mean(ranks_), m.expert_rank_imbalance_last = ranks_.back();
@@ -423,6 +429,7 @@ class LoadBalance {
       if (!layer.by_rank.empty())
         fmt::print(stderr, "; by rank {} ({:.3f})", fmt::join(layer.by_rank, " "), imbalance(layer.by_rank).value_or(1));
       if (!layer.by_rank.empty()) fmt::print(stderr, "; {} came from other ranks", layer.from_others);
+      if (drops) fmt::print(stderr, "; {} dropped", layer.dropped);
       fmt::print(stderr, "\n");
     }
   }
@@ -433,6 +440,7 @@ class LoadBalance {
   }
 
   std::vector<double> experts_, ranks_;  ///< by step
+  Drops all_;                            ///< of the steps
   std::vector<ExpertRows> last_;
 };
 
@@ -616,7 +624,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   write_arrivals((*session)->arrivals(), files);
   if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
-  balance.note(m, (*session)->leads());
+  balance.note(m, config.model.experts.drops(), (*session)->leads());
   m.samples = static_cast<int>(seconds.size());
   m.repeats = static_cast<int>(config.measure.repeat);
   m.step_s = median(seconds);

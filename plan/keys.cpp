@@ -315,6 +315,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"model.bias_update_rate", "", Form::kNumber, "", "", FIELD_FLOAT(model.experts.bias_update_rate),
             "step by which biases of the choice of experts follow the load; 0: no biases"}
         .from(0).up_to(1),
+    CaseKey{"model.capacity_factor", "", Form::kNumber, "", "", FIELD_FLOAT(model.experts.capacity_factor),
+            "an expert takes so many times its even share of the rows of each sequence, and drops the others; 0: takes all"}
+        .from(0).up_to(65536),
 
     CaseKey{"machine.id", "", Form::kText, "", "", FIELD_TEXT(machine.id),
             "what reports call the machine"},

@@ -198,6 +198,9 @@ struct Activation {
 ///   squared log-sum-exp. `tokens` is the number of tokens of the step.
 /// `sequence`: the rank has a part of each sequence, which has so many tokens. I then reads load f32[b,E] last: tokens of the whole sequence
 ///   that go to each expert (ExpertLoad, summed over the parts).
+/// `capacity`: an expert takes so many rows of each sequence, in the order of the tokens, whatever weight they have; the rows beyond are
+///   dropped (Lepikhin et al. 2020). choice then has ~e (below 0) in the place of e, counts leave the row out, and weights stay as they are. I
+///   reads a dweights of 0 there. The two losses, and loads, are of all that was chosen.
 /// `biased`: F reads bias f32[E] last, and experts, and groups, are chosen by score plus bias. Weights are of scores alone. I reads no bias.
 struct Route {
   Phase phase = Phase::kF;
@@ -211,6 +214,7 @@ struct Route {
   int64_t tokens = 1;
   int64_t sequence = 0;  ///< 0: sequences are whole
   bool biased = false;
+  int64_t capacity = 0;  ///< 0: an expert takes all rows
 };
 
 /// choice i32[b,s,k] -> load f32[b,E]: tokens of each sequence that go to each of E experts. `accumulate`: choice, load f32[E] -> load: those of
@@ -220,11 +224,12 @@ struct ExpertLoad {
 };
 
 /// A row for each token and expert that it goes to, by expert and then by token, without gaps from the first row on. rows[n,r,h] has
-/// n r >= b s k.
-/// F: x[b,s,h], choice i32[b,s,k] -> rows. I: drows, choice -> dx: the sum of a token's rows, by expert.
+/// n r >= b min(s k, E C), where C is `capacity`, that of the router; without one b s k. A dropped row (Route) is not there.
+/// F: x[b,s,h], choice i32[b,s,k] -> rows. I: drows, choice -> dx: the sum of a token's rows, by expert; 0 where all are dropped.
 struct Dispatch {
   Phase phase = Phase::kF;
   int experts = 1;
+  int64_t capacity = 0;
 };
 
 /// Each row times the weight of its expert: w[e,out,in] of the e experts of this rank. rows[1,r,in] are those of `sources` ranks, one after
@@ -238,11 +243,13 @@ struct GroupedLinear {
   bool accumulate = false;
 };
 
-/// The sum of a token's rows, weighted, by expert. rows as of Dispatch.
-/// F: rows, weights[b,s,k], choice i32[b,s,k] -> y[b,s,h]. I: dy, rows, weights, choice -> drows, dweights.
+/// The sum of a token's rows, weighted, by expert. rows and `capacity` as of Dispatch.
+/// F: rows, weights[b,s,k], choice i32[b,s,k] -> y[b,s,h]. I: dy, rows, weights, choice -> drows, dweights. Of dropped rows y has nothing, and
+/// dweights 0.
 struct Combine {
   Phase phase = Phase::kF;
   int experts = 1;
+  int64_t capacity = 0;
 };
 
 /// Every token times the sigmoid of a number of its own. F: x[b,s,h], gate[b,s,1] -> y. I: dy, x, gate -> dx, dgate.
@@ -368,6 +375,7 @@ enum class Algorithm : uint8_t {
 /// multiplies nothing: scales live in types.
 /// all_to_all with counts: src, sent i32[n,l,e], (received i32[1,n l,e]) -> dst. Rows are packed: to rank i go as many as sent[i,..] add up to,
 /// behind those that go to the ranks before it, and `received` says the same of what comes. What came goes back by the two the other way round.
+/// `room`: so many rows go from one rank to another at most, by the capacity of experts; 0: all rows of src may.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   ReduceOp reduce = ReduceOp::kSum;
@@ -375,6 +383,7 @@ struct Collective {
   Algorithm algorithm = Algorithm::kRing;
   int root = 0;
   int per_node = 1;  ///< of kHierarchical: ranks of the group on one node, neighbours in it
+  int64_t room = 0;  ///< of an all_to_all with counts
 };
 
 /// x -> : to the rank `hop` further along the communicator's axis, which must have the matching Recv. `cyclic` wraps around.

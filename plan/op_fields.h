@@ -170,6 +170,7 @@ void op_fields(A& a, Collective& w) {
   a.choice("algorithm", w.algorithm, kAlgorithms, Algorithm::kRing);
   a.number("root", w.root, 0);
   a.number("per_node", w.per_node, 1);
+  a.number("room", w.room, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, Send& w) {
@@ -205,6 +206,7 @@ void op_fields(A& a, Route& w) {
   a.number("tokens", w.tokens, int64_t{1});
   a.number("sequence", w.sequence, int64_t{0});
   a.flag("biased", w.biased);
+  a.number("capacity", w.capacity, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, ExpertLoad& w) {
@@ -215,6 +217,7 @@ void op_fields(A&, Gate&) {}
 template <class A>
 void op_fields(A& a, Dispatch& w) {
   a.number("experts", w.experts, 1);
+  a.number("capacity", w.capacity, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, GroupedLinear& w) {
@@ -225,6 +228,7 @@ void op_fields(A& a, GroupedLinear& w) {
 template <class A>
 void op_fields(A& a, Combine& w) {
   a.number("experts", w.experts, 1);
+  a.number("capacity", w.capacity, int64_t{0});
 }
 
 /// The phase of an op that has one, to be read or set.

@@ -79,9 +79,9 @@ std::string loss_key(const Case& c) {
     key += fmt::format(" spikes {} {} {}", g.loss_factor, g.norm_factor, g.window);
   key += " " + c.checkpoint.resume;
   if (const Experts& e = m.experts; e.count > 0)
-    key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
-                       e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen, e.bias_update_rate,
-                       e.shared_gate);
+    key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise,
+                       e.factor, e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen,
+                       e.bias_update_rate, e.shared_gate, e.capacity_factor);
   key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {} {} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon,
                      t.dropout, static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens,
                      c.data.packed, c.data.document_end);
@@ -345,6 +345,8 @@ std::optional<Statement> balance_statement(std::span<const CaseOutcome> cases) {
                         *m.expert_imbalance_last);
     if (m.expert_rank_imbalance)
       text += fmt::format(", by rank {:.2f} ({:.2f})", *m.expert_rank_imbalance, *m.expert_rank_imbalance_last);
+    if (m.expert_dropped)
+      text += fmt::format(", {:.1f} % of rows dropped ({:.1f} %)", 100 * *m.expert_dropped, 100 * *m.expert_dropped_last);
   }
   if (text.empty()) return std::nullopt;
   if (counted_cases > kShown) text += fmt::format("; {} more in the table", counted_cases - kShown);

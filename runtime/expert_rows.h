@@ -1,5 +1,6 @@
 // How many rows each expert worked at in a step, counted where its weights had their gradients: once for each layer and micro-batch,
-// whatever forward ran again. What is counted is what routers chose and exchanges moved; no plan has a buffer or an op for it.
+// whatever forward ran again. What is counted is what routers chose and exchanges moved; no plan has a buffer or an op for it. Rows that
+// routers chose and no expert worked at were dropped.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@ struct ExpertRows {
   std::vector<int64_t> by_rank;    ///< of ranks that share the experts, in order, slices of one expert once; else empty
   int64_t from_others = 0;         ///< rows that came from another rank than the one that works at them, slices once
   int step = 0;                    ///< of the plan's period
+  int64_t dropped = 0;             ///< rows that were chosen, and that no expert had room for
   friend bool operator==(const ExpertRows&, const ExpertRows&) = default;
 };
 
@@ -28,8 +30,9 @@ struct CountedLayer {
   const Type* counts = nullptr;  ///< i32[1, parts, experts of the rank], placed over the groups of experts
   int sources = 1;               ///< ranks whose parts of the tokens are counted, one after another
   size_t first = 0;              ///< where its numbers begin among those of the role
-  /// Numbers that are kept of it: rows by expert of the rank, and then those that came from other ranks.
-  size_t numbers() const { return static_cast<size_t>(counts->shape.last()) + 1; }
+  int64_t chosen = 0;            ///< rows that the rank's own tokens choose in a micro-batch
+  /// Numbers that are kept of it: rows by expert of the rank, those that came from other ranks, and those that its own tokens chose.
+  size_t numbers() const { return static_cast<size_t>(counts->shape.last()) + 2; }
 };
 
 /// The ops of a role's program whose rows are counted: of each layer's gradients of weights of experts one a micro-batch.
@@ -70,5 +73,12 @@ struct Imbalance {
   std::optional<double> by_expert, by_rank;
 };
 Imbalance imbalance_of(std::span<const ExpertRows> layers);
+
+/// Rows of a step's layers that were chosen, and those of them that were dropped.
+struct Drops {
+  int64_t chosen = 0, dropped = 0;
+  double share() const { return chosen > 0 ? static_cast<double>(dropped) / static_cast<double>(chosen) : 0; }
+};
+Drops drops_of(std::span<const ExpertRows> layers);
 
 }  // namespace shardlab::runtime

@@ -353,6 +353,30 @@ TEST_CASE("periods that begin between two multiples of save_every are saved wher
   CHECK(cell(rows, 1, "reason").starts_with("measure.steps=3 with post_validation=4"));
 }
 
+TEST_CASE("rows that experts had no room for are figures of a run, also where its steps are taken back and made again") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string sweep = scratch.write("experts.yaml", expert_sweep());
+  const auto run = [&](const std::string& out, const std::string& factor) {
+    const Output output = shardlab_program(
+        scratch, "run " + sweep + machine_option() + " --set model.capacity_factor=" + factor + " --out " + (scratch / out));
+    INFO(output.err);
+    REQUIRE(output.code == 0);
+    return parse_csv(slurp(scratch / (out + "/results.csv")));
+  };
+  const auto tight = run("tight", "1"), roomy = run("roomy", "100"), all = run("all", "0");
+  REQUIRE(std::stod(cell(tight, 1, "expert_dropped")) > 0);
+  REQUIRE(std::stod(cell(tight, 1, "expert_dropped")) < 1);
+  for (const char* column : {"loss_last", "expert_dropped", "expert_dropped_last"}) {
+    INFO(column);
+    CHECK(cell(tight, 1, column) == cell(tight, 2, column));
+  }
+  CHECK(std::stod(cell(roomy, 1, "expert_dropped")) == 0);
+  CHECK(cell(roomy, 1, "loss_last") == cell(all, 1, "loss_last"));
+  CHECK(cell(roomy, 1, "loss_last") != cell(tight, 1, "loss_last"));
+  CHECK(cell(all, 1, "expert_dropped").empty());
+}
+
 TEST_CASE("a resumed run deals its layers out by the time that they took, and ends as one that never stopped") {
   const Scratch scratch;
   scratch.write("text.txt", some_text());

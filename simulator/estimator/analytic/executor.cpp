@@ -29,7 +29,8 @@ std::optional<Model> model_of(const ModelShape& s) {
                  .ffn = s.moe_ffn,
                  .shared = s.shared_experts,
                  .shared_gate = s.shared_gate,
-                 .dense_layers = s.dense_layers};
+                 .dense_layers = s.dense_layers,
+                 .capacity_factor = static_cast<float>(s.capacity_factor)};
   return m;
 }
 
