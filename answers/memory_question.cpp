@@ -201,8 +201,20 @@ constexpr std::pair<std::string_view, const char*> kTensorWords[] = {{"y", "laye
                                                                      {"x1", "residual"},
                                                                      {"u", "up"},
                                                                      {"a", "activated"},
+                                                                     {"moe.logits", "routers"},
+                                                                     {"moe.weights", "routers"},
+                                                                     {"moe.choice", "routers"},
+                                                                     {"rows.counts", "routers"},
+                                                                     {"rows.counts.there", "routers"},
+                                                                     {"rows.in", "rows for experts"},
+                                                                     {"rows.in.there", "rows for experts"},
+                                                                     {"rows.u", "up of experts"},
+                                                                     {"rows.a", "activated of experts"},
+                                                                     {"rows.out", "rows of experts"},
                                                                      {"shared.u", "up of shared experts"},
-                                                                     {"shared.a", "activated of shared experts"}};
+                                                                     {"shared.a", "activated of shared experts"},
+                                                                     {"shared.z", "shared experts before the gate"},
+                                                                     {"shared.gate", "shared experts before the gate"}};
 
 /// Activations of a stage at its peak by tensor.
 void add_activations(const Plan& plan, int32_t stage, const MemoryByClass& at_peak, StageAnswer& s) {

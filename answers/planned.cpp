@@ -12,6 +12,7 @@
 #include "plan/treatment.h"
 #include "plan/verify.h"
 #include "reports/format.h"
+#include "simulator/interpreter/collective_choice.h"
 #include "simulator/interpreter/cost_model.h"
 #include "simulator/interpreter/pipeline_choice.h"
 #include "simulator/interpreter/recompute_budget.h"
@@ -51,7 +52,9 @@ int64_t capacity_per_rank(const Case& config, Space space) {
   return static_cast<int64_t>(stated->second / of_node);
 }
 
-Result<Plan> lower_unverified(const Case& config) { return lower(config, {.after = {}, .verify = false}); }
+Result<Plan> lower_unverified(const Case& config) {
+  return with_chosen_collectives(config, lower(config, {.after = {}, .verify = false}), false);
+}
 
 namespace {
 
@@ -141,22 +144,24 @@ Result<PlacedPlan> checked(Result<Plan> plan) {
 }  // namespace
 
 Result<PlacedRun> prepare(const Case& config) {
-  auto placed = checked(lower(config));
+  auto placed = checked(with_chosen_collectives(config, lower(config), true));
   if (!placed.ok()) return placed.error();
   PlacedRun run{std::move(*placed), nullptr, nullptr};
   if (validates_later(config)) {
-    auto again = checked(lower_in_step(config));
+    auto again = checked(with_chosen_collectives(config, lower_in_step(config), true));
     if (!again.ok()) return again.error();
     run.in_step = std::make_unique<const PlacedPlan>(std::move(*again));
   }
   if (warm_up_steps(config) == 0) return run;
-  auto first = checked(lower_warm_up(config));
+  auto first = checked(with_chosen_collectives(config, lower_warm_up(config), true));
   if (!first.ok()) return first.error();
   run.warm_up = std::make_unique<const PlacedPlan>(std::move(*first));
   return run;
 }
 
-Result<PlacedPlan> prepare_validation(const Case& config) { return checked(lower_validation(config)); }
+Result<PlacedPlan> prepare_validation(const Case& config) {
+  return checked(with_chosen_collectives(config, lower_validation(config), true));
+}
 
 namespace {
 

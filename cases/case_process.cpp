@@ -92,7 +92,8 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
   ChildPlace place{.processes = *processes, .server = {}, .token = {}};
   if (shared_out) {
     place.token = new_token();
-    server.emplace(*processes, Endpoint{seated ? seats_->host() : Endpoint().host, 0}, place.token);
+    server.emplace(*processes, Endpoint{seated ? seats_->host() : Endpoint().host, 0}, place.token,
+                   outcome.config.measure.timeout_s);
     place.server = to_string(server->endpoint());
   }
   const double timeout_s = outcome.config.measure.timeout_s;
@@ -113,7 +114,8 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
   interrupt::set_case_group(0);
   std::vector<int> statuses = children.statuses;
   if (seated) {
-    if (children.any_failed() || !children.all_ended()) server->fail("process 0 has ended");  // where nobody has said more
+    if (children.any_failed() || !children.all_ended())
+      server->fail({.message = "process 0 has ended"});  // where nobody has said more
     std::vector<SeatEnd> ends;
     try {
       ends = seats_->collect();
@@ -216,6 +218,8 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
                       "shardlab launch -n N run ..., which calls the launcher for each case (--launcher)", ""};
     return refused(std::move(outcome), twice);
   }
+  if (const auto whole = check_periods(config, placed->plan->period); !whole.ok())
+    return ended_by(std::move(outcome), whole.error());
   if (config.checkpoint.resume.empty())
     if (const auto timed = check_timed_steps(config, 0); !timed.ok()) return ended_by(std::move(outcome), timed.error());
   if (const auto fit = validation_fits(config, *placed); !fit.ok()) {

@@ -144,6 +144,18 @@ Prediction predict_bytes(const PlacedRun& placed) {
   return p;
 }
 
+Result<void> check_periods(const Case& config, int period) {
+  for (const auto& [key, steps] : {std::pair{"warmup", config.measure.warmup}, {"steps", config.measure.steps}}) {
+    if (steps % period == 0) continue;
+    return Error{ExitCode::kUsage,
+                 fmt::format("measure.{}={} with {}={}: a run ends where a period does", key, steps,
+                             validates_later(config) ? "post_validation" : "diloco.steps", period),
+                 fmt::format("set measure.{} to {}, or another multiple", key, (steps + period - 1) / period * period),
+                 {}};
+  }
+  return {};
+}
+
 Result<void> check_timed_steps(const Case& config, int64_t first) {
   const int64_t steps = warm_up_steps(config), timed = first + config.measure.warmup;
   if (steps <= timed) return {};
@@ -269,33 +281,29 @@ void add_marks(const Session& session, int ranks, Measurement& m) {
   }
 }
 
-void add_memory(const PlacedPlan& placed, const Session& session, const Execution& execution, Measurement& m) {
-  const int ranks = placed.plan->mesh.world_size();
-  add_marks(session, ranks, m);
+/// Bytes of the arenas of all ranks where `execution` reads memory.
+int64_t arena_bytes(const Session& session, int ranks, const Execution& execution) {
   int64_t arenas = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     arenas += session.arena_bytes(rank, Space::kDevice);
     if (execution.memory_is_host()) arenas += session.arena_bytes(rank, Space::kHost);
   }
+  return arenas;
+}
+
+/// `beside`: the session of steps made again, whose arenas are planned too, or none.
+void add_memory(const PlacedPlan& placed, const Session& session, const Session* beside, const Execution& execution,
+                Measurement& m) {
+  const int ranks = placed.plan->mesh.world_size();
+  add_marks(session, ranks, m);
+  int64_t arenas = arena_bytes(session, ranks, execution);
+  if (beside != nullptr) arenas += arena_bytes(*beside, ranks, execution);
   const MemoryReading before = execution.memory_before(), after = execution.memory();
   m.resident_bytes = after.peak;
   // A peak that lies before this case began (reading the data, say) is none of its own.
   const int64_t peak = after.peak > before.peak ? after.peak : after.now;
   m.unplanned_memory_bytes = peak - before.now - arenas;
   m.unplanned_memory = execution.unplanned(arenas);
-}
-
-/// A run is of whole periods.
-Result<void> check_periods(const Case& config, int period) {
-  for (const auto& [key, steps] : {std::pair{"warmup", config.measure.warmup}, {"steps", config.measure.steps}}) {
-    if (steps % period == 0) continue;
-    return Error{ExitCode::kUsage,
-                 fmt::format("measure.{}={} with {}={}: a run ends where a period does", key, steps,
-                             validates_later(config) ? "post_validation" : "diloco.steps", period),
-                 fmt::format("set measure.{} to {}, or another multiple", key, (steps + period - 1) / period * period),
-                 {}};
-  }
-  return {};
 }
 
 /// Number of the first step: 0, or what the checkpoint that the case resumes has done, whose state `session` then has.
@@ -308,10 +316,11 @@ Result<int64_t> first_step(const Case& config, Session& session) {
   return checkpoint->steps();
 }
 
-/// Saves after every `save_every` steps, counted from the seed, and after the run's last.
-Result<void> save_where_due(const Case& config, const Session& session, int64_t steps, bool last) {
+/// Saves after every `save_every` steps, counted from the seed, and after the run's last. Of the last `made` steps, a period, the state
+/// is there after the last alone: a period that was resumed between two multiples of `save_every` ends behind one.
+Result<void> save_where_due(const Case& config, const Session& session, int64_t steps, int64_t made, bool last) {
   const Checkpointing& c = config.checkpoint;
-  if (c.save_every == 0 || (steps % c.save_every != 0 && !last)) return {};
+  if (c.save_every == 0 || (steps / c.save_every == (steps - made) / c.save_every && !last)) return {};
   const auto saved = save_checkpoint(session, config, steps, c.folder);
   if (!saved.ok()) return saved.error();
   return {};
@@ -389,14 +398,26 @@ std::vector<std::pair<std::string, std::string>> identity(const PlacedRun& place
 /// How the rows of experts fell in the measured steps.
 class LoadBalance {
  public:
-  void add(const std::vector<ExpertRows>& layers) {
-    last_ = layers;
-    const Imbalance one = imbalance_of(layers);
-    if (one.by_expert) experts_.push_back(*one.by_expert);
-    if (one.by_rank) ranks_.push_back(*one.by_rank);
+  /// Layers of one step after another.
+  void add(std::span<const ExpertRows> layers) {
+    while (!layers.empty()) {
+      const auto next = std::ranges::find_if(layers, [&](const ExpertRows& layer) { return layer.step != layers[0].step; });
+      const auto step = layers.first(static_cast<size_t>(next - layers.begin()));
+      layers = layers.subspan(step.size());
+      last_.assign(step.begin(), step.end());
+      const Imbalance one = imbalance_of(step);
+      if (one.by_expert) experts_.push_back(*one.by_expert);
+      if (one.by_rank) ranks_.push_back(*one.by_rank);
+      const Drops drops = drops_of(step);
+      all_.chosen += drops.chosen, all_.dropped += drops.dropped;
+    }
   }
-  /// Into the figures; `tells`: and, layer by layer, to the log.
-  void note(Measurement& m, bool tells) const {
+  /// Into the figures; `tells`: and, layer by layer, to the log. `drops`: experts have a capacity.
+  void note(Measurement& m, bool drops, bool tells) const {
+    if (drops && all_.chosen > 0) m.expert_dropped = all_.share(), m.expert_dropped_last = drops_of(last_).share();
+    if (drops && all_.chosen > 0 && tells)
+      fmt::print(stderr, "rows that experts had no room for: {} of the {} that tokens chose in {} steps\n", all_.dropped,
+                 all_.chosen, experts_.size());
     if (experts_.empty()) return;
     m.expert_imbalance = mean(experts_), m.expert_imbalance_last = experts_.back();
     if (!ranks_.empty()) m.expert_rank_imbalance = mean(ranks_), m.expert_rank_imbalance_last = ranks_.back();
@@ -408,6 +429,7 @@ class LoadBalance {
       if (!layer.by_rank.empty())
         fmt::print(stderr, "; by rank {} ({:.3f})", fmt::join(layer.by_rank, " "), imbalance(layer.by_rank).value_or(1));
       if (!layer.by_rank.empty()) fmt::print(stderr, "; {} came from other ranks", layer.from_others);
+      if (drops) fmt::print(stderr, "; {} dropped", layer.dropped);
       fmt::print(stderr, "\n");
     }
   }
@@ -418,6 +440,7 @@ class LoadBalance {
   }
 
   std::vector<double> experts_, ranks_;  ///< by step
+  Drops all_;                            ///< of the steps
   std::vector<ExpertRows> last_;
 };
 
@@ -441,7 +464,7 @@ Result<WarmedUp> warm_up(const Case& config, const PlacedPlan& placed, const Run
   for (int64_t step = *first; step < warm_up_steps(config);) {
     const StepResult result = (*session)->step(step++);
     if (result.loss) m.losses.push_back(*result.loss);
-    SHARDLAB_TRY(save_where_due(config, **session, step, false));
+    SHARDLAB_TRY(save_where_due(config, **session, step, 1, false));
   }
   add_marks(**session, placed.plan->mesh.world_size(), m);
   WarmedUp left{*first, {}};
@@ -473,6 +496,8 @@ class MadeAgain {
     return periods;
   }
 
+  /// None as long as no step was made again.
+  const Session* session() const { return session_.get(); }
   /// The high-water marks of its session, if there was one.
   void add_marks_to(Measurement& m) const {
     if (session_ != nullptr) add_marks(*session_, placed_->plan->mesh.world_size(), m);
@@ -588,7 +613,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
       }
       m.rolled_back_steps += std::ssize(p.again);
       step += period;
-      SHARDLAB_TRY(save_where_due(config, **session, step, step == end));
+      SHARDLAB_TRY(save_where_due(config, **session, step, period, step == end));
       if (step <= warm) continue;
       seconds.push_back(p.seconds() / period);
       for (const StepResult& r : p.counted()) balance.add(r.experts);
@@ -599,7 +624,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   write_arrivals((*session)->arrivals(), files);
   if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
-  balance.note(m, (*session)->leads());
+  balance.note(m, config.model.experts.drops(), (*session)->leads());
   m.samples = static_cast<int>(seconds.size());
   m.repeats = static_cast<int>(config.measure.repeat);
   m.step_s = median(seconds);
@@ -607,7 +632,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   m.loss_unigram = data->unigram_entropy();
   m.kernel_variant = (*execution)->description();
   again.add_marks_to(m);
-  add_memory(placed, **session, **execution, m);
+  add_memory(placed, **session, again.session(), **execution, m);
   result.trace = (*execution)->take();
   m.recorder_overhead_s = result.trace.recorder_overhead_s;
   m.trace_gaps = unexplained(result.trace.accounting);
@@ -624,7 +649,9 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
   const Plan& plan = *placed.plan;
   const Trace none;
   std::map<std::tuple<int, std::string, std::string>, OpComparison> by_label;
-  const double ranks = static_cast<double>(plan.mesh.world_size()) / static_cast<double>(plan.roles.size());
+  // Of one step: a plan of several has the mean of its period.
+  const double ranks = static_cast<double>(plan.mesh.world_size()) / static_cast<double>(plan.roles.size()),
+               steps = static_cast<double>(plan.period);
   for (const JoinedOp& joined : join(plan, placed.programs, predicted ? *predicted : none, measured ? *measured : none)) {
     const Instruction& i = placed.programs[static_cast<size_t>(joined.role)].instructions[static_cast<size_t>(joined.instruction)];
     if (i.kind != Instruction::Kind::kRun) continue;
@@ -638,14 +665,17 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
     c.label = std::move(label);
     c.kind = std::move(kind);
     c.count += 1;
-    c.flops += static_cast<double>(work.flops.value);
-    c.memory_bytes += static_cast<double>(work.memory.value);
-    c.payload_bytes += static_cast<double>(work.payload.value);
-    c.predicted_s += joined.predicted_s / ranks;
-    c.measured_s += joined.measured_s / ranks;
+    c.flops += static_cast<double>(work.flops.value) / steps;
+    c.memory_bytes += static_cast<double>(work.memory.value) / steps;
+    c.payload_bytes += static_cast<double>(work.payload.value) / steps;
+    c.predicted_s += joined.predicted_s / ranks / steps;
+    c.measured_s += joined.measured_s / ranks / steps;
   }
   std::vector<OpComparison> ops;
-  for (auto& [key, c] : by_label) ops.push_back(std::move(c));
+  for (auto& [key, c] : by_label) {
+    c.count = (c.count + plan.period - 1) / plan.period;
+    ops.push_back(std::move(c));
+  }
   std::ranges::stable_sort(ops, std::greater(), [](const OpComparison& c) { return std::max(c.measured_s, c.predicted_s); });
   return ops;
 }

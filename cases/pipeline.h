@@ -33,6 +33,9 @@ bool validates(const Case& config);
 /// Refuses a number of validation sequences that no whole number of steps takes, or that the split, of `available`, does not have.
 Result<void> check_validation(const Case& config, int64_t available);
 
+/// Refuses warm-up or measured steps that are no whole periods of `period` steps.
+Result<void> check_periods(const Case& config, int period);
+
 /// Refuses timed steps in both phases of a run that begins with step `first`: their times and bytes would be no one step's.
 Result<void> check_timed_steps(const Case& config, int64_t first);
 

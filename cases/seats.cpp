@@ -126,8 +126,12 @@ Seats::~Seats() {
 
 void Seats::start(const CaseOrder& order, ControlServer& group) {
   listener_ = control_->listen([&group](const GroupFailure& failure) {
-    group.fail(failure.message.empty() ? "a process of the job has ended" : failure.message);
-    return std::string();
+    // A process of the job is the process of the group with its number.
+    if (failure.kind == GroupFailure::Kind::kGone || failure.kind == GroupFailure::Kind::kUnreachable)
+      group.fail({.kind = failure.kind, .process = failure.process, .hint = failure.hint});
+    else
+      group.fail({.message = failure.message.empty() ? "a process of the job has ended" : failure.message, .hint = failure.hint});
+    return Control::Known();
   });
   try {
     control_->gather(text_of(order));
@@ -157,7 +161,7 @@ Result<ExitCode> follow(const JobPlace& placement, const std::string& program, d
   std::atomic<bool> lost{false};
   const int listener = control.listen([&](const GroupFailure&) {
     lost = true;
-    return std::string();
+    return Control::Known();
   });
   try {
     const TemporaryFolder folder;

@@ -234,7 +234,7 @@ Result<ExitCode> say(const std::vector<CommRow>& rows, const CommOptions& option
 Result<ExitCode> measure_in_group(const CommOptions& options, const CommFlags& flags, const JobPlace& placement,
                                   const Invocation& invocation) {
   std::optional<ControlServer> server;
-  if (placement.rank == 0) server.emplace(placement.world_size, placement.master, placement.token);
+  if (placement.rank == 0) server.emplace(placement.world_size, placement.master, placement.token, options.timeout_s);
   Control control(server ? server->endpoint() : placement.master, placement.token, placement.rank, placement.world_size,
                   options.timeout_s);
   try {

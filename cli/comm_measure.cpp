@@ -225,7 +225,7 @@ Result<std::vector<CommRow>> measure_comm(const CommOptions& options, Control* c
   if (control != nullptr) {
     listener = control->listen([&](const GroupFailure& failure) {
       crew.fail(failure.message, failure.hint);
-      return crew.situation();
+      return Control::Known{crew.situation()};
     });
     control->barrier();
   }

@@ -1,24 +1,28 @@
-// compare A B: two runs, case by case, with a verdict on each change and an exit code for CI.
+// compare A B: two runs, case by case, with a verdict on each change, an exit code for CI and a page.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 
 #include "cli/common.h"
 #include "cli/namespaces.h"
+#include "cli/page_cases.h"
 #include "cli/run_directory.h"
 #include "cli/verbs.h"
 #include "reports/compare.h"
 #include "reports/format.h"
+#include "reports/html.h"
 
 namespace shardlab::cli {
 namespace {
 
 struct CompareFlags {
-  std::string a, b, format;
+  std::string a, b, format, html;
   std::vector<std::string> metrics, thresholds;
   bool all = false;
 };
@@ -27,6 +31,8 @@ struct CompareFlags {
 constexpr size_t kSpelledOut = 8;
 /// Op kinds of the table of one pair.
 constexpr size_t kMostKinds = 12;
+/// Pairs of a page; of more, those that changed most.
+constexpr size_t kPagePairs = 5'000;
 
 /// One side of the comparison.
 struct Side {
@@ -62,12 +68,13 @@ Result<void> keep_only(Side& side, const std::string& name) {
   return {};
 }
 
-/// What the two sides' programs and machines do not share, for figures that depend on them.
-void print_sides(const Side& a, const Side& b) {
-  const auto line = [](std::string_view name, const Side& s) {
-    fmt::print("{}: {}{}, {}\n", name, s.directory, s.chosen.empty() ? "" : "/" + s.chosen,
-               s.run.program_version.empty() ? "nothing is known of its program"
-                                             : fmt::format("shardlab {}, {}", s.run.program_version, s.run.date));
+/// The two sides, and what their programs and machines do not share, for figures that depend on them: sentences.
+std::vector<std::string> sides_say(const Side& a, const Side& b) {
+  std::vector<std::string> says;
+  const auto line = [&](std::string_view name, const Side& s) {
+    says.push_back(fmt::format("{}: {}{}, {}", name, s.directory, s.chosen.empty() ? "" : "/" + s.chosen,
+                               s.run.program_version.empty() ? "nothing is known of its program"
+                                                             : fmt::format("shardlab {}, {}", s.run.program_version, s.run.date)));
   };
   line("A", a);
   line("B", b);
@@ -80,12 +87,27 @@ void print_sides(const Side& a, const Side& b) {
   compare("cores", fmt::to_string(a.run.cores), fmt::to_string(b.run.cores));
   compare("host", a.run.host, b.run.host);
   compare("compiler", a.run.compiler, b.run.compiler);
-  if (!differ.empty()) fmt::print("Measured times are of different machines or builds: {}.\n", differ);
+  if (!differ.empty()) says.push_back(fmt::format("Measured times are of different machines or builds: {}.", differ));
   if (a.run.calibration_id != b.run.calibration_id && !a.run.calibration_id.empty() && !b.run.calibration_id.empty())
-    fmt::print("Predicted times are of different calibrations: {} and {}.\n", a.run.calibration_id, b.run.calibration_id);
+    says.push_back(
+        fmt::format("Predicted times are of different calibrations: {} and {}.", a.run.calibration_id, b.run.calibration_id));
+  return says;
+}
+
+/// "27 cases compared, 2 only in B".
+std::string pairing_says(const Pairing& pairing) {
+  std::string says = fmt::format("{} case{} compared", pairing.pairs.size(), pairing.pairs.size() == 1 ? "" : "s");
+  if (!pairing.only_a.empty()) says += fmt::format(", {} only in A", pairing.only_a.size());
+  if (!pairing.only_b.empty()) says += fmt::format(", {} only in B", pairing.only_b.size());
+  return says;
+}
+
+std::string no_longer_ok(const CaseFigures& c) {
+  return fmt::format("no longer ok: {}: {}, {}", c.title, name_of(c.status), c.reason);
 }
 
 struct Row {
+  size_t pair = 0;  ///< of `Pairing::pairs`
   const CaseFigures* a = nullptr;
   const CaseFigures* b = nullptr;
   const Metric* metric = nullptr;
@@ -149,7 +171,7 @@ Table table_of(const std::vector<Row>& rows, bool for_people) {
 }
 
 /// "step_s: 2 worse, 1 better, 20 noise; median change +0.4 % (95 %: -0.1 % to +0.9 %)".
-void print_metric(const Metric& metric, const std::vector<Row>& rows) {
+Statement metric_says(const Metric& metric, const std::vector<Row>& rows) {
   std::map<Verdict, int> counts;
   std::vector<double> changes;
   for (const Row& row : rows) {
@@ -157,10 +179,7 @@ void print_metric(const Metric& metric, const std::vector<Row>& rows) {
     ++counts[row.change.verdict];
     if (std::isfinite(row.change.relative())) changes.push_back(row.change.relative());
   }
-  if (counts.empty()) {
-    fmt::print("{}: no case has it on both sides\n", metric.name);
-    return;
-  }
+  if (counts.empty()) return {Statement::Mood::kNote, metric.name + ": no case has it on both sides"};
   std::string parts;
   for (const auto& [verdict, words] :
        std::initializer_list<std::pair<Verdict, const char*>>{{Verdict::kWorse, "worse"},
@@ -170,15 +189,16 @@ void print_metric(const Metric& metric, const std::vector<Row>& rows) {
                                                               {Verdict::kNoise, "noise"},
                                                               {Verdict::kSame, "same"}})
     if (counts.contains(verdict)) parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", counts[verdict], words);
-  fmt::print("{}: {}", metric.name, parts);
+  std::string says = fmt::format("{}: {}", metric.name, parts);
   if (const MedianChange median = median_change(changes);
       changes.size() > 1 && counts[Verdict::kSame] != static_cast<int>(changes.size())) {
-    fmt::print("; median change {}", signed_percent_text(100 * median.median));
+    says += fmt::format("; median change {}", signed_percent_text(100 * median.median));
     if (median.interval)
-      fmt::print(" (95 %: {} to {})", signed_percent_text(100 * median.interval->first),
-                 signed_percent_text(100 * median.interval->second));
+      says += fmt::format(" (95 %: {} to {})", signed_percent_text(100 * median.interval->first),
+                          signed_percent_text(100 * median.interval->second));
   }
-  fmt::print("\n");
+  const bool worse = counts.contains(Verdict::kWorse), better = counts.contains(Verdict::kBetter);
+  return {worse ? Statement::Mood::kBad : better ? Statement::Mood::kGood : Statement::Mood::kNote, says};
 }
 
 /// The whole outcomes with these ids.
@@ -246,6 +266,66 @@ void print_settings(const Side& a, const Side& b, const Pairing& pairing) {
   if (single) both(pairing.pairs.front(), print_kinds);
 }
 
+/// Both runs, pair by pair, as one page.
+Result<void> write_page(const std::string& file, const Side& a, const Side& b, const Pairing& pairing,
+                        std::span<const Metric> metrics, const std::vector<Row>& rows,
+                        const std::vector<const CaseFigures*>& broken) {
+  Report report;
+  report.kind = Report::Kind::kComparison;
+  const auto folder = [](const Side& s) {
+    const auto path = std::filesystem::absolute(s.directory).lexically_normal();
+    return (path.has_filename() ? path : path.parent_path()).filename().string() + (s.chosen.empty() ? "" : "/" + s.chosen);
+  };
+  report.title = fmt::format("{} against {}", folder(b), folder(a));
+  report.metadata = b.run;
+  report.verdicts.push_back({Statement::Mood::kAnswer, pairing_says(pairing) + "."});
+  for (const Metric& metric : metrics) report.verdicts.push_back(metric_says(metric, rows));
+  for (const CaseFigures* c : broken) report.verdicts.push_back({Statement::Mood::kBad, no_longer_ok(*c)});
+  for (const std::string& says : sides_say(a, b)) report.notes.push_back({Statement::Mood::kNote, says});
+
+  std::vector<double> moved(pairing.pairs.size(), 0);
+  for (const Row& row : rows) moved[row.pair] = std::max(moved[row.pair], std::abs(row.change.relative()));
+  std::vector<size_t> shown(pairing.pairs.size());
+  std::iota(shown.begin(), shown.end(), size_t{0});
+  if (shown.size() > kPagePairs) {
+    std::ranges::stable_sort(shown, std::greater{}, [&](size_t i) { return moved[i]; });
+    shown.resize(kPagePairs);
+    std::ranges::sort(shown);
+    report.notes.push_back(
+        {Statement::Mood::kNote,
+         fmt::format("Shown are the {} of {} pairs that changed most; --format csv has all.", kPagePairs, pairing.pairs.size())});
+  }
+  std::set<std::string> ids_a, ids_b;
+  for (const size_t i : shown) {
+    ids_a.insert(a.cases[pairing.pairs[i].a].case_id);
+    ids_b.insert(b.cases[pairing.pairs[i].b].case_id);
+  }
+  auto left = outcomes_with(a.directory, ids_a), right = outcomes_with(b.directory, ids_b);
+  ExtraColumn side{
+      .name = "run", .heading = "run", .help = "A: the run before; B: the run after", .values = {}, .is_setting = true};
+  std::map<size_t, size_t> first;  // of a pair, the number of its case of A; that of B follows
+  const auto add = [&](CaseOutcome outcome, std::string_view name) {
+    outcome.config.name = fmt::format("{}: {}", name, outcome.config.name.empty() ? outcome.case_id : outcome.config.name);
+    side.values.emplace_back(std::string(name));
+    report.cases.push_back(std::move(outcome));
+  };
+  for (const size_t i : shown) {
+    const auto l = left.find(a.cases[pairing.pairs[i].a].case_id), r = right.find(b.cases[pairing.pairs[i].b].case_id);
+    if (l == left.end() || r == right.end()) continue;  // a run that goes on wrote it anew
+    first[i] = report.cases.size();
+    add(l->second, "A");
+    add(r->second, "B");
+  }
+  report.extra.push_back(std::move(side));
+  for (const Row& row : rows)
+    if (const auto found = first.find(row.pair); found != first.end())
+      report.changes.push_back({found->second, found->second + 1, row.metric->name, row.change});
+  add_yaml(report);
+  write_output(file, render_html(report));
+  fmt::print(stderr, "wrote {}\n", file);
+  return {};
+}
+
 /// A case that ended well in A and otherwise in B.
 bool broke(const CaseFigures& a, const CaseFigures& b) { return a.status == Status::kOk && b.status != Status::kOk; }
 
@@ -298,7 +378,7 @@ Result<ExitCode> compare(const CompareFlags& flags) {
     for (size_t i = 0; i < metrics.size(); ++i) {
       const auto change = change_of(metrics[i], i, left, right);
       if (!change) continue;
-      rows.push_back({&left, &right, &metrics[i], *change});
+      rows.push_back({static_cast<size_t>(&pair - pairing.pairs.data()), &left, &right, &metrics[i], *change});
       for (const Threshold& t : thresholds)
         if (t.metric.name == metrics[i].name && t.crossed(*change))
           crossings.push_back(fmt::format(
@@ -321,13 +401,10 @@ Result<ExitCode> compare(const CompareFlags& flags) {
   if (*format != TableFormat::kTable) {
     print(table_of(rows, *format == TableFormat::kMarkdown), *format);
   } else {
-    print_sides(*a, *b);
-    fmt::print("{} case{} compared", pairing.pairs.size(), pairing.pairs.size() == 1 ? "" : "s");
-    if (!pairing.only_a.empty()) fmt::print(", {} only in A", pairing.only_a.size());
-    if (!pairing.only_b.empty()) fmt::print(", {} only in B", pairing.only_b.size());
-    fmt::print("\n");
-    for (const CaseFigures* c : broken) fmt::print("no longer ok: {}: {}, {}\n", c->title, name_of(c->status), c->reason);
-    for (const Metric& metric : metrics) print_metric(metric, rows);
+    for (const std::string& says : sides_say(*a, *b)) fmt::print("{}\n", says);
+    fmt::print("{}\n", pairing_says(pairing));
+    for (const CaseFigures* c : broken) fmt::print("{}\n", no_longer_ok(*c));
+    for (const Metric& metric : metrics) fmt::print("{}\n", metric_says(metric, rows).text);
     std::vector<Row> shown;
     for (const Row& row : rows)
       if (flags.all || pairing.pairs.size() == 1 || (row.change.verdict != Verdict::kSame && row.change.verdict != Verdict::kNoise))
@@ -344,6 +421,7 @@ Result<ExitCode> compare(const CompareFlags& flags) {
       fmt::print("\n{} figures are the same or differ by noise alone; --all shows them\n", rows.size() - shown.size());
     print_settings(*a, *b, pairing);
   }
+  if (!flags.html.empty()) SHARDLAB_TRY(write_page(flags.html, *a, *b, pairing, metrics, rows, broken));
   for (const std::string& crossing : crossings) fmt::print(stderr, "{}\n", crossing);
   return crossings.empty() ? ExitCode::kDone : ExitCode::kThresholdCrossed;
 }
@@ -361,6 +439,7 @@ void add_compare(CLI::App& app, Action& action, const Invocation&) {
       ->delimiter(',');
   verb->add_option("--fail-if", flags->thresholds,
                    "METRIC:CHANGE, as step_s:+5%; exit code 5 where a case changed by more, and beyond noise; may be repeated");
+  verb->add_option("--html", flags->html, "write the comparison as one self-contained page to this file");
   verb->add_flag("--all", flags->all, "show what is the same or noise too");
   add_format(*verb, flags->format);
   verb->footer(

@@ -21,6 +21,7 @@
 #include "plan/wire.h"
 #include "plan/work.h"
 #include "reports/format.h"
+#include "simulator/interpreter/collective_choice.h"
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 
@@ -229,7 +230,8 @@ Result<ExitCode> plan_verb(PlanFlags flags) {
   if (flags.warm_up && !flags.after.empty())
     return Error{ExitCode::kUsage, "--warm-up with --after: passes are left out of the plan that `run` reports",
                  "give one of the two", flags.file};
-  const auto plan = flags.warm_up ? lower_warm_up(*config) : lower(*config, options);
+  const auto plan =
+      with_chosen_collectives(*config, flags.warm_up ? lower_warm_up(*config) : lower(*config, options), flags.after.empty());
   if (!plan.ok()) return plan.error();
   if (*format != TableFormat::kTable)
     print(ops_of(*plan), *format);

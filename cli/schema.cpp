@@ -34,7 +34,7 @@ Json words_schema(const std::vector<std::string>& words) {
 /// A number in the key's range, or a text with a suffix, whose value only the loader knows.
 Json number_schema(const CaseKey& key) {
   const Range range = range_of(key);
-  Json number{{"type", key.form == Form::kNumber ? "number" : "integer"}};
+  Json number{{"type", key.form == Form::kInteger || key.form == Form::kCount ? "integer" : "number"}};
   number[range.above ? "exclusiveMinimum" : "minimum"] = range.least;
   number[range.below ? "exclusiveMaximum" : "maximum"] = range.most;
   // A count may be written as 1e6, which YAML reads as a number that is whole.
@@ -65,7 +65,13 @@ Json value_schema(const CaseKey& key) {
       break;
     }
     case Form::kAny:
-      schema = Json{{"anyOf", {words_schema(words_of(key)), Json{{"type", {"string", "number", "boolean", "array"}}}}}};
+      schema = Json{{"anyOf", {words_schema(words_of(key))}}};
+      if (key.texts.empty()) {
+        schema["anyOf"].push_back(number_schema(key));
+      } else {
+        schema["anyOf"].push_back(Json{{"type", "string"}, {"pattern", key.texts}});
+        schema["anyOf"].push_back(Json{{"type", "array"}, {"items", Json{{"type", "string"}}}, {"minItems", 1}});
+      }
       break;
   }
   if (sweeps::is_derived(key.path)) schema = Json{{"anyOf", {schema, Json{{"const", "auto"}}}}};

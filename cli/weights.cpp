@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 #include <set>
 
 #include "cli/common.h"
@@ -26,6 +28,7 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/values.h"
 #include "plan/base/world_error.h"
+#include "plan/run_state.h"
 #include "runtime/checkpoint.h"
 #include "sweeps/models.h"
 
@@ -33,6 +36,8 @@ namespace shardlab::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr size_t kShown = 10;  ///< tensors that a refusal names
 
 struct WeightsFlags {
   std::string from, model, out, dtype = "fp32", shard_bytes = "5Gi";
@@ -70,10 +75,12 @@ std::vector<ShardFile> shards_of(const std::vector<interop::ForeignTensor>& tens
       shards.back().tensors.push_back(&tensor);
       continue;
     }
-    const int64_t bytes = elements_of(tensor.shape) * width_of(type);
+    // Biases of routers are state: a step of theirs is less than 16 bits tell apart.
+    const interop::WeightType own = names_run_state(tensor.parameter) ? interop::WeightType::kF32 : type;
+    const int64_t bytes = elements_of(tensor.shape) * width_of(own);
     if (!shards.back().tensors.empty() && shards.back().bytes + bytes > most) shards.emplace_back();
     ShardFile& shard = shards.back();
-    shard.entries.emplace_back(tensor.name, interop::StoredTensor{type, tensor.shape, shard.bytes, shard.bytes + bytes});
+    shard.entries.emplace_back(tensor.name, interop::StoredTensor{own, tensor.shape, shard.bytes, shard.bytes + bytes});
     shard.tensors.push_back(&tensor);
     shard.bytes += bytes;
   }
@@ -91,7 +98,7 @@ class Parameters {
   }
   Result<const std::vector<float>*> values(const std::string& name) {
     if (name != last_) {
-      auto tensor = average_ ? checkpoint_.average(name) : checkpoint_.weights(name);
+      auto tensor = values_of(name);
       if (!tensor.ok()) return tensor.error();
       if (tensor->shape.elements() != elements_of(shapes_.at(name)))
         return Error{ExitCode::kUsage,
@@ -107,7 +114,19 @@ class Parameters {
   int64_t columns(const std::string& name) const { return shapes_.at(name).size() >= 2 ? shapes_.at(name).back() : 1; }
 
  private:
+  /// Biases of routers that were not trained are 0.
+  Result<LogicalTensor> values_of(const std::string& name) const {
+    if (names_run_state(name) && !std::ranges::binary_search(known_, name)) {
+      LogicalTensor none;
+      none.shape = {shapes_.at(name)[0]};
+      none.values.resize(static_cast<size_t>(none.shape.elements()));
+      return none;
+    }
+    return average_ ? checkpoint_.average(name) : checkpoint_.weights(name);
+  }
+
   const Checkpoint& checkpoint_;
+  std::vector<std::string> known_ = checkpoint_.parameters();
   bool average_;
   std::map<std::string, std::vector<int64_t>> shapes_;
   std::string last_;
@@ -124,6 +143,20 @@ Result<Model> model_of(const std::string& name) {
   return model;
 }
 
+bool is_beyond_fp16(float value) { return std::isfinite(value) && std::abs(value) >= 65520; }
+
+/// Nothing that was trained stays behind.
+Result<void> check_all_carried(const Checkpoint& checkpoint, const Model& model) {
+  std::set<std::string> carried;
+  for (const ModelParameter& p : interop::carried_by_files(model)) carried.insert(p.name);
+  std::vector<std::string> left = checkpoint.parameters();
+  std::erase_if(left, [&](const std::string& name) { return carried.contains(name); });
+  if (left.empty()) return {};
+  return refusal(fmt::format("{} has {} tensors that {} has no place for: {}{}", checkpoint.manifest(), left.size(), model.name,
+                             fmt::join(left | std::views::take(kShown), ", "), left.size() > kShown ? ", ..." : ""),
+                 "name the model that was trained (--model)");
+}
+
 Result<ExitCode> export_weights(const WeightsFlags& flags) {
   const auto model = model_of(flags.model);
   if (!model.ok()) return model.error();
@@ -133,6 +166,7 @@ Result<ExitCode> export_weights(const WeightsFlags& flags) {
   if (!most || *most < 1) return refusal(fmt::format("--shard-bytes {} is not a size", flags.shard_bytes), "as 5Gi");
   const auto checkpoint = Checkpoint::open(flags.from);
   if (!checkpoint.ok()) return checkpoint.error();
+  SHARDLAB_TRY(check_all_carried(*checkpoint, *model));
   const std::string folder = flags.out.empty() ? "weights" : flags.out;
   fs::create_directories(folder);
   const std::vector<interop::ForeignTensor> tensors = interop::foreign_tensors(*model);
@@ -143,10 +177,16 @@ Result<ExitCode> export_weights(const WeightsFlags& flags) {
   for (const ShardFile& shard : shards) {
     PendingFile file(folder + "/" + shard.name, "weights ");
     file.write(interop::safetensors_header(shard.entries));
-    for (const interop::ForeignTensor* tensor : shard.tensors) {
+    for (size_t i = 0; i < shard.tensors.size(); ++i) {
+      const interop::ForeignTensor* tensor = shard.tensors[i];
       const auto values = parameters.values(tensor->parameter);
       if (!values.ok()) return values.error();
-      file.write(interop::narrowed(interop::to_foreign(*tensor, **values, parameters.columns(tensor->parameter)), *type));
+      const std::vector<float> theirs = interop::to_foreign(*tensor, **values, parameters.columns(tensor->parameter));
+      const interop::WeightType own = shard.entries[i].second.type;
+      if (own == interop::WeightType::kF16 && std::ranges::any_of(theirs, is_beyond_fp16))
+        return refusal(fmt::format("`{}` has values beyond the range of fp16, which would be infinite", tensor->name),
+                       "take --dtype bf16 or fp32");
+      file.write(interop::narrowed(theirs, own));
       index["weight_map"][tensor->name] = shard.name;
     }
     file.sync();
@@ -257,6 +297,11 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
   const std::string config = flags.model.empty() && fs::is_directory(flags.from) ? flags.from + "/config.json" : flags.model;
   const auto model = model_of(config);
   if (!model.ok()) return model.error();
+  for (const std::string& path : {config, flags.from + "/config.json"})
+    if (const auto read = sweeps::load_model_config(path); read.ok() && !read->rotary_scaling.empty())
+      return refusal(fmt::format("{}: its rotary frequencies are scaled (`rope_type` is {}), and are not where a case trains", path,
+                                 read->rotary_scaling),
+                     "attention would be wrong by these weights: take a model whose `rope_scaling` is null");
   const auto names = weight_files(flags.from);
   if (!names.ok()) return names.error();
   std::vector<std::unique_ptr<WeightsFile>> files;
@@ -266,6 +311,7 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
   };
   std::map<std::string, Place> places;
   std::vector<std::string> unknown;
+  std::map<std::string, std::string> of_other_types;  // tensors, and their files
   for (const std::string& name : *names) {
     auto file = WeightsFile::open(name);
     if (!file.ok()) return file.error();
@@ -273,8 +319,10 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
     for (const auto& [tensor, stored] : files.back()->header().tensors)
       if (!places.emplace(tensor, Place{files.back().get(), &stored}).second)
         return refusal(fmt::format("`{}` stands in two files", tensor), "keep one");
-    for (const std::string& other : files.back()->header().others)
+    for (const std::string& other : files.back()->header().others) {
+      of_other_types.emplace(other, name);
       if (!interop::is_derived_tensor(other, *model)) unknown.push_back(other + " (of another element type)");
+    }
   }
   std::map<std::string, std::vector<interop::ForeignTensor>> by_parameter;
   std::map<std::string, Place> used;
@@ -286,6 +334,9 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
     auto found = places.find(tensor.name);
     for (const std::string& other : interop::other_names(tensor))
       if (found == places.end()) found = places.find(other);
+    if (const auto other = of_other_types.find(tensor.name); found == places.end() && other != of_other_types.end())
+      return refusal(fmt::format("`{}` in {} is of an element type that is not read", tensor.name, other->second),
+                     "F32, BF16 and F16 are read: convert the file");
     if (found == places.end())
       return refusal(fmt::format("no file has `{}`", tensor.name),
                      "name the model that the weights are of (--model), or the files that are missing");
@@ -300,7 +351,6 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
   for (const auto& [name, place] : places)
     if (!interop::is_derived_tensor(name, *model)) unknown.push_back(name);
   if (!unknown.empty()) {
-    constexpr size_t kShown = 10;
     const size_t count = unknown.size();
     unknown.resize(std::min(count, kShown));
     return refusal(

@@ -62,10 +62,14 @@ void scores(const Kernels& k, const RouteShape& s, const float* logits, float* p
   for (int64_t i = 0; i < s.experts; ++i) p[i] = p[i] * inverse;
 }
 
+bool is_dropped(int32_t choice) { return choice < 0; }
+/// The expert that was chosen, whether the row was dropped or not.
+int32_t expert_of(int32_t choice) { return is_dropped(choice) ? ~choice : choice; }
+
 /// The sum of a token's scores by which its weights are divided.
 float sum_of_chosen(const RouteShape& s, const float* p, const int32_t* chosen) {
   float sum = 0;
-  for (int64_t j = 0; j < s.top_k; ++j) sum = sum + p[chosen[j]];
+  for (int64_t j = 0; j < s.top_k; ++j) sum = sum + p[expert_of(chosen[j])];
   return sum + kLeastSum;
 }
 
@@ -120,15 +124,16 @@ int64_t leaf_of(int64_t sequence, int64_t t, int64_t tokens, int64_t sequences, 
   return sequence * each + leaf;
 }
 
-/// places[t * top_k + j]: the row of token t and its expert j, rows by expert and then by token.
+/// places[t * top_k + j]: the row of token t and its expert j, rows by expert and then by token; -1 of a dropped row.
 int32_t* places_of(const int32_t* choice, int64_t tokens, int64_t top_k, int64_t experts, void* scratch) {
   int32_t* places = take<int32_t>(scratch, tokens * top_k);
   int32_t* next = take<int32_t>(scratch, experts);
   std::fill(next, next + experts, 0);
-  for (int64_t i = 0; i < tokens * top_k; ++i) ++next[choice[i]];
+  for (int64_t i = 0; i < tokens * top_k; ++i)
+    if (!is_dropped(choice[i])) ++next[choice[i]];
   int32_t begin = 0;
   for (int64_t e = 0; e < experts; ++e) begin += std::exchange(next[e], begin);
-  for (int64_t i = 0; i < tokens * top_k; ++i) places[i] = next[choice[i]]++;
+  for (int64_t i = 0; i < tokens * top_k; ++i) places[i] = is_dropped(choice[i]) ? -1 : next[choice[i]]++;
   return places;
 }
 
@@ -164,9 +169,11 @@ void route_forward(const Kernels& k, const RouteForward& a) {
   int32_t* taken = take<int32_t>(scratch, s.experts);
   float* groups = take<float>(scratch, s.experts);
   float* biased = take<float>(scratch, s.experts);
+  int32_t* full = a.capacity > 0 ? take<int32_t>(scratch, s.experts) : nullptr;  // rows that each expert has of the sequence
   const int64_t each = s.experts / a.ranks;
   std::fill(a.counts, a.counts + a.leaves * s.experts, 0);
-  for (int64_t q = 0; q < s.sequences; ++q)
+  for (int64_t q = 0; q < s.sequences; ++q) {
+    if (full != nullptr) std::fill(full, full + s.experts, 0);
     for (int64_t t = 0; t < s.tokens; ++t) {
       const int64_t row = q * s.tokens + t;
       const float* logits = a.logits + row * s.experts;
@@ -181,9 +188,13 @@ void route_forward(const Kernels& k, const RouteForward& a) {
       const int64_t leaf = leaf_of(q, t, s.tokens, s.sequences, a.leaves);
       for (int64_t j = 0; j < s.top_k; ++j) {
         const int64_t e = chosen[j];
-        ++a.counts[(e / each * a.leaves + leaf) * each + e % each];
+        if (full != nullptr && full[e]++ >= a.capacity)
+          chosen[j] = ~chosen[j];
+        else
+          ++a.counts[(e / each * a.leaves + leaf) * each + e % each];
       }
     }
+  }
 }
 
 void route_input(const Kernels& k, const RouteInput& a) {
@@ -214,9 +225,10 @@ void route_input(const Kernels& k, const RouteInput& a) {
       std::fill(dp, dp + s.experts, 0.0f);
       const float sum = s.normalise ? sum_of_chosen(s, p, chosen) : 1.0f;
       float along = 0;  // dweights . weights
-      for (int64_t j = 0; j < s.top_k && s.normalise; ++j) along = along + dweights[j] * ((p[chosen[j]] / sum) * s.factor);
+      for (int64_t j = 0; j < s.top_k && s.normalise; ++j)
+        along = along + dweights[j] * ((p[expert_of(chosen[j])] / sum) * s.factor);
       for (int64_t j = 0; j < s.top_k; ++j)
-        dp[chosen[j]] = s.normalise ? (s.factor * dweights[j] - along) / sum : s.factor * dweights[j];
+        dp[expert_of(chosen[j])] = s.normalise ? (s.factor * dweights[j] - along) / sum : s.factor * dweights[j];
       if (balances && s.sigmoid) {
         const float all = lanes(s.experts, [&](int64_t e) { return p[e]; });
         const float mean = lanes(s.experts, [&](int64_t e) { return even[e] * (p[e] / all); });
@@ -246,7 +258,8 @@ void expert_load(const ExpertLoad& a) {
   const int64_t stride = a.accumulate ? 0 : a.experts;
   if (!a.accumulate) std::fill(a.load, a.load + a.sequences * a.experts, 0.0f);
   for (int64_t q = 0; q < a.sequences; ++q)
-    for (int64_t i = q * a.tokens * a.top_k; i < (q + 1) * a.tokens * a.top_k; ++i) a.load[q * stride + a.choice[i]] += 1.0f;
+    for (int64_t i = q * a.tokens * a.top_k; i < (q + 1) * a.tokens * a.top_k; ++i)
+      a.load[q * stride + expert_of(a.choice[i])] += 1.0f;
 }
 
 void update_router_bias(const UpdateRouterBias& a) {
@@ -261,30 +274,40 @@ void update_router_bias(const UpdateRouterBias& a) {
 
 void dispatch(const Dispatch& a) {
   const int32_t* places = places_of(a.choice, a.tokens, a.top_k, a.experts, a.scratch);
-  for (int64_t t = 0; t < a.tokens; ++t)
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    bool first = true;
     for (int64_t j = 0; j < a.top_k; ++j) {
+      if (places[t * a.top_k + j] < 0) continue;
       const int64_t row = places[t * a.top_k + j] * a.width, token = t * a.width;
       const float* from = a.from + (a.back ? row : token);
       float* to = a.to + (a.back ? token : row);
-      if (!a.back || j == 0)
+      if (!a.back || first)
         std::copy(from, from + a.width, to);
       else
         for (int64_t i = 0; i < a.width; ++i) to[i] = to[i] + from[i];
+      first = false;
     }
+    if (a.back && first) std::fill_n(a.to + t * a.width, a.width, 0.0f);
+  }
 }
 
 void combine_forward(const CombineForward& a) {
   const int32_t* places = places_of(a.choice, a.tokens, a.top_k, a.experts, a.scratch);
-  for (int64_t t = 0; t < a.tokens; ++t)
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    float* y = a.y + t * a.width;
+    bool first = true;
     for (int64_t j = 0; j < a.top_k; ++j) {
+      if (places[t * a.top_k + j] < 0) continue;
       const float* row = a.rows + places[t * a.top_k + j] * a.width;
       const float weight = a.weights[t * a.top_k + j];
-      float* y = a.y + t * a.width;
-      if (j == 0)
+      if (first)
         for (int64_t i = 0; i < a.width; ++i) y[i] = weight * row[i];
       else
         for (int64_t i = 0; i < a.width; ++i) y[i] = y[i] + weight * row[i];
+      first = false;
     }
+    if (first) std::fill_n(y, a.width, 0.0f);
+  }
 }
 
 void combine_input(const CombineInput& a) {
@@ -293,6 +316,10 @@ void combine_input(const CombineInput& a) {
     for (int64_t j = 0; j < a.top_k; ++j) {
       const int64_t at = t * a.top_k + j, first = places[at] * a.width;
       const float* dy = a.dy + t * a.width;
+      if (places[at] < 0) {
+        a.dweights[at] = 0;
+        continue;
+      }
       a.dweights[at] = lanes(a.width, [&](int64_t i) { return dy[i] * a.rows[first + i]; });
       for (int64_t i = 0; i < a.width; ++i) a.drows[first + i] = a.weights[at] * dy[i];
     }
@@ -410,7 +437,7 @@ void grouped_activation(const Kernels& k, const GroupedActivation& a) {
     k.activation_input({a.da, a.u, a.to, rows * a.width, a.swiglu});
 }
 
-int64_t route_scratch_bytes(int64_t experts) { return 4 * rounded(4 * experts); }
+int64_t route_scratch_bytes(int64_t experts, bool capacity) { return (capacity ? 5 : 4) * rounded(4 * experts); }
 int64_t places_scratch_bytes(int64_t tokens, int64_t top_k, int64_t experts) {
   return rounded(4 * tokens * top_k) + rounded(4 * experts);
 }

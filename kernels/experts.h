@@ -3,7 +3,8 @@
 // Zoph et al. 2022 (z-loss). Orders of sums: docs/canonical-order.md.
 //
 // Rows of b s tokens that go to k experts each are packed by expert and then by token; so the row of a token and an expert follows from
-// the choice alone, and is found by counting.
+// the choice alone, and is found by counting. A choice below 0 is ~expert of a row that was dropped: the expert had no room (Lepikhin
+// et al. 2020). There is no such row.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ struct RouteShape {
 };
 
 /// F. logits -> weights[sequences,tokens,top_k], choice of that shape, counts[ranks,leaves,experts / ranks]. leaves: 1, or a multiple of
-/// sequences. Flops: (5 + top_k) a logit.
+/// sequences. Flops: (5 + top_k) a logit. `capacity`: an expert takes the rows of so many tokens of each sequence, of the first that chose
+/// it; 0: of all.
 struct RouteForward {
   RouteShape shape;
   const float* logits = nullptr;
@@ -31,6 +33,7 @@ struct RouteForward {
   int32_t* choice = nullptr;
   int32_t* counts = nullptr;
   int64_t ranks = 1, leaves = 1;
+  int64_t capacity = 0;
   void* scratch = nullptr;  ///< route_scratch_bytes(...) bytes, aligned to 64
 };
 /// I. dweights, logits, choice -> dlogits, the gradients of the two losses included. Where the tokens are a part of each sequence,
@@ -46,7 +49,7 @@ struct RouteInput {
   void* scratch = nullptr;  ///< as RouteForward
 };
 
-/// choice[sequences,tokens,top_k] -> load[sequences,experts]: tokens that go to each expert, whole numbers, exact in fp32 up to 2^24.
+/// choice[sequences,tokens,top_k] -> load[sequences,experts]: tokens that chose each expert, dropped or not, whole numbers, exact in fp32 up to 2^24.
 struct ExpertLoad {
   const int32_t* choice = nullptr;
   float* load = nullptr;
@@ -167,7 +170,7 @@ void grouped_linear(const Kernels& k, const GroupedLinear& a);
 void grouped_linear_weight(const Kernels& k, const GroupedLinearWeight& a);
 void grouped_activation(const Kernels& k, const GroupedActivation& a);
 
-int64_t route_scratch_bytes(int64_t experts);
+int64_t route_scratch_bytes(int64_t experts, bool capacity = false);
 int64_t places_scratch_bytes(int64_t tokens, int64_t top_k, int64_t experts);
 int64_t grouped_scratch_bytes(const GroupedLinear& a);
 int64_t grouped_scratch_bytes(const GroupedLinearWeight& a);

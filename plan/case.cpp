@@ -167,8 +167,10 @@ Result<void> check_products(const Case& c) {
   const double hidden = static_cast<double>(m.hidden), vocab = static_cast<double>(m.vocab_rows());
   const double attention = static_cast<double>(m.heads) * static_cast<double>(std::max(m.head_dim, m.value_dim()));
   // Of a mixture, the rows that tokens make for all the experts that they go to, of all ranks that share experts.
+  const int64_t shares = std::max(1, c.layout.ep);
+  const int64_t of_sequence = shares * m.experts.most_rows(t.seq_len, m.experts.count / shares);
   const double expert = static_cast<double>(m.experts.ffn),
-               choices = static_cast<double>(m.experts.top_k * std::max(1, c.layout.ep));
+               choices = static_cast<double>(of_sequence) / static_cast<double>(t.seq_len);
   const double widest = std::max({static_cast<double>(m.qkv_rows()), static_cast<double>(m.up_rows()), attention, vocab,
                                   static_cast<double>(m.experts.count), choices * std::max(2 * expert, hidden),
                                   2 * static_cast<double>(m.experts.shared) * expert});

@@ -330,6 +330,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"model.bias_update_rate", "", Form::kNumber, "", "", FIELD_FLOAT(model.experts.bias_update_rate),
             "step by which biases of the choice of experts follow the load; 0: no biases"}
         .from(0).up_to(1),
+    CaseKey{"model.capacity_factor", "", Form::kNumber, "", "", FIELD_FLOAT(model.experts.capacity_factor),
+            "an expert takes so many times its even share of the rows of each sequence, and drops the others; 0: takes all"}
+        .from(0).up_to(65536),
 
     CaseKey{"machine.id", "", Form::kText, "", "", FIELD_TEXT(machine.id),
             "what reports call the machine"},
@@ -435,7 +438,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
      "auto",
      "a schedule's name (1f1b, interleaved, zb-h1, ...: docs/pipelines.md has all), a .csv file with one row for each stage (cells such as 0F0), or its rows in one line with ; between them", set_schedule, get_schedule,
             "order of the pipeline's micro-batches"}
-        .axis().estimated(),
+        .text(R"(\.csv$|[0-9]F[0-9])").axis().estimated(),
     CaseKey{"layout.stage_layers", "stage_layers", Form::kText, "", "", FIELD_TEXT(layout.stage_layers),
             "layers of each part of the model, as 3,4,4,1, balanced (by predicted time) or measured (by the trace of the run that is resumed); empty: as even as can be"},
     CaseKey{"layout.sequence_parallel", "sequence_parallel", Form::kBool, "", "", FIELD_BOOL(layout.sequence_parallel),
@@ -444,9 +447,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"layout.tensor_overlap", "tensor_overlap", Form::kBool, "", "", FIELD_BOOL(layout.tensor_overlap),
             "matrix products in strips of the sequence, each beside the messages of another (collective matmul, async tensor parallel)"}
         .flag().estimated(),
-    CaseKey{"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, a list of sub-layers, or runs of layers such as 3*full 5*none", set_recompute, get_recompute,
+    CaseKey{"layout.recompute", "recompute", Form::kAny, "none selective full false", "none, selective, full, a list of sub-layers, or runs of layers such as 3*full 5*none", set_recompute, get_recompute,
             "what backward computes again"}
-        .axis().estimated(),
+        .text(R"([0-9]\*)").axis().estimated(),
     CaseKey{"layout.recompute_options.every", "recompute_options.every", Form::kInteger, "", "", FIELD_INT(layout.recompute_options.every),
             "layers from one that is computed again to the next"}
         .from(1).up_to(16384).estimated(),
@@ -581,7 +584,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
         .estimated(),
     CaseKey{"train.loss_scale", "loss_scale", Form::kAny, "dynamic", "dynamic, or a number", set_loss_scale, get_loss_scale,
             "of fp16: fixed, or dynamic"}
-        .estimated(),
+        .from(1).up_to(16777216).estimated(),
     CaseKey{"train.loss_scale_start", "loss_scale_start", Form::kNumber, "", "", FIELD_FLOAT(train.loss_scale_start),
             "where a dynamic scale begins"}
         .from(1).up_to(16777216).estimated(),
@@ -648,7 +651,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
         .from(0).below(1),
     CaseKey{"train.post_validation", "post_validation", Form::kCount, "", "", FIELD_COUNT(train.post_validation),
             "steps that pipeline stages make before they learn whether one was to be clipped or skipped, and if so make them again; 0: none"}
-        .from(0).up_to(4096).flag(),
+        .from(0).up_to(4096),
     CaseKey{"train.dropout", "dropout", Form::kNumber, "", "", FIELD_FLOAT(train.dropout),
             "probability of dropping an element"}
         .from(0).below(1).estimated(),
@@ -706,8 +709,10 @@ struct KeyParts {
 };
 constexpr KeyParts kParts[] = {{"layout.offload", "activations optimizer parameters", "none cpu nvme"}};
 
+/// What is below a bound is so in single precision too, as cases keep it: 0.99999999 would be 1.
 bool in_range(const Range& range, double value) {
-  return (range.above ? value > range.least : value >= range.least) && (range.below ? value < range.most : value <= range.most);
+  return (range.above ? value > range.least : value >= range.least) &&
+         (range.below ? static_cast<float>(value) < range.most : value <= range.most);
 }
 
 /// 1073741824 is "1Gi"; a bound that a person can read is written in digits.

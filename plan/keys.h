@@ -52,6 +52,8 @@ struct CaseKey {
   Flag has_flag = Flag::kNone;
   bool is_estimated = false;  ///< the analytic estimator has a form for it, or it changes neither memory nor time
 
+  std::string_view texts;  ///< of kAny: a regular expression of the texts that are none of its words; empty: numbers
+
   /// What a row of the table says after its braces, and only where it is so.
   constexpr CaseKey from(double least) const {
     CaseKey key = *this;
@@ -71,6 +73,11 @@ struct CaseKey {
   constexpr CaseKey below(double most) const {
     CaseKey key = up_to(most);
     key.range.below = true;
+    return key;
+  }
+  constexpr CaseKey text(std::string_view pattern) const {
+    CaseKey key = *this;
+    key.texts = pattern;
     return key;
   }
   constexpr CaseKey flag() const {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace shardlab {
@@ -226,6 +227,9 @@ Result<void> check_experts(const Model& m) {
                    "use 0 for none, or a coefficient above it");
   if (!(e.bias_update_rate >= 0) || e.bias_update_rate > 1)
     return refusal(fmt::format("model.bias_update_rate={} is outside [0, 1]", e.bias_update_rate), "use 0 for no biases, or 0.001");
+  if (!(e.capacity_factor >= 0) || e.capacity_factor > static_cast<float>(kMostExperts))
+    return refusal(fmt::format("model.capacity_factor={}", e.capacity_factor),
+                   "use 1 for the even share, 1.25 for a quarter more, or 0: experts take every row, and none is dropped");
   return {};
 }
 
@@ -255,6 +259,20 @@ int64_t parameter_count(const Model& model) {
     total += layers * elements_of(layer.take());
   }
   return total;
+}
+
+int64_t Experts::capacity(int64_t tokens) const {
+  if (!drops()) return tokens;
+  constexpr double kRounding = 1e-6;
+  const double share = static_cast<double>(capacity_factor) * static_cast<double>(top_k) * static_cast<double>(tokens) /
+                       static_cast<double>(std::max<int64_t>(1, count));
+  const double rows = std::ceil(share * (1 - kRounding));
+  return rows >= static_cast<double>(tokens) ? tokens : std::max<int64_t>(1, static_cast<int64_t>(rows));
+}
+
+int64_t Experts::most_rows(int64_t tokens, int64_t experts) const {
+  if (!drops()) return tokens * top_k;
+  return std::min(tokens * std::min(top_k, experts), experts * capacity(tokens));
 }
 
 int64_t Model::mixture_layers() const {

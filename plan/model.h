@@ -37,7 +37,16 @@ struct Experts {
   /// Added to or taken from the bias of an expert after each step; 0: no biases. Experts are chosen by score plus bias, and weighed by
   /// score (Wang et al. 2024; DeepSeek-V3, section 2.1.2).
   float bias_update_rate = 0;
+  /// An expert takes so many times its even share of the rows of each sequence, and the rows beyond are dropped; 0: it takes all rows.
+  float capacity_factor = 0;
   bool has_bias() const { return bias_update_rate != 0; }
+  bool drops() const { return capacity_factor != 0; }
+  /// Rows that an expert takes of a sequence of so many tokens: ceil(capacity_factor top_k tokens / count), and no more than there are
+  /// tokens. A product that is within a millionth of a whole number is that number, since 1.1 has no exact float.
+  /// Source: Lepikhin et al., "GShard" (2020), section 2.2, where a group of tokens is a sequence; Fedus et al. 2021, section 2.2.
+  int64_t capacity(int64_t tokens) const;
+  /// Rows that a sequence of so many tokens makes at most at `experts` of the experts. Without a capacity: top_k of every token.
+  int64_t most_rows(int64_t tokens, int64_t experts) const;
   friend bool operator==(const Experts&, const Experts&) = default;
 };
 

@@ -224,6 +224,9 @@ struct Activation {
 ///   squared log-sum-exp. `tokens` is the number of tokens of the step.
 /// `sequence`: the rank has a part of each sequence, which has so many tokens. I then reads load f32[b,E] last: tokens of the whole sequence
 ///   that go to each expert (ExpertLoad, summed over the parts).
+/// `capacity`: an expert takes so many rows of each sequence, in the order of the tokens, whatever weight they have; the rows beyond are
+///   dropped (Lepikhin et al. 2020). choice then has ~e (below 0) in the place of e, counts leave the row out, and weights stay as they are. I
+///   reads a dweights of 0 there. The two losses, and loads, are of all that was chosen.
 /// `biased`: F reads bias f32[E] last, and experts, and groups, are chosen by score plus bias. Weights are of scores alone. I reads no bias.
 struct Route {
   Phase phase = Phase::kF;
@@ -237,6 +240,7 @@ struct Route {
   int64_t tokens = 1;
   int64_t sequence = 0;  ///< 0: sequences are whole
   bool biased = false;
+  int64_t capacity = 0;  ///< 0: an expert takes all rows
 };
 
 /// choice i32[b,s,k] -> load f32[b,E]: tokens of each sequence that go to each of E experts. `accumulate`: choice, load f32[E] -> load: those of
@@ -246,11 +250,12 @@ struct ExpertLoad {
 };
 
 /// A row for each token and expert that it goes to, by expert and then by token, without gaps from the first row on. rows[n,r,h] has
-/// n r >= b s k.
-/// F: x[b,s,h], choice i32[b,s,k] -> rows. I: drows, choice -> dx: the sum of a token's rows, by expert.
+/// n r >= b min(s k, E C), where C is `capacity`, that of the router; without one b s k. A dropped row (Route) is not there.
+/// F: x[b,s,h], choice i32[b,s,k] -> rows. I: drows, choice -> dx: the sum of a token's rows, by expert; 0 where all are dropped.
 struct Dispatch {
   Phase phase = Phase::kF;
   int experts = 1;
+  int64_t capacity = 0;
 };
 
 /// Each row times the weight of its expert: w[e,out,in] of the e experts of this rank. rows[1,r,in] are those of `sources` ranks, one after
@@ -264,11 +269,13 @@ struct GroupedLinear {
   bool accumulate = false;
 };
 
-/// The sum of a token's rows, weighted, by expert. rows as of Dispatch.
-/// F: rows, weights[b,s,k], choice i32[b,s,k] -> y[b,s,h]. I: dy, rows, weights, choice -> drows, dweights.
+/// The sum of a token's rows, weighted, by expert. rows and `capacity` as of Dispatch.
+/// F: rows, weights[b,s,k], choice i32[b,s,k] -> y[b,s,h]. I: dy, rows, weights, choice -> drows, dweights. Of dropped rows y has nothing, and
+/// dweights 0.
 struct Combine {
   Phase phase = Phase::kF;
   int experts = 1;
+  int64_t capacity = 0;
 };
 
 /// Every token times the sigmoid of a number of its own. F: x[b,s,h], gate[b,s,1] -> y. I: dy, x, gate -> dx, dgate.
@@ -355,7 +362,11 @@ struct AdamW {
 
 /// a -> b: same elements to another buffer, space or dtype. Where b is a shard along an axis along which a is whole, of one micro-batch,
 /// the rank's part of them.
-struct Copy {};
+struct Copy {
+  /// The op gives b back what b was when the period began, where its predicate says so: after a step that must not stand, which is
+  /// seldom. A prediction takes the op not to run.
+  bool restores = false;
+};
 
 /// A kernel by name: quantising, orthogonalising, loss scales. plan/named_kernels.h says what its name means. Of a name that is not
 /// there `rule` says how types pass through it, and `flops` its work; of a known name both are left as they are here.
@@ -390,6 +401,7 @@ enum class Algorithm : uint8_t {
 /// multiplies nothing: scales live in types.
 /// all_to_all with counts: src, sent i32[n,l,e], (received i32[1,n l,e]) -> dst. Rows are packed: to rank i go as many as sent[i,..] add up to,
 /// behind those that go to the ranks before it, and `received` says the same of what comes. What came goes back by the two the other way round.
+/// `room`: so many rows go from one rank to another at most, by the capacity of experts; 0: all rows of src may.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   ReduceOp reduce = ReduceOp::kSum;
@@ -397,6 +409,7 @@ struct Collective {
   Algorithm algorithm = Algorithm::kRing;
   int root = 0;
   int per_node = 1;  ///< of kHierarchical: ranks of the group on one node, neighbours in it
+  int64_t room = 0;  ///< of an all_to_all with counts
 };
 
 /// x -> : to the rank `hop` further along the communicator's axis, which must have the matching Recv. `cyclic` wraps around.
@@ -449,6 +462,12 @@ struct Op {
   std::string label;
   std::string strategy;  ///< the pass that put it there
 };
+
+/// Whether an op runs only where a step must not stand.
+inline bool restores(const Op& op) {
+  const auto* copy = std::get_if<Copy>(&op.work);
+  return copy != nullptr && copy->restores;
+}
 
 /// The read that holds the positions of tokens in their documents, or none: the last, or of Positions the second last before an old sum.
 inline std::optional<size_t> positions_read(const Op& op) {

@@ -167,7 +167,9 @@ void op_fields(A& a, AdamW& w) {
   a.number("weight_decay", w.weight_decay, 0.0f);
 }
 template <class A>
-void op_fields(A&, Copy&) {}
+void op_fields(A& a, Copy& w) {
+  a.flag("restores", w.restores);
+}
 template <class A>
 void op_fields(A& a, Kernel& w) {
   a.text("name", w.name);
@@ -181,6 +183,7 @@ void op_fields(A& a, Collective& w) {
   a.choice("algorithm", w.algorithm, kAlgorithms, Algorithm::kRing);
   a.number("root", w.root, 0);
   a.number("per_node", w.per_node, 1);
+  a.number("room", w.room, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, Send& w) {
@@ -216,6 +219,7 @@ void op_fields(A& a, Route& w) {
   a.number("tokens", w.tokens, int64_t{1});
   a.number("sequence", w.sequence, int64_t{0});
   a.flag("biased", w.biased);
+  a.number("capacity", w.capacity, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, ExpertLoad& w) {
@@ -226,6 +230,7 @@ void op_fields(A&, Gate&) {}
 template <class A>
 void op_fields(A& a, Dispatch& w) {
   a.number("experts", w.experts, 1);
+  a.number("capacity", w.capacity, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, GroupedLinear& w) {
@@ -236,6 +241,7 @@ void op_fields(A& a, GroupedLinear& w) {
 template <class A>
 void op_fields(A& a, Combine& w) {
   a.number("experts", w.experts, 1);
+  a.number("capacity", w.capacity, int64_t{0});
 }
 
 /// The phase of an op that has one, to be read or set.

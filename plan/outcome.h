@@ -76,6 +76,8 @@ struct Measurement {
   /// Rows of the fullest expert over the mean, of a layer and step; the mean over the layers with experts, and over the measured steps.
   /// Then that of the last step, and both by rank, where ranks share experts: rows that a rank's experts worked at. 1: all have as many.
   std::optional<double> expert_imbalance, expert_imbalance_last, expert_rank_imbalance, expert_rank_imbalance_last;
+  /// Rows that experts had no room for over all that were chosen, where experts have a capacity: over the measured steps, and of the last.
+  std::optional<double> expert_dropped, expert_dropped_last;
   std::optional<double> loss_scale;    ///< after the last step, where the case has one
   std::optional<double> loss_unigram;  ///< entropy of the unigram model on the same text: what a loss must beat
   std::optional<double> val_loss;

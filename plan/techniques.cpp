@@ -267,6 +267,12 @@ constexpr Apart kRouterBiasApart[] = {
     {kServers, kMissing, "set parameter_server.servers: 0, or model.bias_update_rate: 0"},
     {kDilocoAtAll, kMissing, "set diloco.steps: 0, or model.bias_update_rate: 0"},
 };
+constexpr Apart kCapacityApart[] = {
+    {{cuts_sequences, [](const Case& c) { return fmt::format("cp={}", c.layout.cp); }},
+     "an expert takes rows of a sequence in the order of its tokens, and the ranks that have its other parts would have to count "
+     "theirs first",
+     "set cp: 1, or model.capacity_factor: 0"},
+};
 constexpr Apart kAverageApart[] = {
     {kOptimizerAway, "weights are averaged where they are updated, and that on the device", "set offload.optimizer: none"},
     {kServers, "the servers have the weights, and the workers average what they have pulled", "set parameter_server.servers: 0"},
@@ -513,7 +519,9 @@ constexpr Choice kContextChoices[] = {{"cp_kind: all-gather", cut_sequences<Cont
                                        }}};
 void mix_experts(Case& c) {
   c.model.family = Family::kLlama;
-  c.model.experts = {.count = 4, .top_k = 2, .ffn = 64, .bias_update_rate = c.model.experts.bias_update_rate};
+  const Experts& said = c.model.experts;
+  c.model.experts = {
+      .count = 4, .top_k = 2, .ffn = 64, .bias_update_rate = said.bias_update_rate, .capacity_factor = said.capacity_factor};
 }
 constexpr Choice kExpertChoices[] = {{"ep: 2", [](Case& c) {
                                         mix_experts(c);
@@ -529,6 +537,10 @@ constexpr Choice kLatentChoices[] = {{"model.kv_lora_rank: 24", [](Case& c) {
                                         c.model.latent = {.q_rank = 32, .kv_rank = 24, .nope = 12, .rope = 8, .v = 16};
                                         c.model.head_dim = 20;
                                       }}};
+constexpr Choice kCapacityChoices[] = {{"model.capacity_factor: 1.25", [](Case& c) {
+                                          mix_experts(c);
+                                          c.model.experts.capacity_factor = 1.25f;
+                                        }}};
 constexpr Choice kChunkChoices[] = {{"loss_chunks: 4", [](Case& c) { c.layout.loss_chunks = 4; }}};
 constexpr Choice kDocumentChoices[] = {{"data.packed: true", [](Case& c) { c.data.packed = true; }}};
 constexpr Choice kPpChoices[] = {{"pp: 2, afab", stages<Schedule::kAfab>},
@@ -733,6 +745,11 @@ constexpr std::array kTable{
               .text = [](const Case& c) { return fmt::format("model.bias_update_rate={}", c.model.experts.bias_update_rate); },
               .apart = kRouterBiasApart,
               .choices = kBiasChoices},
+    Technique{.id = "expert-capacity",
+              .on = [](const Case& c) { return c.model.experts.drops(); },
+              .text = [](const Case& c) { return fmt::format("model.capacity_factor={}", c.model.experts.capacity_factor); },
+              .apart = kCapacityApart,
+              .choices = kCapacityChoices},
     Technique{.id = "head-norm",
               .on = [](const Case& c) { return c.model.qk_norm; },
               .text = [](const Case&) { return std::string("model.qk_norm=true"); },

@@ -453,6 +453,7 @@ class Replay {
   void check_batch(const Act& act);
   void check_part(const Act& act);
   void check_loss_parts(const Act& act, int32_t node);
+  void check_room(const Act& act, int32_t route);
   void check_route(const Act& act);
   int32_t route_of_rows(const Held& rows) const;
   int32_t route_of(const Held& held, size_t result) const;
@@ -1018,6 +1019,25 @@ void Replay::play_strips(const Act& act) {
   write(act.writes[0], is(Held::Kind::kGradient) ? Held{Held::Kind::kGradient, terms, 0} : Held{});
 }
 
+/// As many rows as the op has room for go from one rank to another at most: as many as the router's capacity lets go.
+void Replay::check_room(const Act& act, int32_t route) {
+  const int64_t room = std::get<Collective>(act.op->work).room;
+  if (room == 0) return;
+  const auto none = [&] {
+    return fault(Rule::kValues, act, "has room for {} rows of each rank, and no router with a capacity chose the rows", room);
+  };
+  if (route < 0) return none();
+  const Node& node = rule_.node(route);
+  const int64_t capacity = std::get<Route>(node.op->work).capacity;
+  if (capacity == 0) return none();
+  const auto shape = [&](size_t result) { return node.segment->slots[node.op->writes[result].index()].type.shape; };
+  const Shape choice = shape(1), counts = shape(2);
+  const int64_t most = most_rows(choice, counts[2], capacity);
+  if (room < most)
+    fault(Rule::kValues, act, "has room for {} rows of each rank, and {} sequences fill {} with capacity={}", room, choice[0], most,
+          capacity);
+}
+
 /// Packed rows go by the counts of the router that chose where they go, exchanged.
 void Replay::check_packed(const Act& act) {
   for (const int32_t slot : act.reads) held_.push_back(read(slot));
@@ -1031,6 +1051,7 @@ void Replay::check_packed(const Act& act) {
             rule_.name_of(held_[i]), rule_.name_of(rule_.made(route, 1)));
     if (route < 0) route = counted;
   }
+  check_room(act, route);
   if (route < 0) return;
   const Call& of = *rule_.node(route).call;
   if (of.layer != call_->layer || of.micro_batch != call_->micro_batch)
@@ -1192,7 +1213,23 @@ void Replay::check_route(const Act& act) {
             name(act.reads[0]), rule_.name_of(rule_.made(route, 1)));
   };
   const Work& work = act.op->work;
-  if (std::holds_alternative<Dispatch>(work)) return must_be(1, -1, 1, "the experts of tokens");
+  // Rows are dropped where the router says so, and nowhere else: how many there may be follows from both numbers.
+  const auto agrees = [&](size_t i, int experts, int64_t capacity) {
+    const int32_t by = route_of(held_[i], 1);
+    if (by < 0) return;
+    const Node& router = rule_.node(by);
+    const Shape& counts = router.segment->slots[router.op->writes[2].index()].type.shape;
+    if (const int64_t chosen = std::get<Route>(router.op->work).capacity; chosen != capacity)
+      fault(Rule::kValues, act, "has capacity={}, and the router of %{} has capacity={}: both drop the same rows", capacity,
+            name(act.reads[i]), chosen);
+    if (counts[0] * counts[2] != experts)
+      fault(Rule::kValues, act, "has experts={}, and the router of %{} chooses among {}", experts, name(act.reads[i]),
+            counts[0] * counts[2]);
+  };
+  if (const auto* dispatch = std::get_if<Dispatch>(&work)) {
+    agrees(1, dispatch->experts, dispatch->capacity);
+    return must_be(1, -1, 1, "the experts of tokens");
+  }
   const auto* activation = std::get_if<Activation>(&work);
   const bool counted = std::holds_alternative<GroupedLinear>(work) || (activation != nullptr && activation->counted);
   if (!counted && !std::holds_alternative<Combine>(work)) return;
@@ -1203,6 +1240,7 @@ void Replay::check_route(const Act& act) {
   if (known(0) && held_[0].kind == Held::Kind::kValue &&
       !std::holds_alternative<GroupedLinear>(rule_.node(rule_.maker(held_[0])).op->work))
     fault(Rule::kValues, act, "adds up %{}, which no expert made: {} is there", name(act.reads[0]), rule_.name_of(held_[0]));
+  agrees(2, std::get<Combine>(work).experts, std::get<Combine>(work).capacity);
   must_be(1, route, 0, "the weights of a token's experts");
   must_be(2, route, 1, "the experts of tokens");
 }

@@ -367,6 +367,8 @@ class FormChecker {
     if (op.when) {
       if (!slot_exists(segment, op.when)) return fault(-1, name, "its predicate does not exist");
       check_predicate(segment, op, name);
+    } else if (restores(op)) {
+      return fault(-1, name, "restores what was there before the period, and no predicate says when");
     }
     CommId comm;
     std::visit(

@@ -146,4 +146,7 @@ struct Aliasing {
 };
 std::vector<Aliasing> aliasing_of(const Segment& segment, const Op& op);
 
+/// Rows that tokens of choice[b,s,k] make at most at `some` of the experts, each of which takes `capacity` of a sequence.
+int64_t most_rows(const Shape& choice, int64_t some, int64_t capacity);
+
 }  // namespace shardlab::verifying

@@ -12,7 +12,7 @@
 //  - The ops of a step that run under one predicate see it alike, and its forward ops read parameters after equally many updates,
 //    and the numbers of a run as one op left them.
 //  - State may become what it was when the period began, by a copy under a predicate. Then all state that the period changed does, last of all
-//    and by the same word: what a run goes on from is the state before the period, or the state after it.
+//    and by the same word, which the run goes by (`kRolledBack`): what a run goes on from is the state before the period, or the state after it.
 //  - A router's bias follows the load of its layer's experts in all micro-batches of the step.
 #include <algorithm>
 
@@ -197,11 +197,19 @@ void Replay::note_copy(const Act& act) {
 /// Where a predicate says so, state becomes again what it was when the period began. In either case it is state that was there: what
 /// is known of it stays known.
 bool Replay::takes_back(const Act& act) {
-  if (!act.op->when) return false;
+  const auto* work = std::get_if<Copy>(&act.op->work);
+  if (work == nullptr || !work->restores) return false;
   const auto copy = whole_copy(act);
-  if (!copy || !copy->second.storage->persistent || copy->first.storage->copy_of != copy->second.root) return false;
+  if (!copy || !copy->second.storage->persistent || copy->first.storage->copy_of != copy->second.root) {
+    fault(Rule::kValues, "restores %{} from %{}, which is no whole copy of what %{} was when the period began",
+          slot_name(act.writes[0]), slot_name(act.reads[0]), slot_name(act.writes[0]));
+    return true;
+  }
   const Region by = region(act.op->when.value);
   if (!read_all(act)) return true;
+  if (by.root < 0 || role_.buffers[static_cast<size_t>(by.root)].name != kRolledBack)
+    fault(Rule::kValues, "takes %{} back by %{}, where the run makes steps again by %{}", slot_name(act.writes[0]),
+          slot_name(act.op->when.value), kRolledBack);
   int32_t written = -1;
   for_pieces(by, [&](const Piece& p) { written = std::max(written, p.run); });
   if (written < 0)

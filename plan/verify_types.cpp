@@ -25,6 +25,12 @@
 #include "plan/work.h"
 
 namespace shardlab::verifying {
+
+int64_t most_rows(const Shape& choice, int64_t some, int64_t capacity) {
+  const int64_t all = choice[1] * std::min(choice[2], some);
+  return choice[0] * (some > all / std::max<int64_t>(1, capacity) ? all : some * capacity);
+}
+
 namespace {
 
 /// How an op depends on one operand.
@@ -424,7 +430,8 @@ void Builder::describe(const Activation& w) {
 // is the rank's own, and where r is cut a sum over rows is a summand.
 
 void Builder::describe(const Route& w) {
-  equation.frozen = w.balance == 0 || w.sequence != 0 ? "E" : "sE";  // a mean over the tokens of a sequence
+  // A mean over the tokens of a sequence, and rows that an expert takes of it.
+  equation.frozen = (w.balance == 0 || w.sequence != 0) && w.capacity == 0 ? "E" : "sE";
   equation.loose = "r";
   equation.tokens_in_rows = true;
   if (w.phase == Phase::kF) {
@@ -937,6 +944,8 @@ std::string Builder::settings_fault() const {
     if (w.tokens < 1 || w.tokens > kMaxTokens) return fmt::format("tokens={}: a mean is of 1 to {} tokens", w.tokens, kMaxTokens);
     if (w.sequence < 0 || w.sequence > kMaxTokens)
       return fmt::format("sequence={}: a sequence has up to {} tokens", w.sequence, kMaxTokens);
+    if (w.capacity < 0 || w.capacity > l[1])
+      return fmt::format("capacity={}: an expert takes up to {} rows of a sequence, one of each token", w.capacity, l[1]);
     if (!forward) return integers({&choice});
     if (w.biased && read_slot(1).type.dtype != DType::f32)
       return fmt::format("%{} is {}, and biases are f32", read_slot(1).name, name_of(read_slot(1).type.dtype));
@@ -949,11 +958,16 @@ std::string Builder::settings_fault() const {
                          kContractionLeaves);
     return integers({&choice, &counts});
   };
-  const auto rows_fault = [&](const Slot& rows, const Slot& choice, int experts) -> std::string {
+  const auto rows_fault = [&](const Slot& rows, const Slot& choice, int experts, int64_t capacity) -> std::string {
     const Shape &r = rows.type.shape, &c = choice.type.shape;
     if (experts < c[2]) return fmt::format("experts={}, and a token goes to {}", experts, c[2]);
-    if (r[0] * r[1] < c.elements())
+    if (capacity < 0 || capacity > c[1])
+      return fmt::format("capacity={}: an expert takes up to {} rows of a sequence, one of each token", capacity, c[1]);
+    if (capacity == 0 && r[0] * r[1] < c.elements())
       return fmt::format("%{} has {} rows, and {} tokens go to {} experts each", rows.name, r[0] * r[1], c[0] * c[1], c[2]);
+    if (const int64_t most = capacity == 0 ? 0 : most_rows(c, experts, capacity); r[0] * r[1] < most)
+      return fmt::format("%{} has {} rows, and {} sequences fill {} with capacity={}", rows.name, r[0] * r[1], c[0], most,
+                         capacity);
     return integers({&choice});
   };
   const auto of_load = [&](const ExpertLoad&) -> std::string {
@@ -963,14 +977,14 @@ std::string Builder::settings_fault() const {
   };
   const auto of_dispatch = [&](const Dispatch& w) -> std::string {
     const bool forward = w.phase == Phase::kF;
-    return rows_fault(forward ? write_slot(0) : read_slot(0), read_slot(1), w.experts);
+    return rows_fault(forward ? write_slot(0) : read_slot(0), read_slot(1), w.experts, w.capacity);
   };
   const auto of_combine = [&](const Combine& w) -> std::string {
     const bool forward = w.phase == Phase::kF;
     const Slot &rows = read_slot(forward ? 0 : 1), &choice = read_slot(forward ? 2 : 3);
     if (!forward && !(write_slot(0).type.shape == rows.type.shape))
       return fmt::format("%{} and %{} have other extents", write_slot(0).name, rows.name);
-    return rows_fault(rows, choice, w.experts);
+    return rows_fault(rows, choice, w.experts, w.capacity);
   };
   const auto of_gate = [&](const Gate& w) -> std::string {
     return extent_fault(read_slot(w.phase == Phase::kF ? 1 : 2), 2, 1, "a number a token");
@@ -1788,7 +1802,7 @@ void TypeChecker::check_collective(const Op& op, const Collective& c) {
 }
 
 /// Packed rows move by the counts of both sides: each is placed as the rows that it counts, and there is room for all rows of all
-/// ranks.
+/// ranks, or for `room` of each: that no more go is shown where the router is known (rule 4).
 void TypeChecker::check_packed(const Op& op) {
   const SlotId rows[] = {op.reads[0], op.writes[0]}, counts[] = {op.reads[1], op.reads[2]};
   const Shape &from = type(rows[0]).shape, &to = type(rows[1]).shape;
@@ -1813,14 +1827,17 @@ void TypeChecker::check_packed(const Op& op) {
   if (type(counts[0]).shape.elements() != type(counts[1]).shape.elements())
     fault(op, Rule::kTypes, "%{} and %{} count other numbers of parts", name(counts[0]), name(counts[1]));
   const Shape &home = from[0] == groups ? from : to, &away = from[0] == groups ? to : from;
-  if (away[0] != 1 || away[1] / groups < home[0] * home[1])
-    fault(op, Rule::kTypes, "{} rows of each of {} ranks may come, and there is room for {}", home[0] * home[1], groups,
-          away[0] * away[1]);
+  const int64_t room = std::get<Collective>(op.work).room;
+  if (room < 0) return fault(op, Rule::kTypes, "room={}: 0 where all rows may go to one rank, else the most that do", room);
+  const int64_t most = room > 0 ? room : home[0] * home[1];
+  if (away[0] != 1 || away[1] / groups < most)
+    fault(op, Rule::kTypes, "{} rows of each of {} ranks may come, and there is room for {}", most, groups, away[0] * away[1]);
 }
 
 /// Rows that a buffer counts are moved by their counts.
 void TypeChecker::check_counts(const Op& op, const Collective& c) {
   if (moves_packed_rows(op)) return check_packed(op);
+  if (c.room != 0) return fault(op, Rule::kTypes, "room={} of an op that moves no counted rows", c.room);
   const auto count = [&](SlotId slot) { return segment_.slots[slot.index()].count; };
   const SlotId sent = count(op.reads[0]), came = count(op.writes[0]);
   const SlotId used = op.reads.size() > 1 ? op.reads[1] : SlotId();

@@ -305,9 +305,10 @@ int64_t product_scratch_up_to(int64_t k) {
   return floats(8 * k) + floats(std::min<int64_t>(512 * k, std::max<int64_t>(int64_t{1} << 18, 64 * k)));
 }
 
-/// Four rows of numbers by expert.
+/// Four rows of numbers by expert; with a capacity forward counts the rows that each expert has of a sequence.
 int64_t scratch_of(const Route& w, const Operands& o, bool) {
-  return 4 * floats(o.read(w.phase == Phase::kF ? 0 : 1).shape.last());
+  const bool forward = w.phase == Phase::kF;
+  return (forward && w.capacity > 0 ? 5 : 4) * floats(o.read(forward ? 0 : 1).shape.last());
 }
 /// The places of a token's rows, and how many rows each expert has so far.
 int64_t scratch_of(const Dispatch& w, const Operands& o, bool) { return floats(elements(o.read(1))) + floats(w.experts); }

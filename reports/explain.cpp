@@ -169,6 +169,9 @@ void balance_reason(const CaseOutcome& o, std::vector<std::string>& out) {
         "; of the ranks that share the experts the fullest had {:.2f} times the mean ({:.2f} times), and the others "
         "wait for it in the exchange",
         *m.expert_rank_imbalance, *m.expert_rank_imbalance_last);
+  if (m.expert_dropped)
+    text += fmt::format(". Experts had no room for {:.1f} % of the rows that tokens chose ({:.1f} % in the last step)",
+                        100 * *m.expert_dropped, 100 * *m.expert_dropped_last);
   out.push_back(text + ".");
 }
 

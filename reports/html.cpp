@@ -78,7 +78,8 @@ Table unplanned_memory_table(const std::vector<CaseOutcome>& cases) {
 /// The verdicts on claims, then the answer, then what is to be known of the files.
 std::vector<Statement> said_of(const Report& report, const Summary& summary) {
   std::vector<Statement> all = report.verdicts;
-  for (Statement& s : statements(report.cases, summary)) all.push_back(std::move(s));
+  if (report.kind != Report::Kind::kComparison)
+    for (Statement& s : statements(report.cases, summary)) all.push_back(std::move(s));
   all.insert(all.end(), report.notes.begin(), report.notes.end());
   return all;
 }

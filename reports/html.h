@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/outcome.h"
+#include "reports/compare.h"
 #include "reports/metadata.h"
 #include "reports/summary.h"
 #include "reports/table.h"
@@ -23,6 +24,14 @@ struct ExtraColumn {
   Unit unit = Unit::kNone;
   std::string heading, help;
   std::vector<Value> values;  ///< by case
+  bool is_setting = false;    ///< the figure says what a case is, not what came of it
+};
+
+/// A figure of two cases of a comparison.
+struct ChangedFigure {
+  size_t a = 0, b = 0;  ///< the cases, as indices into Report::cases
+  std::string metric;   ///< `Metric::name`
+  Change change;
 };
 
 /// The memory of the ranks of one stage, at the peak.
@@ -49,7 +58,7 @@ struct LostLayouts {
 };
 
 struct Report {
-  enum class Kind : uint8_t { kRun, kSearch } kind = Kind::kRun;
+  enum class Kind : uint8_t { kRun, kSearch, kComparison } kind = Kind::kRun;
   std::string title;
   RunMetadata metadata;  ///< of the last run
   std::vector<CaseOutcome> cases;
@@ -61,6 +70,7 @@ struct Report {
   std::vector<ExtraColumn> extra;
   std::map<std::string, CaseDetail> details;  ///< by case id
   std::vector<LostLayouts> lost;              ///< of a search, the commonest reason first
+  std::vector<ChangedFigure> changes;         ///< of a comparison, whose `verdicts` are all that is said of its cases
   double price_usd = 0;                       ///< of a device-hour; 0: not known
   std::string price_note;
 };

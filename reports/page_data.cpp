@@ -65,10 +65,12 @@ std::vector<CaseColumn> page_columns(const Report& report) {
   all.push_back({"device", Unit::kNone, "device", "model of the device",
                  [](const CaseOutcome& o) { return Value(o.config.machine.device.id); }});
   for (const ExtraColumn& c : report.extra)
-    all.push_back({c.name, c.unit, c.heading, c.help, [&report, &c](const CaseOutcome& o) {
+    all.push_back({c.name, c.unit, c.heading, c.help,
+                   [&report, &c](const CaseOutcome& o) {
                      const auto at = static_cast<size_t>(&o - report.cases.data());
                      return at < c.values.size() ? c.values[at] : Value();
-                   }});
+                   },
+                   c.is_setting});
   return all;
 }
 
@@ -325,6 +327,25 @@ Json summary_json(const Summary& s) {
           {"losses", losses}};
 }
 
+std::string_view kind_name(Report::Kind kind) {
+  constexpr std::array<std::string_view, 3> kNames{"run", "search", "comparison"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+Json changes_json(const std::vector<ChangedFigure>& changes) {
+  Json out = Json::array();
+  for (const ChangedFigure& c : changes)
+    out.push_back({{"a", c.a},
+                   {"b", c.b},
+                   {"metric", c.metric},
+                   {"unit", name_of(c.change.unit)},
+                   {"before", json_of(c.change.a)},
+                   {"after", json_of(c.change.b)},
+                   {"noise", json_of(c.change.noise)},
+                   {"verdict", name_of(c.change.verdict)}});
+  return out;
+}
+
 }  // namespace
 
 std::string_view word_of(Statement::Mood mood) { return kMoods[static_cast<size_t>(mood)]; }
@@ -339,7 +360,8 @@ std::string page_data(const Report& report, const Summary& summary, const std::v
   for (const std::string& step : report.next) next.push_back({{"says", step}});
   const Json document{{"title", report.title},
                       {"lost", lost},
-                      {"kind", report.kind == Report::Kind::kSearch ? "search" : "run"},
+                      {"kind", kind_name(report.kind)},
+                      {"changes", changes_json(report.changes)},
                       {"count", report.cases.size()},
                       {"left_out", std::accumulate(report.left_out.begin(), report.left_out.end(), int64_t{0})},
                       {"rounded", rounded},

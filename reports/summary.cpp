@@ -56,6 +56,8 @@ std::string loss_label(const Case& c) {
                                   name_of(c.train.optimizer), c.train.learning_rate.peak, c.train.seed);
   if (c.data.packed) label += ", packed";
   if (c.train.dropout > 0) label += fmt::format(", dropout {}", c.train.dropout);
+  if (c.train.clip_norm > 0) label += fmt::format(", clip_norm {}", c.train.clip_norm);
+  if (!c.checkpoint.resume.empty()) label += ", resumed";
   if (c.train.precision != Precision::kFp32) label += fmt::format(", {}", name_of(c.train.precision));
   // Sums over tokens in another order have other bits, which only canonical mode promises.
   if (const TokenOrder order = token_order_of(c.layout);
@@ -75,10 +77,13 @@ std::string loss_key(const Case& c) {
   if (m.qkv_biases) key += " biases of q, k and v";
   if (const LatentAttention& l = m.latent; m.is_latent())
     key += fmt::format(" latent {} {} {} {} {}", l.q_rank, l.kv_rank, l.nope, l.rope, l.v);
+  if (const Guard& g = t.guard; g.spike != GuardAction::kNone)
+    key += fmt::format(" spikes {} {} {}", g.loss_factor, g.norm_factor, g.window);
+  key += " " + c.checkpoint.resume;
   if (const Experts& e = m.experts; e.count > 0)
-    key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise, e.factor,
-                       e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen, e.bias_update_rate,
-                       e.shared_gate);
+    key += fmt::format("|{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", e.count, e.top_k, e.ffn, e.sigmoid, e.normalise,
+                       e.factor, e.balance, e.z_loss, e.shared, e.dense_layers, e.every, e.groups, e.groups_chosen,
+                       e.bias_update_rate, e.shared_gate, e.capacity_factor);
   key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {} {} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon,
                      t.dropout, static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens,
                      c.data.packed, c.data.document_end);
@@ -342,6 +347,8 @@ std::optional<Statement> balance_statement(std::span<const CaseOutcome> cases) {
                         *m.expert_imbalance_last);
     if (m.expert_rank_imbalance)
       text += fmt::format(", by rank {:.2f} ({:.2f})", *m.expert_rank_imbalance, *m.expert_rank_imbalance_last);
+    if (m.expert_dropped)
+      text += fmt::format(", {:.1f} % of rows dropped ({:.1f} %)", 100 * *m.expert_dropped, 100 * *m.expert_dropped_last);
   }
   if (text.empty()) return std::nullopt;
   if (counted_cases > kShown) text += fmt::format("; {} more in the table", counted_cases - kShown);

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "plan/base/files.h"
@@ -223,6 +224,15 @@ bool Checkpoint::holds_weights_alone() const {
   return holds != manifest_.recipe.end() && holds->second == kWeights;
 }
 
+std::vector<std::string> Checkpoint::parameters() const {
+  std::set<std::string> names;
+  for (const auto& [name, entry] : manifest_.entries) {
+    if (name.parameter == kRunState && name.part.starts_with("router_bias.")) names.insert(name.part);
+    if (name.part == "value" || name.part == "master") names.insert(name.parameter);
+  }
+  return {names.begin(), names.end()};
+}
+
 Result<LogicalTensor> Checkpoint::weights(std::string_view parameter) const {
   if (names_run_state(parameter)) return read({std::string(kRunState), std::string(parameter)});
   const StateName master{std::string(parameter), "master"};
@@ -299,16 +309,20 @@ Result<void> Checkpoint::restore(const Case& config, Session& session) const {
   }
   const auto names = session.states();
   if (!names.ok()) return names.error();
+  const auto as_saved = [](const StateName& name) {
+    return name.part == "ema" || name.part == kAveragedSteps
+               ? "resume with train.ema_decay on or off as it was saved; averages do not begin within a run"
+               : "resume with the model and optimizer that were saved";
+  };
   for (const StateName& name : *names)
     if (!manifest_.entries.contains(name))
-      return unreadable_checkpoint(path_, fmt::format("it has no {} of `{}`, which this case keeps", name.part, name.parameter),
-                                   "resume with the model and optimizer that were saved");
+      return unreadable_checkpoint(path_, fmt::format("it has no `{}` of `{}`, which this case keeps", name.part, name.parameter),
+                                   as_saved(name));
   if (names->size() != manifest_.entries.size())
     for (const auto& [name, entry] : manifest_.entries)
       if (std::ranges::find(*names, name) == names->end())
         return unreadable_checkpoint(
-            path_, fmt::format("it has a {} of `{}`, for which this case has no place", name.part, name.parameter),
-            "resume with the model and optimizer that were saved");
+            path_, fmt::format("it has `{}` of `{}`, for which this case has no place", name.part, name.parameter), as_saved(name));
   const std::string tensors = (fs::path(path_).parent_path() / manifest_.data).string();
   const File file(::open(tensors.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return unreadable_checkpoint(tensors, std::strerror(errno));

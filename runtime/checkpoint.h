@@ -51,6 +51,8 @@ class Checkpoint {
   const std::string& manifest() const { return path_; }
   /// Whether there is nothing but weights in it.
   bool holds_weights_alone() const;
+  /// What it has values of, in the order of names: parameters, and biases of routers, called by their buffers (plan/run_state.h).
+  std::vector<std::string> parameters() const;
   /// The values of a parameter: the optimizer's fp32 copy, where there is one. Of a name of the run's state (plan/run_state.h) that
   /// state. Refuses a name that is not there, and damage.
   Result<LogicalTensor> weights(std::string_view parameter) const;

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -27,26 +28,28 @@ struct Frame {
   uint32_t kind = 0;
   uint64_t bytes = 0;
 };
-constexpr int kSilence_s = 15;              ///< without a sign of life of another machine, which then counts as gone
+constexpr double kMostSilence_s = 15, kLeastSilence_s = 2;
 constexpr uint64_t kMostOfStranger = 4096;  ///< bytes of a message of a process that has not said who it is
 
 /// A connection whose other machine is silent breaks: a link that is down sends no word of it. A process that is stopped does not count
 /// while its machine answers; but where so much is sent to it that its buffers are full, TCP_USER_TIMEOUT may end that connection too.
-void notice_silence(const FileDescriptor& socket) {
-  constexpr int kProbes = 3, kOn = 1, kEach_s = kSilence_s / (kProbes + 2);
-  const int idle_s = kSilence_s - kProbes * kEach_s;
-  const unsigned unanswered_ms = kSilence_s * 1000;
+void notice_silence(const FileDescriptor& socket, double silence_s) {
+  constexpr int kOn = 1;
+  const int whole_s = static_cast<int>(silence_s), each_s = std::max(1, whole_s / 5);
+  const int probes = std::clamp(whole_s / each_s - 1, 1, 3), idle_s = whole_s - probes * each_s;
+  const auto unanswered_ms = static_cast<unsigned>(silence_s * 1000);
   setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &kOn, sizeof kOn);
   setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
-  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &kEach_s, sizeof kEach_s);
-  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof kProbes);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &each_s, sizeof each_s);
+  setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
   setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
 }
 
-/// What an error of a connection says of the network.
-std::string silence_hint(int error) {
-  const bool silent = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH;
-  return silent ? fmt::format("its machine has been silent for {} s: see the network between the hosts", kSilence_s) : "";
+/// Whether an error of a connection says that the network, or the other machine, is down.
+bool is_silence(int error) { return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH; }
+
+std::string silence_hint(double silence_s) {
+  return fmt::format("its machine has been silent for {:.3g} s: see the network between the hosts", silence_s);
 }
 
 std::string framed(uint32_t kind, std::string_view payload) {
@@ -62,6 +65,7 @@ std::string text_of(const GroupFailure& failure) {
   put(text, failure.process);
   put_text(text, failure.message);
   put_text(text, failure.hint);
+  put(text, failure.knows);
   return text;
 }
 
@@ -72,15 +76,18 @@ GroupFailure failure_of(std::string_view text) {
   failure.process = from.take<int>();
   failure.message = from.take_text();
   failure.hint = from.take_text();
+  failure.knows = from.take<GroupFailure::Knows>();
   return failure;
 }
 
 }  // namespace
 
+double silence_within(double timeout_s) { return std::clamp(timeout_s / 2, kLeastSilence_s, kMostSilence_s); }
+
 // ---- the server
 
-ControlServer::ControlServer(int processes, Endpoint endpoint, std::string token)
-    : processes_(processes), endpoint_(std::move(endpoint)), token_(std::move(token)) {
+ControlServer::ControlServer(int processes, Endpoint endpoint, std::string token, double timeout_s)
+    : processes_(processes), endpoint_(std::move(endpoint)), token_(std::move(token)), silence_s_(silence_within(timeout_s)) {
   auto listener = listen_at(endpoint_);
   if (!listener.ok()) throw WorldError(listener.error().message, listener.error().hint);
   listener_ = std::move(*listener);
@@ -105,10 +112,10 @@ std::optional<GroupFailure> ControlServer::failure() const {
   return failure_;
 }
 
-void ControlServer::fail(const std::string& message) {
+void ControlServer::fail(GroupFailure failure) {
   {
     const std::lock_guard lock(mutex_);
-    asked_to_fail_ = message;
+    asked_to_fail_ = std::move(failure);
   }
   (void)!::write(wake_write_.get(), "", 1);
 }
@@ -122,13 +129,13 @@ void ControlServer::serve() {
     if (waits[0].revents != 0) {
       std::array<char, 64> ignored;
       while (::read(wake_read_.get(), ignored.data(), ignored.size()) > 0) {}
-      std::string message;
+      std::optional<GroupFailure> asked;
       {
         const std::lock_guard lock(mutex_);
         if (ends_) return finish();
-        message = std::exchange(asked_to_fail_, "");
+        asked = std::exchange(asked_to_fail_, std::nullopt);
       }
-      if (!message.empty()) announce({.message = message});
+      if (asked) announce(std::move(*asked));
     }
     for (size_t i = 2; i < waits.size(); ++i) {
       Peer& peer = *peers_[i - 2];
@@ -141,15 +148,18 @@ void ControlServer::serve() {
         there = n >= 0 || errno == EAGAIN || errno == EINTR;
       }
       if (there) continue;
-      const std::string hint = silence_hint(errno);
+      const bool silent = is_silence(errno);
       peer.socket = FileDescriptor();
-      if (peer.process >= 0 && !peer.left) announce({.kind = GroupFailure::Kind::kGone, .process = peer.process, .hint = hint});
+      if (peer.process >= 0 && !peer.left)
+        announce({.kind = silent ? GroupFailure::Kind::kUnreachable : GroupFailure::Kind::kGone,
+                  .process = peer.process,
+                  .hint = silent ? silence_hint(silence_s_) : ""});
     }
     std::erase_if(peers_, [](const auto& peer) { return !peer->socket; });
     if (waits[1].revents != 0)
       if (FileDescriptor socket = accept_from(listener_, 0)) {
         make_nonblocking(socket);
-        notice_silence(socket);
+        notice_silence(socket, silence_s_);
         peers_.push_back(std::make_unique<Peer>());
         peers_.back()->socket = std::move(socket);
       }
@@ -233,12 +243,17 @@ void ControlServer::answer() {
     if (peer->process >= 0) peer->out += message;
 }
 
-/// The first failure is told to everybody. Of a process that is gone, the first who knows more says what it was at.
+/// The first failure is told to everybody. Of a process that is gone or out of reach, the first who knows more says what it was at;
+/// where no process can look at it, that is the first whose rank waits for it in an op.
 void ControlServer::announce(GroupFailure failure) {
   {
     const std::lock_guard lock(mutex_);
     if (failure_) {
-      if (failure_->message.empty()) failure_->message = failure.message, failure_->hint = failure.hint;
+      const bool knows_more = failure.knows > failure_->knows && failure_->kind != GroupFailure::Kind::kSaid;
+      if (failure_->message.empty() || knows_more) {
+        failure_->message = failure.message, failure_->knows = failure.knows;
+        if (!failure.hint.empty()) failure_->hint = failure.hint;
+      }
       return;
     }
     failure_ = failure;
@@ -251,11 +266,11 @@ void ControlServer::announce(GroupFailure failure) {
 // ---- a process
 
 Control::Control(const Endpoint& server, const std::string& token, int process, int processes, double timeout_s)
-    : process_(process), processes_(processes), timeout_s_(timeout_s) {
+    : process_(process), processes_(processes), silence_s_(silence_within(timeout_s)), timeout_s_(timeout_s) {
   auto socket = connect_to(server, timeout_s);
   if (!socket.ok()) throw WorldError(socket.error().message, socket.error().hint);
   socket_ = std::move(*socket);
-  notice_silence(socket_);
+  notice_silence(socket_, silence_s_);
   address_ = own_address(socket_);
   std::string hello;
   put(hello, process_);
@@ -284,17 +299,20 @@ void Control::receive() {
   while (true) {
     Frame frame;
     std::string payload;
+    errno = 0;
     bool got = read_all(socket_, &frame, sizeof frame) && frame.magic == Frame().magic;
     if (got) {
       payload.resize(frame.bytes);
       got = read_all(socket_, payload.data(), payload.size());
     }
     if (!got) {
+      const bool silent = is_silence(errno);
       {
         const std::lock_guard lock(mutex_);
         if (leaving_) return;
       }
-      on_failure({.message = "the process that started the group has gone", .hint = "start the run again"});
+      on_failure({.message = fmt::format("the process that started the group {}", silent ? "is out of reach" : "has gone"),
+                  .hint = silent ? silence_hint(silence_s_) : "start the run again"});
       return;
     }
     if (frame.kind == kFailed) {
@@ -319,14 +337,16 @@ void Control::on_failure(GroupFailure failure) {
   if (failure.message.empty())
     failure.message = failure.kind == GroupFailure::Kind::kGone
                           ? fmt::format("process {} of {} has ended", failure.process, processes_)
+                      : failure.kind == GroupFailure::Kind::kUnreachable
+                          ? fmt::format("process {} of {} is out of reach", failure.process, processes_)
                           : fmt::format("process {} of {} has waited {:.3g} s for the others, which is the limit", process_,
                                         processes_, timeout_s_.load());
   const bool said = failure.kind == GroupFailure::Kind::kSaid;
-  std::string known;  // of the session that came last: the one that runs
+  Known known;  // of the session that came last: the one that runs
   for (const auto& [id, listener] : listeners_)
-    if (std::string more = listener(failure); !more.empty()) known = std::move(more);
-  if (!said && !known.empty()) failure.message += ": " + known;
-  if (!said) send(kFail, text_of({.message = failure.message, .hint = failure.hint}));
+    if (Known more = listener(failure); !more.text.empty()) known = std::move(more);
+  if (!said && !known.text.empty()) failure.message += ": " + known.text, failure.knows = known.knows;
+  if (!said) send(kFail, text_of({.message = failure.message, .hint = failure.hint, .knows = failure.knows}));
   const std::lock_guard lock(mutex_);
   failure_ = std::move(failure);
   changed_.notify_all();

@@ -30,28 +30,36 @@ namespace shardlab::runtime {
 /// Why a group ends.
 struct GroupFailure {
   enum class Kind : uint8_t {
-    kSaid,    ///< a process has said so, in `message`
-    kGone,    ///< `process` has ended without a word
-    kSilent,  ///< the others have not come within the time-out of `process`
+    kSaid,         ///< a process has said so, in `message`
+    kGone,         ///< `process` has ended without a word
+    kSilent,       ///< the others have not come within the time-out of `process`
+    kUnreachable,  ///< the machine of `process` gives no sign of life: a link is down, or the machine is
   } kind = Kind::kSaid;
   int process = -1;
   std::string message = {}, hint = {};
+  /// What `message` says of `process`.
+  enum class Knows : uint8_t { kNothing, kRank, kOp } knows = Knows::kNothing;
 };
+
+/// Seconds without a sign of life of another machine after which its processes count as out of reach: 15, and at most half of the
+/// time-out, so that a lost link is named before the ranks that wait for it time out. At least 2, since the system counts seconds.
+double silence_within(double timeout_s);
 
 /// Serves a group from a thread of its own: puts together what is gathered, and tells everybody of a failure. One for each group,
 /// in the process that starts the others.
 class ControlServer {
  public:
-  /// `token` is what a process must know to join. Throws WorldError where `endpoint` cannot be listened at.
-  ControlServer(int processes, Endpoint endpoint, std::string token);
+  /// `token` is what a process must know to join. `timeout_s` is the longest wait of the group's ranks; it bounds the silence of a
+  /// machine (`silence_within`). Throws WorldError where `endpoint` cannot be listened at.
+  ControlServer(int processes, Endpoint endpoint, std::string token, double timeout_s = 60);
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
 
   const Endpoint& endpoint() const { return endpoint_; }
   /// The group's first failure; of a process that has ended, with what another has told of it since. None while all goes well.
   std::optional<GroupFailure> failure() const;
-  /// Tells the group of a failure that the starting process sees.
-  void fail(const std::string& message);
+  /// Tells the group of a failure that the starting process sees. Where `message` is empty, the group says what it knows.
+  void fail(GroupFailure failure);
 
  private:
   struct Peer {
@@ -70,13 +78,14 @@ class ControlServer {
   const int processes_;
   Endpoint endpoint_;
   const std::string token_;
+  const double silence_s_;
   FileDescriptor listener_, wake_read_, wake_write_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, std::string> gathered_;  ///< of the round under way, by process
   std::set<int> left_;                   ///< processes that have said goodbye, whose connection may be closed since
   mutable std::mutex mutex_;             ///< guards the three below
   std::optional<GroupFailure> failure_;
-  std::string asked_to_fail_;
+  std::optional<GroupFailure> asked_to_fail_;
   bool ends_ = false;
   std::thread thread_;
 };
@@ -112,9 +121,13 @@ class Control {
     return *static_cast<T*>(place.get());
   }
 
-  /// Is told once of the group's failure, from another thread. Of a failure that nobody has said it returns what it knows: who was
-  /// at what. `leave` waits until a call has ended.
-  using Listener = std::function<std::string(const GroupFailure&)>;
+  /// What a listener knows of a failure that nobody has said: who was at what.
+  struct Known {
+    std::string text = {};
+    GroupFailure::Knows knows = GroupFailure::Knows::kNothing;
+  };
+  /// Is told once of the group's failure, from another thread. `leave` waits until a call has ended.
+  using Listener = std::function<Known(const GroupFailure&)>;
   int listen(Listener listener);
   void leave(int listener);
 
@@ -124,6 +137,7 @@ class Control {
   void send(uint32_t kind, std::string_view payload);
 
   const int process_, processes_;
+  const double silence_s_;  ///< after which the machine of the server counts as out of reach
   std::atomic<double> timeout_s_;
   std::string address_;
   FileDescriptor socket_;

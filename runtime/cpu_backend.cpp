@@ -621,7 +621,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
                                   .groups = w.groups,
                                   .groups_chosen = w.groups_chosen,
                                   .step_tokens = w.tokens};
-  const int64_t bytes = kernels::route_scratch_bytes(l.last());
+  const int64_t bytes = kernels::route_scratch_bytes(l.last(), forward && w.capacity > 0);
   if (forward)
     return with_scratch(op, kernels::route_forward,
                         kernels::RouteForward{.shape = shape,
@@ -631,7 +631,8 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
                                               .choice = choice.as<int32_t>(),
                                               .counts = op.writes[2].as<int32_t>(),
                                               .ranks = op.writes[2].shape()[0],
-                                              .leaves = op.writes[2].shape()[1]},
+                                              .leaves = op.writes[2].shape()[1],
+                                              .capacity = w.capacity},
                         bytes);
   return with_scratch(op, kernels::route_input,
                       kernels::RouteInput{.shape = shape,

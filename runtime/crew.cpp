@@ -371,6 +371,24 @@ std::string Crew::standstill(const std::vector<Place>& before, int32_t gone) con
   return text;
 }
 
+std::string Crew::awaited(int first, int count) const {
+  using Kind = WaitCause::Kind;
+  std::string text;
+  std::vector<const TaskSeat*> others;
+  for (const TaskSeat* seat : seats_) {
+    if (seat->finished() || (seat->rank() >= first && seat->rank() < first + count)) continue;
+    const WaitCause cause = seat->cause();
+    const bool for_peer = cause.kind == Kind::kMessage || cause.kind == Kind::kTaken;
+    if (for_peer && cause.peer >= first && cause.peer < first + count)
+      text += fmt::format("{}rank {} is waited for by rank {} at {}", text.empty() ? "" : "; ", cause.peer, seat->rank(),
+                          describe_(*seat));
+    else if (cause.kind != Kind::kStart)
+      others.push_back(seat);
+  }
+  if (!text.empty() && !others.empty()) text += "; " + situation_of(others, "; ");
+  return text;
+}
+
 std::string Crew::situation_of(const std::vector<const TaskSeat*>& seats, std::string_view separator) const {
   std::map<std::string, std::vector<int>> by_text;
   for (const TaskSeat* seat : seats) by_text[situation_of(*seat)].push_back(seat->rank());

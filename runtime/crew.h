@@ -288,6 +288,10 @@ class Crew {
   /// stands still. `gone`: a process that is known to have ended, by the operating system's number.
   std::string standstill(const std::vector<Place>& before, int32_t gone = 0) const;
 
+  /// "rank 2 is waited for by rank 0 at stream compute op #12 ...; rank 1: ...": who here waits for the `count` ranks from `first` on, which
+  /// nobody here can look at; then what the others here wait for. Empty where none waits for them.
+  std::string awaited(int first, int count) const;
+
   Scheduler& scheduler() { return scheduler_; }
   const Clock& clock() const { return scheduler_.clock(); }
   double timeout_s() const { return timeout_s_; }

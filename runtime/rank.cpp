@@ -48,11 +48,7 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
     store_ = open_store(options_, rank, bytes);
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
-  if (backend_->has_storage() && device_ == nullptr) {
-    size_t numbers = 0;
-    for (const CountedLayer& layer : counting_.layers()) numbers += layer.numbers();
-    expert_rows_.resize(numbers);
-  }
+  if (backend_->has_storage() && device_ == nullptr) expert_rows_.resize(counting_.numbers());
   for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);
 }
 
@@ -601,12 +597,9 @@ double Rank::end_of_step() const {
 
 /// Adds what the counts say to the rows of the layer's experts. The ops of a layer run on one stream.
 void Rank::count_rows(const BoundInstruction& bound) {
-  const auto layers = counting_.layers();
-  size_t first = 0;
-  for (int i = 0; i < bound.layer; ++i) first += layers[static_cast<size_t>(i)].numbers();
-  const CountedLayer& layer = layers[static_cast<size_t>(bound.layer)];
+  const CountedLayer& layer = counting_.layers()[static_cast<size_t>(bound.layer)];
   add_rows(bound.counts, layer, logical_origin(*layer.counts, plan_.mesh, at_)[0],
-           std::span(expert_rows_).subspan(first, layer.numbers()));
+           std::span(expert_rows_).subspan(layer.first, layer.numbers()));
 }
 
 /// Copies a metric out of its buffer, in the order of stream 0.

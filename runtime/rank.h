@@ -39,7 +39,7 @@ struct BoundInstruction {
   int64_t offset = 0;                 ///< also of kBlockRead and kBlockWrite: in the rank's BlockStore
   int64_t bytes = 0;                  ///< also of those, and of kSend and kReceive
   const int32_t* counts = nullptr;    ///< of a kLaunch whose rows of experts are counted
-  int layer = -1;                     ///< of these: which of the rank's layers with experts
+  int layer = -1;                     ///< of these: which step and layer of `RowCounting`
   int metric = -1;                    ///< of a kFree that ends the life of a metric: which
   std::span<const EventWait> events;  ///< on a device, instead of `waits`
   int32_t record = -1;                ///< on a device: the event recorded behind it, or -1
@@ -98,7 +98,7 @@ class Rank {
   void mark_begin();
   void report_times(int32_t step);
   std::span<const int64_t> sent_by_comm() const { return sent_by_comm_; }
-  /// Rows that the rank's experts have worked at in the step, the `numbers` of one layer after another (`RowCounting`); empty on a device.
+  /// Rows that the rank's experts have worked at in the step, the `numbers` of one step and layer after another (`RowCounting`); empty on a device.
   std::span<const int64_t> expert_rows() const { return expert_rows_; }
 
   /// Copies bytes of a buffer, from `offset` on, to or from memory of this process. Between steps, from one thread.

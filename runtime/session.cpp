@@ -112,7 +112,7 @@ class ThreadSession final : public Session {
   std::unique_ptr<Scheduler> make_scheduler() const;
   void start_crew();
   void share_seats();
-  std::string on_failure(const GroupFailure& failure);
+  Control::Known on_failure(const GroupFailure& failure);
   std::vector<std::string> gather_texts(std::string_view own) const;
   void collect_reports();
   std::vector<ExpertRows> rows_of_experts() const;
@@ -282,22 +282,44 @@ void ThreadSession::share_seats() {
   crew_->observe(others);
 }
 
-/// Ends the round under way. Of what no process has said, the text says who was at what; ranks of another machine cannot be seen.
-std::string ThreadSession::on_failure(const GroupFailure& failure) {
-  if (failure.kind == GroupFailure::Kind::kSaid) {
+/// Ends the round under way. Of what no process has said, the text says who was at what. Ranks out of reach cannot be looked at: of them
+/// it says where the ranks here wait for them.
+Control::Known ThreadSession::on_failure(const GroupFailure& failure) {
+  using Kind = GroupFailure::Kind;
+  if (failure.kind == Kind::kSaid) {
     crew_->fail(failure.message, failure.hint);
-    return "";
+    return {};
   }
-  int32_t gone = 0;
-  if (failure.kind == GroupFailure::Kind::kGone && !seats_->of(failure.process).empty())
-    for (const TaskSeat* seat : crew_->seats())
-      if (seat->rank() / static_cast<int>(std::ssize(ranks_)) == failure.process) gone = seat->process();
-  std::vector<Crew::Place> before = crew_->places();
-  constexpr std::chrono::milliseconds kLook(300);
-  if (failure.kind == GroupFailure::Kind::kSilent) std::this_thread::sleep_for(kLook);
-  const std::string text = crew_->standstill(before, gone);
-  crew_->fail(text.empty() ? failure.message : failure.message + ": " + text, failure.hint);
-  return text;
+  const bool seen = failure.kind == Kind::kSilent || (failure.kind == Kind::kGone && !seats_->of(failure.process).empty());
+  const int ranks_of_process = static_cast<int>(std::ssize(ranks_));
+  Control::Known known;
+  if (seen) {
+    int32_t gone = 0;
+    if (failure.kind == Kind::kGone)
+      for (const TaskSeat* seat : crew_->seats())
+        if (seat->rank() / ranks_of_process == failure.process) gone = seat->process();
+    const std::vector<Crew::Place> before = crew_->places();
+    constexpr std::chrono::milliseconds kLook(300);
+    if (failure.kind == Kind::kSilent) std::this_thread::sleep_for(kLook);
+    known.text = crew_->standstill(before, gone);
+    if (known.text.starts_with("rank ")) known.knows = GroupFailure::Knows::kOp;
+  } else {
+    const int first = failure.process * ranks_of_process;
+    known.text = crew_->awaited(first, ranks_of_process);
+    if (!known.text.empty()) {
+      known.knows = GroupFailure::Knows::kOp;
+    } else if (std::ranges::all_of(crew_->tasks(),
+                                   [](const auto& task) { return task->cause().kind == WaitCause::Kind::kStart; })) {
+      known.text = ranks_of_process == 1
+                       ? fmt::format("rank {} is waited for between steps", first)
+                       : fmt::format("ranks {}-{} are waited for between steps", first, first + ranks_of_process - 1);
+      known.knows = GroupFailure::Knows::kRank;
+    } else {
+      known.text = crew_->standstill(crew_->places());
+    }
+  }
+  crew_->fail(known.text.empty() ? failure.message : failure.message + ": " + known.text, failure.hint);
+  return known;
 }
 
 void ThreadSession::run_round(const Round& round) {
@@ -454,12 +476,10 @@ void ThreadSession::collect_reports() {
 std::vector<ExpertRows> ThreadSession::rows_of_experts() const {
   std::vector<RankRows> ranks;
   for (const Member& member : members_) {
-    std::span<const int64_t> rows = reports_[static_cast<size_t>(member.number)].expert_rows;
+    const std::span<const int64_t> rows = reports_[static_cast<size_t>(member.number)].expert_rows;
     if (rows.empty()) continue;
-    for (const CountedLayer& layer : counting_[static_cast<size_t>(plan_.mesh.role_of(member.at))].layers()) {
-      ranks.push_back({member.at, layer, rows.first(layer.numbers())});
-      rows = rows.subspan(layer.numbers());
-    }
+    for (const CountedLayer& layer : counting_[static_cast<size_t>(plan_.mesh.role_of(member.at))].layers())
+      ranks.push_back({member.at, layer, rows.subspan(layer.first, layer.numbers())});
   }
   return expert_rows(plan_.mesh, ranks);
 }

@@ -70,8 +70,8 @@ struct StepResult {
   bool skipped = false;                                 ///< the plan may leave an update out (plan/run_state.h), and did
   bool rolled_back = false;                             ///< the plan took all steps of its period back (kRolledBack)
   std::optional<Fault> fault;                           ///< of a skipped step, where the guard found one
-  std::vector<ExpertRows> experts;                      ///< by layer with experts; empty on devices, and where workers run apart
-  std::optional<double> loss_scale;                     ///< after the step, where the plan has one that lives on
+  std::vector<ExpertRows> experts;  ///< by step of the period and layer with experts; empty on devices, and where workers run apart
+  std::optional<double> loss_scale;  ///< after the step, where the plan has one that lives on
 };
 
 /// A logical tensor put together from the ranks that hold it, row-major.

@@ -25,7 +25,7 @@ TcpTransport::TcpTransport(const kernels::Kernels& kernels, const PlacedPlan& pl
   thread_ = std::thread([this] { progress(); });
 }
 
-/// Each process connects to those before it and is connected to by those behind it.
+/// Each process connects to those before it and is connected to by those behind it, once for each lane.
 void TcpTransport::connect_all(double timeout_s) {
   const int self = control().process(), n = control().processes();
   Endpoint own{control().address(), 0};
@@ -37,40 +37,45 @@ void TcpTransport::connect_all(double timeout_s) {
                                                                                                      << 40);
   put_text(said, own.host);
   const std::vector<std::string> all = control().gather(said);
-  links_.resize(static_cast<size_t>(n));
+  links_.resize(static_cast<size_t>(kLanes * n));
   /// Who connects says which process it is, and the number that only the group has heard.
   struct Greeting {
     int32_t process = 0, to = 0;
     uint64_t number = 0;
+    int64_t lane = 0;
   };
   for (int p = 0; p < n; ++p) {
     Taking from(all[static_cast<size_t>(p)]);
     Endpoint there;
     there.port = from.take<int>();
-    const Greeting greeting{self, p, from.take<uint64_t>()};
+    Greeting greeting{self, p, from.take<uint64_t>()};
     there.host = from.take_text();
     if (p >= self) continue;
-    auto socket = connect_to(there, timeout_s);
-    if (!socket.ok()) throw WorldError(socket.error().message, socket.error().hint);
-    if (!write_all(*socket, &greeting, sizeof greeting))
-      throw WorldError(fmt::format("process {} has closed its connection", p), "");
-    links_[static_cast<size_t>(p)] = std::make_unique<Link>();
-    links_[static_cast<size_t>(p)]->socket = std::move(*socket);
+    for (greeting.lane = 0; greeting.lane < kLanes; ++greeting.lane) {
+      auto socket = connect_to(there, timeout_s);
+      if (!socket.ok()) throw WorldError(socket.error().message, socket.error().hint);
+      if (!write_all(*socket, &greeting, sizeof greeting))
+        throw WorldError(fmt::format("process {} has closed its connection", p), "");
+      auto& link = links_[place_of(p, greeting.lane)] = std::make_unique<Link>();
+      link->socket = std::move(*socket);
+    }
   }
   Taking own_said(said);
   own_said.take<int>();
   const auto number = own_said.take<uint64_t>();
-  for (int missing = n - 1 - self; missing > 0;) {
+  for (int missing = kLanes * (n - 1 - self); missing > 0;) {
     FileDescriptor socket = accept_from(*listener, timeout_s);
     Greeting greeting;
     if (!socket)
-      throw WorldError(fmt::format("{} processes have not connected to process {} within {:.3g} s", missing, self, timeout_s),
-                       fmt::format("see that {} can be reached from their hosts", to_string(own)));
+      throw WorldError(
+          fmt::format("{} connections of other processes have not come to process {} within {:.3g} s", missing, self, timeout_s),
+          fmt::format("see that {} can be reached from their hosts", to_string(own)));
     if (!read_all(socket, &greeting, sizeof greeting) || greeting.number != number || greeting.to != self ||
-        greeting.process <= self || greeting.process >= n || links_[static_cast<size_t>(greeting.process)] != nullptr)
+        greeting.process <= self || greeting.process >= n || greeting.lane < 0 || greeting.lane >= kLanes ||
+        links_[place_of(greeting.process, greeting.lane)] != nullptr)
       continue;  // a stranger
-    links_[static_cast<size_t>(greeting.process)] = std::make_unique<Link>();
-    links_[static_cast<size_t>(greeting.process)]->socket = std::move(socket);
+    auto& link = links_[place_of(greeting.process, greeting.lane)] = std::make_unique<Link>();
+    link->socket = std::move(socket);
     --missing;
   }
   for (const auto& link : links_)
@@ -89,7 +94,7 @@ void TcpTransport::wake() {
 }
 
 void TcpTransport::post(int process, const MessageHeader& header, std::span<const Slice> slices) {
-  Link& link = *links_[static_cast<size_t>(process)];
+  Link& link = *links_[place_of(process, header.is_answer != 0 ? kAnswers : kMessages)];
   bool first = false;
   {
     const std::lock_guard lock(link.mutex);

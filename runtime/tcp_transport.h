@@ -1,4 +1,5 @@
-// Ranks in several processes on any machines: messages go over TCP, one connection for each pair of processes.
+// Ranks in several processes on any machines: messages go over TCP, with two connections for each pair of processes. One has messages, the
+// other answers: an answer that waited behind a long message the other way would keep its sender from the next step.
 #pragma once
 
 #include <atomic>
@@ -39,13 +40,16 @@ class TcpTransport final : public MessageTransport {
     bool lost = false;
   };
 
+  static constexpr int kLanes = 2, kMessages = 0, kAnswers = 1;
+  size_t place_of(int process, int64_t lane) const { return static_cast<size_t>(process) * kLanes + static_cast<size_t>(lane); }
+
   void connect_all(double timeout_s);
   void progress();
   bool write_some(Link& link);
   bool read_some(Link& link);
   void wake();
 
-  std::vector<std::unique_ptr<Link>> links_;  ///< by process; none to this one
+  std::vector<std::unique_ptr<Link>> links_;  ///< by process and lane; none to this one
   FileDescriptor wake_;                       ///< an eventfd: something is to be written, or the end
   std::atomic<bool> ends_{false};
   std::thread thread_;

@@ -66,7 +66,17 @@ class UnitBuilder {
   }
   /// Rows of all experts that this rank's tokens go to.
   Type rows_by(int64_t width) const { return data({1, rows_of_experts(), width}); }
-  int64_t rows_of_experts() const { return b() * s() * model_.experts.top_k; }
+  int64_t rows_of_experts() const { return b() * model_.experts.most_rows(s(), model_.experts.count); }
+  /// Rows that an expert takes of a sequence; 0 of a model whose experts take all.
+  int64_t capacity() const { return model_.experts.drops() ? model_.experts.capacity(config_.train.seq_len) : 0; }
+  /// SwiGLU of the rows of experts. Without a capacity every row of the buffer holds something.
+  Activation activation(Phase phase) const {
+    return {.phase = phase, .swiglu = true, .counted = capacity() > 0, .rows = capacity() > 0 ? rows_of_experts() : 0};
+  }
+  std::vector<SlotId> with_counts(std::vector<SlotId> reads, SlotId counts) const {
+    if (capacity() > 0) reads.push_back(counts);
+    return reads;
+  }
   Route route(Phase phase) const {
     const Experts& e = model_.experts;
     return {.phase = phase,
@@ -78,7 +88,8 @@ class UnitBuilder {
             .groups = static_cast<int>(e.groups),
             .groups_chosen = static_cast<int>(e.groups_chosen),
             .tokens = config_.sequences_per_step() * config_.train.seq_len,
-            .biased = e.has_bias()};
+            .biased = e.has_bias(),
+            .capacity = capacity()};
   }
   GroupedLinear grouped(Phase phase) const { return {.phase = phase, .rows = rows_of_experts()}; }
 
@@ -338,12 +349,12 @@ void UnitBuilder::experts_forward(SlotId x1, SlotId y) {
   fwd().op(route(Phase::kF), std::move(routed), {weights, choice, counts}, "moe.route");
   const SlotId in = saved("rows.in", rows_by(h())), u = saved("rows.u", rows_by(2 * e.ffn)), a = saved("rows.a", rows_by(e.ffn)),
                out = saved("rows.out", rows_by(h()));
-  fwd().op(Dispatch{Phase::kF, experts}, {n2, choice}, {in}, "moe.dispatch");
+  fwd().op(Dispatch{Phase::kF, experts, capacity()}, {n2, choice}, {in}, "moe.dispatch");
   fwd().op(grouped(Phase::kF), {in, value(fwd(), wup_), counts}, {u}, "moe.up");
-  fwd().op(Activation{Phase::kF, true}, {u}, {a}, "mlp.act");
+  fwd().op(activation(Phase::kF), with_counts({u}, counts), {a}, "mlp.act");
   fwd().op(grouped(Phase::kF), {a, value(fwd(), wdown_), counts}, {out}, "moe.down");
   const SlotId z = local(fwd(), "mlp.z", tokens_by(h()));
-  fwd().op(Combine{Phase::kF, experts}, {out, weights, choice}, {z}, "moe.combine");
+  fwd().op(Combine{Phase::kF, experts, capacity()}, {out, weights, choice}, {z}, "moe.combine");
   if (e.shared > 0) shared_forward(n2, z);
   branch_dropout_forward(z, 2);
   residual_forward("mlp.residual", x1, z, -1, y);
@@ -357,18 +368,18 @@ void UnitBuilder::experts_backward(SlotId dy, SlotId dx1) {
                in = in_backward("rows.in"), u = in_backward("rows.u"), a = in_backward("rows.a"), out = in_backward("rows.out");
   const SlotId dz = branch_dropout_backward(dy, 2, "d.mlp.z");
   const SlotId d_out = local(bwd(), "d.rows.out", rows_by(h())), d_weights = local(bwd(), "d.moe.weights", tokens_by(e.top_k));
-  bwd().op(Combine{Phase::kI, experts}, {dz, out, weights, choice}, {d_out, d_weights}, "moe.combine");
+  bwd().op(Combine{Phase::kI, experts, capacity()}, {dz, out, weights, choice}, {d_out, d_weights}, "moe.combine");
   const SlotId d_a = local(bwd(), "d.rows.a", rows_by(e.ffn));
   bwd().op(grouped(Phase::kI), {d_out, value(bwd(), wdown_), counts}, {d_a}, "moe.down");
   bwd().op(grouped(Phase::kW), {a, d_out, counts}, {gradient(bwd(), wdown_)}, "moe.down");
   const SlotId d_u = local(bwd(), "d.rows.u", rows_by(2 * e.ffn));
-  bwd().op(Activation{Phase::kI, true}, {d_a, u}, {d_u}, "mlp.act");
+  bwd().op(activation(Phase::kI), with_counts({d_a, u}, counts), {d_u}, "mlp.act");
   const SlotId d_in = local(bwd(), "d.rows.in", rows_by(h()));
   bwd().op(grouped(Phase::kI), {d_u, value(bwd(), wup_), counts}, {d_in}, "moe.up");
   bwd().op(grouped(Phase::kW), {in, d_u, counts}, {gradient(bwd(), wup_)}, "moe.up");
   const SlotId d_n2 = local(bwd(), "d.mlp.norm.y", tokens_by(h())), d_logits = local(bwd(), "d.moe.logits", tokens_by(e.count)),
                d_routed = local(bwd(), "d.moe.routed", tokens_by(h()));
-  bwd().op(Dispatch{Phase::kI, experts}, {d_in, choice}, {d_n2}, "moe.dispatch");
+  bwd().op(Dispatch{Phase::kI, experts, capacity()}, {d_in, choice}, {d_n2}, "moe.dispatch");
   if (e.has_bias()) {
     Type load;
     load.shape = {e.count};

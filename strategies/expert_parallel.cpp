@@ -4,7 +4,8 @@
 // A rank's tokens make rows for every group of experts, packed one after the other: [n groups, rows of a group, h], "at home" along these
 // axes a shard of the rows. Moved by an all_to_all, all ranks' rows for one group are with its experts: [1, rows, h], a shard of the groups. How
 // many rows go is known when the router has chosen; the counts travel first, and every rank has room for all rows of all ranks
-// (dropless: nothing is dropped, padded or waited for).
+// (dropless: nothing is dropped, padded or waited for). Where experts have a capacity, it has room for as many of each as that lets come; the
+// exchange moves the rows that there are, and no padding.
 //
 // A weight of an expert sees the rows of all n ranks: its gradient is summed over the other data ranks alone, and divided by
 // nothing. "Too large by n" would be a sum over ranks of what is a shard there, which has no type.
@@ -15,7 +16,8 @@
 // Shapes   weights of experts [e/n, ..]; rows at home [n, ceil(b s/c k / n), h], with the experts [1, n n ceil(b s/c k / n), width]
 // Adds     per layer and micro-batch an all-to-all of counts, and of rows there and back, in forward and again in backward: 4 b s/c k h
 //          elements, of which (n-1)/n leave the rank where routes are even
-// Memory   weights, gradients and moments of experts 1/n; room for rows times n
+// Memory   weights, gradients and moments of experts 1/n; room for rows times n, or with a capacity C of each sequence n b min(s k', C e/n) rows with the
+//          experts, k' the smaller of k and e/n
 // Refuses  e not divisible by n; n that is no multiple of cp, or does not divide dp cp (`check`)
 // Paper    Lepikhin et al., "GShard" (2020); Gale et al., "MegaBlocks" (2022), of which the dropless form
 #include "strategies/expert_parallel.h"
@@ -39,8 +41,11 @@ class ExpertParallel {
         size_(draft.config.layout.ep),
         comm_(draft.comm("ep", axes_)) {
     const Case& c = draft.config;
-    rows_ = c.train.micro_batch * c.train.seq_len / c.layout.cp * c.model.experts.top_k;
+    const Experts& e = c.model.experts;
+    const int64_t sequences = c.train.micro_batch, tokens = c.train.seq_len / c.layout.cp;
+    rows_ = sequences * e.most_rows(tokens, e.count);
     rows_of_group_ = (rows_ + size_ - 1) / size_;
+    if (e.drops()) room_ = sequences * e.most_rows(tokens, e.count / size_);
   }
 
   void run() {
@@ -110,7 +115,7 @@ class ExpertParallel {
   /// The type of rows, or of counts, that have come from all ranks.
   Type with_experts(Type type) const {
     const bool counts = type.dtype == DType::i32;
-    type.shape[1] = counts ? type.shape[1] * size_ : size_ * size_ * rows_of_group_;
+    type.shape[1] = counts ? type.shape[1] * size_ : size_ * (room_ > 0 ? room_ : size_ * rows_of_group_);
     type.shape[0] = 1;
     return placed(std::move(type), axes_, Placement::shard(0));
   }
@@ -146,9 +151,13 @@ class ExpertParallel {
         w->sources = size_;
         std::ranges::replace(op.reads, home, to);
       } else if (auto* a = std::get_if<Activation>(&op.work); a != nullptr && op.label == "mlp.act") {
+        // With a capacity rows are counted at home too.
+        if (a->counted)
+          std::ranges::replace(op.reads, home, to);
+        else
+          op.reads.push_back(to);
         a->counted = true;
         a->rows = rows_;
-        op.reads.push_back(to);
       }
     }
   }
@@ -162,11 +171,16 @@ class ExpertParallel {
     op.strategy = kExpertParallelName;
     return op;
   }
+  Op move_rows(std::vector<SlotId> reads, SlotId to, std::string label) const {
+    Op op = move(std::move(reads), to, std::move(label));
+    std::get<Collective>(op.work).room = room_;
+    return op;
+  }
   Op exchange(DraftSegment& segment, std::string_view name, std::string label) const {
     return move({segment.find(name)}, segment.find(there(name)), std::move(label));
   }
   Op go(DraftSegment& s, std::string_view rows, std::string label) const {
-    return move({s.find(rows), s.find("rows.counts"), s.find(there("rows.counts"))}, s.find(there(rows)), std::move(label));
+    return move_rows({s.find(rows), s.find("rows.counts"), s.find(there("rows.counts"))}, s.find(there(rows)), std::move(label));
   }
   /// What experts made of rows, by the product of that label, comes home before it is first read.
   void come_back(DraftSegment& s, std::string_view product, std::string label) const {
@@ -183,7 +197,7 @@ class ExpertParallel {
       return std::ranges::find(std::get<Op>(step).reads, home) != std::get<Op>(step).reads.end();
     };
     steps.insert(std::ranges::find_if(steps, reads),
-                 move({made, s.find(there("rows.counts")), s.find("rows.counts")}, home, std::move(label)));
+                 move_rows({made, s.find(there("rows.counts")), s.find("rows.counts")}, home, std::move(label)));
   }
 
   /// Puts an op before, or behind, the first op of that label.
@@ -200,6 +214,7 @@ class ExpertParallel {
   int size_;
   CommId comm_;
   int64_t rows_ = 0, rows_of_group_ = 0;
+  int64_t room_ = 0;  ///< rows that one rank sends another at most, where experts have a capacity
 };
 
 }  // namespace

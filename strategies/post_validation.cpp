@@ -90,7 +90,7 @@ class Period {
     const std::string key = fmt::format("{} {} {}", what, name_of(buffer(to).kind), print(buffer(to).type, draft_.plan.mesh));
     const SegmentId segment = draft_.cached(key, [&] {
       Op op;
-      op.work = Copy{};
+      op.work = Copy{.restores = static_cast<bool>(when)};
       op.stream = stream;
       op.label = what;
       op.strategy = kPostValidationName;

@@ -550,6 +550,32 @@ std::string in_words_of(const Json& json, std::string message) {
   return message;
 }
 
+/// Transformers 5 has keys of rotary embeddings under `rope_parameters`: these, where the older ones are not there.
+Json with_rope_parameters(Json json) {
+  if (!json.contains("rope_parameters") || !json["rope_parameters"].is_object()) return json;
+  for (const char* key : {"rope_theta", "partial_rotary_factor"})
+    if (json["rope_parameters"].contains(key) && (!json.contains(key) || json[key].is_null()))
+      json[key] = Json(json["rope_parameters"][key]);
+  return json;
+}
+
+/// The kind of scaling of rotary frequencies, of all layers or of some; empty: none.
+std::string rotary_scaling_of(const Json& json) {
+  const auto kind_of = [](const Json& parameters) -> std::string {
+    for (const char* key : {"rope_type", "type"})
+      if (parameters.contains(key) && parameters[key] != "default") return shown(parameters[key]);
+    return "";
+  };
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!json.contains(key) || !json[key].is_object()) continue;
+    if (std::string kind = kind_of(json[key]); !kind.empty()) return kind;
+    for (const Json& of_layers : json[key])
+      if (of_layers.is_object())
+        if (std::string kind = kind_of(of_layers); !kind.empty()) return kind;
+  }
+  return "";
+}
+
 }  // namespace
 
 Result<ModelConfig> parse_model_config(std::string_view text, const std::string& name, const std::string& assume) {
@@ -565,7 +591,7 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
                  name + fault.place};
   }
   const bool nested = file.contains("text_config") && file["text_config"].is_object();
-  const Json& json = nested ? file["text_config"] : file;
+  const Json json = with_rope_parameters(nested ? file["text_config"] : file);
   const auto reader_of = [](const std::string& type) {
     return std::ranges::find(kReaders, type, &std::pair<std::string_view, Reader>::first);
   };
@@ -587,6 +613,7 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   ConfigReader in(json, name, assumed);
   reader->second(in, config);
   config.model.init_deviation = in.number_or("initializer_range", 0.02f);
+  config.rotary_scaling = rotary_scaling_of(json);
   if (head.error()) return *head.error();
   if (in.error()) return *in.error();
   if (assumed) config.unexecuted = fmt::format("it is read as if it were a {}", assume);

@@ -36,6 +36,7 @@ struct ModelConfig {
   int64_t experts = 0, top_k = 0, moe_ffn = 0, shared_experts = 0, dense_layers = 0;
   bool shared_gate = false;  ///< a vector of width `hidden` gates what the shared experts make of a token (Qwen2-MoE)
   bool router_bias = false;
+  std::string rotary_scaling;  ///< `rope_type` of frequencies that are scaled, which no plan does; empty: none are
   bool expert_biases = false;  ///< of the router and of each expert's projections (gpt-oss)
 
   /// Multi-head latent attention (DeepSeek-V2, section 2.1): ranks of the compressed q (0: not compressed) and kv, widths a head of
@@ -52,8 +53,9 @@ std::string describe(const ModelConfig& config);
 /// A preset by name, as people write it ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B": sweeps/names.h); the config.json at a path
 /// (anything with a '/' or ending in ".json"); or the one in a folder, which `org/name` is too. The `model_type`s of
 /// `model_types()` are read, the text part of a multimodal file as well; what changes the sizes and is not known (biases in llama,
-/// other activations, dense layers between mixtures) is refused by key. Not read, as they change no shape, flop or byte: dropout
-/// probabilities, rope_scaling, token ids, how experts are chosen; nor the layers that predict further tokens
+/// other activations, dense layers between mixtures) is refused by key. `rope_parameters`
+/// (transformers 5) is read where it stands for older keys. Not read, as they change no shape, flop or byte: dropout
+/// probabilities, rope_scaling (but for its kind, ModelConfig::rotary_scaling), token ids, how experts are chosen; nor the layers that predict further tokens
 /// (num_nextn_predict_layers), which published counts leave out. A sliding window of all layers is a limit on seq_len, below which
 /// attention is full; of some layers (Gemma, gpt-oss) and of Phi-3 it is counted. `assume`: the model_type that files of an unknown
 /// one are read as, with the names that other files have for sizes. A size that such a file lacks is 0, for `--set model.KEY` to

@@ -40,6 +40,7 @@ constexpr auto kSynonyms = std::to_array<Synonym>({
     {"num_query_groups", "model.kv_heads"}, {"num_key_value_heads", "model.kv_heads"}, {"n_kv_heads", "model.kv_heads"},
     {"ffn_hidden_size", "model.ffn"}, {"intermediate_size", "model.ffn"}, {"vocab_size", "model.vocab"},
     {"max_position_embeddings", "model.max_positions"}, {"tie_word_embeddings", "model.tied_embeddings"},
+    {"moe_expert_capacity_factor", "model.capacity_factor"}, {"capacity_factor", "model.capacity_factor"},
     {"num_experts", "model.experts"}, {"num_local_experts", "model.experts"}, {"num_experts_per_tok", "model.top_k"},
     {"moe_router_topk", "model.top_k"}, {"moe_ffn_hidden_size", "model.moe_ffn"}, {"moe_intermediate_size", "model.moe_ffn"},
     // Values.

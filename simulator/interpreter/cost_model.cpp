@@ -15,6 +15,7 @@
 #include "simulator/interpreter/device_constants.h"
 #include "simulator/interpreter/device_model.h"
 #include "simulator/interpreter/fabric.h"
+#include "simulator/interpreter/own_collectives.h"
 #include "simulator/interpreter/peers.h"
 
 namespace shardlab::simulator {
@@ -412,7 +413,7 @@ double CalibratedCostModel::to_largest_group(const Collective& c, const std::str
 }
 
 Seconds CalibratedCostModel::compute(const Plan& plan, const Instruction& instruction, int busy_cores) const {
-  return Seconds(cost_of(plan, instruction, busy_cores).seconds);
+  return Seconds(restores(*instruction.op) ? 0 : cost_of(plan, instruction, busy_cores).seconds);
 }
 
 Seconds CalibratedCostModel::communicate(const Plan& plan, const Instruction& instruction, int) const {
@@ -455,6 +456,7 @@ DatasheetCostModel::DatasheetCostModel(const Machine& machine, Precision precisi
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
   const Segment& segment = *instruction.segment;
   const Op& op = *instruction.op;
+  if (restores(op)) return Seconds(0);
   const WorkAmount work = work_of(segment, op, plan.mesh, plan.token_order);
   const double bytes = static_cast<double>(work.memory.value);
   switch (place_of(segment, op)) {
@@ -488,6 +490,37 @@ StepsTaken in_turn_of(const Segment& segment, const Op& op, const Collective& c,
           c.algorithm == Algorithm::kHierarchical};
 }
 
+/// Is it priced over nodes by each step's own links, which depend on where the ranks are?
+bool depends_on_way(Algorithm a) { return a == Algorithm::kDirect; }
+
+/// Neighbours of a group on each node; where they lie unevenly every rank counts as alone on its own.
+int neighbours(const DatasheetRates::Way& way, int ranks) {
+  return way.nodes * way.fewest_on_a_node == ranks ? way.fewest_on_a_node : 1;
+}
+
+/// Of a direct collective: what goes to peers of the node and what goes to other nodes, each at its own links.
+OwnSteps own_steps_of(const Segment& segment, const Op& op, const Collective& c, int ranks, const DatasheetRates::Way& way) {
+  return own_steps(c.kind, c.algorithm, full_type(segment, op, c).shape.elements(), ranks,
+                   way.network() ? neighbours(way, ranks) : ranks, c.root % ranks);
+}
+
+StepsTaken taken_by(const OwnSteps& own, const Type& full) {
+  const double bytes = static_cast<double>(bits_of(full.dtype)) / 8;
+  return {own.steps, own.elements * bytes, own.steps_across, own.elements_across * bytes, own.leveled};
+}
+
+/// Of an algorithm that depends on the way.
+double seconds_on(const DatasheetRates& rates, const Segment& segment, const Op& op, const Collective& c, int ranks,
+                  const DatasheetRates::Way& way) {
+  const OwnSteps own = own_steps_of(segment, op, c, ranks, way);
+  return rates.in_turn_seconds(taken_by(own, full_type(segment, op, c)), way) + own.messages * kMessage_s;
+}
+
+Demand demand_on(const DatasheetRates& rates, const Segment& segment, const Op& op, const Collective& c, int ranks,
+                 const DatasheetRates::Way& way) {
+  return rates.in_turn_demand(use_of(c.kind), taken_by(own_steps_of(segment, op, c, ranks, way), full_type(segment, op, c)), way);
+}
+
 double message_bytes(const Plan& plan, const Instruction& instruction) {
   return static_cast<double>(cost_shape_of(plan, *instruction.segment, *instruction.op)[0]);
 }
@@ -512,11 +545,13 @@ Communication communication_of(const Plan& plan, const Instruction& instruction,
 Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                                   Seconds alone) const {
   const Op& op = *instruction.op;
+  if (restores(op)) return {};
   if (const auto* c = std::get_if<Collective>(&op.work)) {
     const int size = static_cast<int>(ranks.size());
     if (size == 1) return {};
     if (in_turn(c->algorithm))
       return rates_.in_turn_demand(use_of(c->kind), in_turn_of(*instruction.segment, op, *c, size), rates_.way_between(ranks));
+    if (depends_on_way(c->algorithm)) return demand_on(rates_, *instruction.segment, op, *c, size, rates_.way_between(ranks));
     return rates_.collective_demand(use_of(c->kind), sent_in(*instruction.segment, op, size), rates_.way_between(ranks));
   }
   if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
@@ -554,6 +589,7 @@ Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instructio
   const int size = static_cast<int>(ranks.size());
   if (size == 1) return Seconds(0);
   if (in_turn(c->algorithm)) return Seconds(rates_.in_turn_seconds(in_turn_of(*instruction.segment, op, *c, size), way));
+  if (depends_on_way(c->algorithm)) return Seconds(seconds_on(rates_, *instruction.segment, op, *c, size, way));
   const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
   return Seconds(rates_.collective_seconds(static_cast<double>(steps), sent_in(*instruction.segment, op, size), way));
 }
@@ -564,6 +600,8 @@ PlacedCostModel::Slowest DatasheetCostModel::slowest_of(const Plan&, const Instr
   Slowest worst;
   const auto* c = std::get_if<Collective>(&instruction.op->work);
   const double bytes = communication.sent_bytes;
+  const Segment* const segment = instruction.segment;
+  const bool by_way = c != nullptr && depends_on_way(c->algorithm);
   std::optional<DatasheetRates::Way> before;
   DatasheetRates::Way slowest;
   for (const std::vector<int>& ranks : communication.groups) {
@@ -571,13 +609,17 @@ PlacedCostModel::Slowest DatasheetCostModel::slowest_of(const Plan&, const Instr
     const DatasheetRates::Way way = rates_.way_between(ranks);
     if (before == way) continue;
     before = way;
-    const Seconds seconds(c == nullptr            ? rates_.message_seconds(bytes, way)
+    const int size = static_cast<int>(ranks.size());
+    const Seconds seconds(by_way                  ? seconds_on(rates_, *segment, *instruction.op, *c, size, way)
+                          : c == nullptr          ? rates_.message_seconds(bytes, way)
                           : in_turn(c->algorithm) ? rates_.in_turn_seconds(communication.turn, way)
                                                   : rates_.collective_seconds(communication.steps, bytes, way));
     if (seconds > worst.seconds) worst.ranks = ranks, worst.seconds = seconds, slowest = way;
   }
   if (worst.ranks.empty()) return worst;
-  worst.demand = c == nullptr            ? rates_.message_demand(bytes, slowest, std::holds_alternative<Send>(instruction.op->work))
+  const int size = static_cast<int>(worst.ranks.size());
+  worst.demand = by_way                  ? demand_on(rates_, *segment, *instruction.op, *c, size, slowest)
+                 : c == nullptr          ? rates_.message_demand(bytes, slowest, std::holds_alternative<Send>(instruction.op->work))
                  : in_turn(c->algorithm) ? rates_.in_turn_demand(use_of(c->kind), communication.turn, slowest)
                                          : rates_.collective_demand(use_of(c->kind), bytes, slowest);
   return worst;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <span>
@@ -11,6 +12,7 @@
 #include "plan/automatic.h"
 #include "plan/collective_steps.h"
 #include "simulator/interpreter/efficiency.h"
+#include "simulator/interpreter/own_collectives.h"
 
 namespace shardlab::simulator {
 
@@ -366,42 +368,44 @@ double Fabric::exchange_seconds(CollectiveUse kind, double bytes, const Group& g
   return std::hypot(seconds, (group.ranks() - 1) * constants_.rank_latency_s);
 }
 
-/// Formula: steps * latency + bytes sent / rate, of the rank that sends most of the buffer; of a tree and of levels by the steps that
-///   follow one another, each at its own links.
+/// Formula: steps * latency + bytes / rate + messages * kMessage_s, of the rank that moves most; of what is leveled (own_collectives.h) steps
+///   between nodes and within them each at their own links. Under `auto` every algorithm that the group can have is a candidate, and
+///   the fastest at a size is taken (`choose_collectives` does the same in plans).
 CollectiveCost Fabric::by_steps(CollectiveUse kind, const Group& group, AlgorithmChoice choice) const {
   const int n = group.ranks();
   const CollectiveKind plans = kind == CollectiveUse::kAllReduce       ? CollectiveKind::kAllReduce
                                : kind == CollectiveUse::kReduceScatter ? CollectiveKind::kReduceScatter
                                : kind == CollectiveUse::kAllGather     ? CollectiveKind::kAllGather
                                                                        : CollectiveKind::kBroadcast;
-  const Algorithm algorithm = algorithm_among(choice, plans, n);
   const Efficiency efficiency;
-  const StepRates rates = step_rates(efficiency, {.nodes = group.nodes,
-                                                  .fewest_on_a_node = group.ranks_per_node,
-                                                  .link = link_bytes_per_s_ * efficiency.link,
-                                                  .inter = inter_bytes_per_s_ * efficiency.network});
+  const Way way{.nodes = group.nodes,
+                .fewest_on_a_node = group.ranks_per_node,
+                .link = link_bytes_per_s_ * efficiency.link,
+                .inter = inter_bytes_per_s_ * efficiency.network};
+  const StepRates rates = step_rates(efficiency, way);
   CollectiveCost cost;
   cost.kind_ = kind, cost.generation_ = generation_, cost.ranks_ = n;
-  double latency = 0, seconds_a_byte = 0;  // of the buffer
-  const auto per_byte = [&](int64_t parts, double bytes_per_s) {
-    return bytes_per_s > 0 ? static_cast<double>(parts) / n / bytes_per_s : 0;
+  const auto per_byte = [&](double elements, double bytes_per_s) { return bytes_per_s > 0 ? elements / n / bytes_per_s : 0; };
+  const auto add = [&](Algorithm algorithm) {
+    const OwnSteps own = own_steps(plans, algorithm, n, n, group.nodes > 1 ? group.ranks_per_node : n);
+    const bool levels = own.leveled && group.nodes > 1;
+    const double latency =
+        (levels ? (own.steps - own.steps_across) * efficiency.step_latency_s + own.steps_across * efficiency.network_latency_s
+                : own.steps * rates.latency_s) +
+        own.messages * kMessage_s;
+    const double seconds_a_byte =
+        levels ? per_byte(own.elements - own.elements_across, way.link) + per_byte(own.elements_across, way.inter)
+               : per_byte(own.elements, rates.bytes_per_s);
+    const double rate = seconds_a_byte > 0 ? 1 / seconds_a_byte : HUGE_VAL;
+    cost.lines_[cost.count_++] = {{NcclAlgorithm::kPairwise, NcclProtocol::kSimple, latency / kMicro, rate / kGiga}, latency, rate};
   };
-  if (algorithm == Algorithm::kTree || algorithm == Algorithm::kHierarchical) {
-    const bool levels = algorithm == Algorithm::kHierarchical && group.nodes > 1;
-    const StepsInTurn turn =
-        steps_in_turn(plans, algorithm, n, n, algorithm == Algorithm::kHierarchical ? group.ranks_per_node : 1);
-    const auto across = static_cast<double>(levels ? turn.steps_across : 0);
-    latency = (static_cast<double>(turn.steps) - across) * (levels ? efficiency.step_latency_s : rates.latency_s) +
-              across * efficiency.network_latency_s;
-    seconds_a_byte = levels ? per_byte(turn.elements - turn.elements_across, link_bytes_per_s_ * efficiency.link) +
-                                  per_byte(turn.elements_across, inter_bytes_per_s_ * efficiency.network)
-                            : per_byte(turn.elements, rates.bytes_per_s);
-  } else {
-    latency = static_cast<double>(collective_steps(plans, algorithm, n, 0).size()) * rates.latency_s;
-    seconds_a_byte = per_byte(sent_elements(plans, algorithm, n, n, 0), rates.bytes_per_s);
+  if (choice != AlgorithmChoice::kAuto) {
+    add(algorithm_among(choice, plans, n));
+    return cost;
   }
-  const double rate = seconds_a_byte > 0 ? 1 / seconds_a_byte : HUGE_VAL;
-  cost.lines_[cost.count_++] = {{NcclAlgorithm::kPairwise, NcclProtocol::kSimple, latency / kMicro, rate / kGiga}, latency, rate};
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect, Algorithm::kTree}) add(algorithm);
+  if (n > 2 && std::has_single_bit(static_cast<unsigned>(n))) add(Algorithm::kHalvingDoubling);
+  if (group.nodes > 1 && group.ranks_per_node > 1) add(Algorithm::kHierarchical);
   return cost;
 }
 

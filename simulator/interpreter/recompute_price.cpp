@@ -23,6 +23,7 @@ Case probe_of(const Case& config, const LayerTreatment& treatment) {
   probe.train.global_batch_tokens = 0;
   probe.train.reduce_dtype.clear();
   probe.train.accumulate_dtype.clear();
+  probe.train.post_validation = 0;  // one stage waits for no other
   probe.checkpoint = {};
   return decided(std::move(probe), std::vector(static_cast<size_t>(kProbeLayers), treatment));
 }

@@ -309,6 +309,22 @@ TEST_CASE("skewed routing costs time and memory") {
   CHECK(b.memory.live() > a.memory.live());
 }
 
+TEST_CASE("a capacity bounds what skewed routing costs, and below the even share rows are dropped") {
+  const auto with = [](double factor, double skew) {
+    ModelShape shape = mixtral_8x7b();
+    shape.capacity_factor = factor;
+    return estimate(study(shape, "megatron", 4),
+                    {.dp = 32, .ep = 8, .zero = 1, .grad_accumulation = 2, .seq_len = 4096, .expert_skew = skew});
+  };
+  const Estimate even = with(0, 1), room = with(1.25, 1.5), half = with(0.5, 1.5);
+  CHECK(room.part(TimePart::kExpertParallel) == Approx(1.25 * even.part(TimePart::kExpertParallel)));
+  CHECK(room.memory.live() < with(0, 1.5).memory.live());
+  CHECK(room.memory.live() == with(1.25, 1.25).memory.live());
+  CHECK(with(2, 1.5).step_s == with(0, 1.5).step_s);
+  CHECK(half.wire[static_cast<size_t>(WireUse::kExpert)] == Approx(0.5 * even.wire[static_cast<size_t>(WireUse::kExpert)]));
+  CHECK(half.memory.live() < even.memory.live());
+}
+
 double wire_of(const Prepared& prepared, const Point& point, WireUse use) {
   const Estimate e = estimate(prepared, point);
   REQUIRE(e.legal());

@@ -48,7 +48,7 @@ async function open(name, act, options = {}) {
 const shown = page => page.locator('#cases [role=status]').first().textContent();
 const selected = page => page.evaluate(() => document.querySelector('#why .bar select').value);
 
-for (const name of ['sample', 'empty', 'hostile', 'grid'])
+for (const name of ['sample', 'empty', 'hostile', 'grid', 'comparison'])
   for (const width of [1280, 390])
     for (const scheme of ['light', 'dark'])
       test(`axe-core finds nothing in the page ${name}, ${width} wide, ${scheme}`, () => open(name, async page => {
@@ -160,6 +160,18 @@ test('the pipeline has a row a stage, and a bubble under the pointer', () => ope
   const box = await canvas.boundingBox();
   await page.mouse.move(box.x + 80, box.y + 26 + 3 * 30 + 10);  // the last stage waits for the first
   assert.match(await page.locator('#tip').innerText(), /bubble\nstage 3 waits/);
+}));
+
+test('a comparison shows what changed beyond noise first, and a row opens both cases side by side', () => open('comparison', async page => {
+  const rows = page.locator('#changes svg .row');
+  assert.equal(await rows.count(), 2);  // the third pair is the same
+  assert.match(await rows.first().getAttribute('aria-label'), /\+25 % worse: .* to .*, noise ±2.0 %$/);
+  await rows.first().focus();
+  await page.keyboard.press('Enter');
+  const [one, other] = await page.locator('#why .bar select').evaluateAll(boxes => boxes.map(b => b.selectedOptions[0].textContent));
+  assert.ok(one.startsWith('A: ') && other.startsWith('B: ') && one.slice(3) === other.slice(3), one + ' / ' + other);
+  await page.locator('#changes .bar select').selectOption('peak_bytes');
+  await page.locator('#changes .note', { hasText: 'peak_bytes is the same in all 3 cases.' }).waitFor({ timeout: 10000 });
 }));
 
 test('the CSV of the shown rows is what the table shows', () => open('sample', async page => {

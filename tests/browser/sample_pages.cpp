@@ -1,6 +1,7 @@
 // Writes the pages that the browser tests and the benchmark of the page open: sample_pages DIR [CASES].
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -41,6 +42,35 @@ Report grid_report(int cases) {
   return report;
 }
 
+/// Two runs of the same cases: of three pairs one is slower in B, one differs by noise, one is the same.
+Report comparison_report() {
+  Report report;
+  report.kind = Report::Kind::kComparison;
+  report.title = "after against before";
+  report.verdicts = {{Statement::Mood::kAnswer, "3 cases compared."}, {Statement::Mood::kBad, "step_s: 1 worse, 1 noise, 1 same"}};
+  ExtraColumn run{.name = "run", .heading = "run", .help = "A: the run before; B: the run after", .values = {}, .is_setting = true};
+  const std::vector<CaseOutcome> outcomes = sweep_outcomes();
+  constexpr std::array kTimes{1.25, 1.01, 1.0};
+  for (size_t i = 0; i < kTimes.size(); ++i) {
+    const double step = outcomes[i].predicted->step_s;
+    for (const bool after : {false, true}) {
+      CaseOutcome o = outcomes[i];
+      o.config.name = fmt::format("{}: {}", after ? "B" : "A", o.config.name);
+      if (after) o.predicted->step_s *= kTimes[i];
+      run.values.emplace_back(std::string(after ? "B" : "A"));
+      report.cases.push_back(std::move(o));
+    }
+    const Verdict verdict = i == 0 ? Verdict::kWorse : i == 1 ? Verdict::kNoise : Verdict::kSame;
+    report.changes.push_back(
+        {2 * i, 2 * i + 1, "step_s",
+         Change{"predicted_step_s", Unit::kSeconds, step, step * kTimes[i], i < 2 ? 0.02 * step : 0, verdict}});
+    report.changes.push_back(
+        {2 * i, 2 * i + 1, "peak_bytes", Change{"predicted_peak_bytes", Unit::kBytes, 1024, 1024, 0, Verdict::kSame}});
+  }
+  report.extra.push_back(std::move(run));
+  return report;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -55,6 +85,7 @@ int main(int argc, char** argv) {
   write(folder / "sample.html", sweep_report());
   write(folder / "followed.html", sweep_report(), "first");
   write(folder / "empty.html", empty);
+  write(folder / "comparison.html", comparison_report());
   write(folder / "hostile.html", hostile);
   write(folder / "grid.html", grid_report(3000));
   return 0;

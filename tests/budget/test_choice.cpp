@@ -148,7 +148,8 @@ TEST_CASE("peaks folded from a plan a treatment are those of the plan of each as
   for (const Ranks& ranks :
        {Ranks{}, Ranks{.accumulation = 3}, Ranks{.dp = 2, .zero = 1}, Ranks{.dp = 2, .zero = 2, .accumulation = 4},
         Ranks{.dp = 2, .zero = 3, .tp = 2, .accumulation = 2}, Ranks{.pp = 2, .schedule = Schedule::k1F1B, .accumulation = 4},
-        Ranks{.pp = 2, .schedule = Schedule::k1F1B, .accumulation = 19}, Ranks{.pp = 3, .schedule = Schedule::kAfab, .accumulation = 3}})
+        Ranks{.pp = 2, .schedule = Schedule::k1F1B, .accumulation = 19},
+        Ranks{.pp = 3, .schedule = Schedule::kAfab, .accumulation = 3}})
     for (const Family family : {Family::kGpt, Family::kLlama})
       for (const bool overlap : {false, true}) {
         Case c = small_case(family, 7);
@@ -194,6 +195,24 @@ TEST_CASE("no assignment fits in less time than the one that is chosen") {
       c.layout.overlap = s.overlap;
       require_best(c, some_prices(parking));
     }
+}
+
+TEST_CASE("a period of several steps is chosen for as one of its steps, beside the copies of the state") {
+  Case c = small_case(Family::kLlama, 5);
+  set(c, {.pp = 2, .schedule = Schedule::k1F1B, .accumulation = 3});
+  c.machine = device();
+  c.train.clip_norm = 1, c.train.post_validation = 2;
+  require_best(c, some_prices(true));
+  Case in_step = c;
+  in_step.train.post_validation = 0;
+  const FixedCostModel model = costs();
+  const std::vector<LayerTreatment> treatments{{}, {.again = 0b0010}, {.full = true}};
+  const auto prices = price_treatments(c, treatments, unverified, model),
+             same = price_treatments(in_step, treatments, unverified, model);
+  INFO((prices.ok() ? "" : to_string(prices.error())));
+  REQUIRE(prices.ok());
+  REQUIRE(same.ok());
+  for (size_t i = 0; i < treatments.size(); ++i) CHECK((*prices)[i].seconds == (*same)[i].seconds);
 }
 
 TEST_CASE("no assignment takes less time on the timeline than the one that is chosen") {

@@ -480,6 +480,17 @@ TEST_CASE("a case that would not go on as the saved one is refused with what dif
   CHECK(contains(with([](Case& c) { c.model.layers = 3; }), "which this case keeps"));
   CHECK(contains(with([](Case& c) { c.model.layers = 1; }), "for which this case has no place"));
   CHECK(contains(with([](Case& c) { c.model.ffn = 32; }), "elements in this plan, not"));
+  Case averaged = case_of({});
+  averaged.train.ema_decay = 0.5f;
+  const auto hint_of = [](const Case& saved, const Case& resumed) {
+    Scratch other;
+    Training(saved).save(1, other);
+    const auto restored = Checkpoint::open(other.path()).value().restore(resumed, *Training(resumed).session);
+    REQUIRE_FALSE(restored.ok());
+    return restored.error().hint;
+  };
+  CHECK(contains(hint_of(case_of({}), averaged), "resume with train.ema_decay on or off as it was saved"));
+  CHECK(contains(hint_of(averaged, case_of({})), "resume with train.ema_decay on or off as it was saved"));
 }
 
 TEST_CASE("state that belongs to no parameter is refused before a run that saves", "[checkpoint][refusal]") {

@@ -1,5 +1,6 @@
 // `compare`: two run directories as a user compares them, and the exit codes that CI reads.
 #include "cli/run_directory.h"
+#include "plan/base/files.h"
 #include "reports/table.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
@@ -53,6 +54,14 @@ TEST_CASE("equal runs compare equal, changed settings are named, and bounds deci
   REQUIRE(changed.code == 0);
   REQUIRE(changed.out.find("layout.zero 0 -> 1") != std::string::npos);
   REQUIRE(changed.out.find("peak_bytes: 1 better, 1 same") != std::string::npos);
+
+  // The same as a page: both runs, and the pair that changed.
+  const Output page = compare(before + " " + after + " --html " + (scratch / "page.html"));
+  INFO(page.err);
+  REQUIRE(page.code == 0);
+  const std::string html = *read_file(scratch / "page.html");
+  REQUIRE(html.find("after against before") != std::string::npos);
+  REQUIRE(html.find("<li class=\"good\">peak_bytes: 1 better, 1 same") != std::string::npos);
 
   // ZeRO-1 spends more on the update's gather than it saves: the step is another one, whichever way.
   const Output rows = compare(before + " " + after + " --metric peak_bytes --format csv");

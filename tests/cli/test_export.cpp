@@ -1,6 +1,8 @@
 // `export`, `import` and `weights`: files that a framework takes, and the way back, as a user types it.
 #include <fmt/format.h>
 
+#include <cstring>
+
 #include "runtime/checkpoint.h"
 #include "sweeps/models.h"
 #include "tests/cli/program.h"
@@ -133,11 +135,12 @@ TEST_CASE("weights of a mixture that was trained go out and come back, with the 
       "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": true,
       "vocab_size": 256, "max_position_embeddings": 64, "hidden_act": "silu", "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
       "tie_word_embeddings": false, "attention_bias": true, "initializer_range": 0.02, "norm_topk_prob": true})");
-  const std::string sweep = scratch.write("moe.yaml",
-                                          "mode: measure\nmodel: ./model.json\nmachine: {local: true}\ndata: {text: text.txt}\n"
-                                          "seq_len: 16\nglobal_batch_tokens: 64\ndp: 2\nep: 2\nname: moe\n"
-                                          "measure: {warmup: 0, steps: 2, repeat: 1, timeout: 1m}\n"
-                                          "checkpoint: {save_every: 2, folder: saved}\n");
+  const std::string sweep =
+      scratch.write("moe.yaml",
+                    "mode: measure\nmodel: ./model.json\nmachine: {local: true}\ndata: {text: text.txt}\n"
+                    "seq_len: 16\nglobal_batch_tokens: 64\ndp: 2\nep: 2\nname: moe\n"
+                    "measure: {warmup: 0, steps: 3, repeat: 1, timeout: 1m}\n"  // after an odd number no bias is 0
+                    "checkpoint: {save_every: 2, folder: saved}\n");
   const Output run = shardlab_program(
       scratch, fmt::format("run {} --machine-file {}/tests/cli/local.yaml --out {}", sweep, source_dir(), scratch / "run"));
   INFO(run.err);
@@ -160,6 +163,32 @@ TEST_CASE("weights of a mixture that was trained go out and come back, with the 
   INFO(in.err);
   REQUIRE(in.code == 0);
   REQUIRE(exported("again", "two") == first);
+
+  // In 16 bits too a bias keeps every step: the files of such models have it in 32.
+  const auto tensors_of = [&](const std::string& folder) {
+    const std::string file = slurp(scratch / (folder + "/model.safetensors"));
+    const auto header = interop::parse_safetensors(file, static_cast<int64_t>(file.size()), folder);
+    REQUIRE(header.ok());
+    const interop::StoredTensor& bias = header->tensors.at("model.layers.1.mlp.gate.e_score_correction_bias");
+    REQUIRE(bias.type == interop::WeightType::kF32);
+    return file.substr(static_cast<size_t>(header->data_begin + bias.begin), static_cast<size_t>(bias.end - bias.begin));
+  };
+  REQUIRE(shardlab_program(scratch, fmt::format("weights export {} --model {} --dtype bf16 --out {}", scratch / "saved",
+                                                scratch / "model.json", scratch / "half"))
+              .code == 0);
+  REQUIRE(tensors_of("half") == tensors_of("one"));
+  REQUIRE(tensors_of("half") != std::string(16, '\0'));
+
+  // Of a run whose routers had no biases they are 0.
+  const Output plain = shardlab_program(
+      scratch,
+      fmt::format(
+          "run {} --machine-file {}/tests/cli/local.yaml --set model.bias_update_rate=0 --set checkpoint.folder={} --out {}", sweep,
+          source_dir(), scratch / "plain", scratch / "run2"));
+  INFO(plain.err);
+  REQUIRE(plain.code == 0);
+  exported("plain", "three");
+  REQUIRE(tensors_of("three") == std::string(16, '\0'));
 }
 
 TEST_CASE("weights that do not fit the model are refused by name") {
@@ -176,7 +205,37 @@ TEST_CASE("weights that do not fit the model are refused by name") {
   REQUIRE(refused("weights import " + (scratch / "nowhere") + " --model tiny-gpt").find("no such folder or file") !=
           std::string::npos);
   REQUIRE(refused("weights export " + folder + " --model tiny-gpt").find("no manifest in this folder") != std::string::npos);
-  const std::string bytes = slurp(folder + "/model.safetensors");
+  const std::string bytes = slurp(folder + "/model.safetensors"), config = slurp(folder + "/config.json");
+  // Weights whose frequencies are scaled are other weights, whatever model is named.
+  const auto with = [&](const std::string& key) { return config.substr(0, config.rfind('}')) + ", " + key + "}"; };
+  scratch.write("public/config.json", with(R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0})"));
+  REQUIRE(refused("weights import " + folder).find("rotary frequencies are scaled (`rope_type` is \"llama3\")") !=
+          std::string::npos);
+  REQUIRE(refused("weights import " + folder + " --model tiny-llama").find("rotary frequencies are scaled") != std::string::npos);
+  scratch.write("public/config.json", config);
+  // A tensor of whole numbers is there, and not read.
+  std::string eight = bytes;
+  eight.replace(eight.find("\"F32\""), 5, "\"I32\"");
+  scratch.write("public/model.safetensors", eight);
+  REQUIRE(refused("weights import " + folder).find("is of an element type that is not read") != std::string::npos);
+  // What 16 bits would make infinite is not written in them.
+  const float large = 1e6f;
+  std::string wide = bytes;
+  std::memcpy(wide.data() + wide.size() - sizeof large, &large, sizeof large);
+  scratch.write("public/model.safetensors", wide);
+  REQUIRE(shardlab_program(scratch, fmt::format("weights import {} --out {}", folder, scratch / "wide")).code == 0);
+  const std::string narrow =
+      fmt::format("weights export {} --model tiny-llama --out {} --dtype ", scratch / "wide", scratch / "narrow");
+  REQUIRE(refused(narrow + "fp16").find("has values beyond the range of fp16") != std::string::npos);
+  REQUIRE(shardlab_program(scratch, narrow + "bf16").code == 0);
+  scratch.write("public/model.safetensors", bytes);
+  // Nothing of a checkpoint stays behind.
+  REQUIRE(shardlab_program(scratch, fmt::format("weights import {} --out {}", folder, scratch / "checkpoint")).code == 0);
+  const size_t layers = config.find("\"num_hidden_layers\": ") + 21;
+  scratch.write("shallow.json", config.substr(0, layers) + "1" + config.substr(config.find(',', layers)));
+  const std::string left = refused(fmt::format("weights export {} --model {}", scratch / "checkpoint", scratch / "shallow.json"));
+  INFO(left);
+  REQUIRE(left.find("tensors that shallow has no place for: layers.1.attn.norm.gamma, ") != std::string::npos);
   scratch.write("public/model.safetensors", bytes.substr(0, bytes.size() / 2));
   REQUIRE(refused("weights import " + folder).find("says no tensor of this file") != std::string::npos);
   scratch.write("public/model.safetensors.index.json", R"({"weight_map": {"a": "../x.safetensors"}})");

@@ -10,7 +10,9 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "cases/recorded_case.h"
@@ -57,7 +59,8 @@ std::string expert_sweep() {
          "machine: {local: true}\ndata: {text: text.txt}\n"
          "train: {seq_len: 16, micro_batch: 1, grad_accumulation: 4, clip_norm: 1e-3}\nlayout: {pp: 2, schedule: zb-h2}\n"
          "measure: {warmup: 2, steps: 2, repeat: 2, timeout: 1m}\n"
-         "include:\n  - {name: in_step}\n  - {name: later, post_validation: 2}\n";
+         "include:\n  - {name: in_step}\n  - {name: later, post_validation: 2}\n"
+         "  - {name: unclipped, clip_norm: 1e6}\n  - {name: unclipped_later, clip_norm: 1e6, post_validation: 2}\n";
 }
 
 void sql(const std::string& path, const std::string& statement) {
@@ -286,7 +289,7 @@ TEST_CASE("a run that is saved under one layout and resumed under another ends a
   CHECK(refused.err.find("two cases save their checkpoints in") != std::string::npos);
 }
 
-TEST_CASE("a run whose steps are all taken back and made again has the figures of a run in step, loads of experts too") {
+TEST_CASE("a run in periods, all taken back and made again or none, has the figures of a run in step, loads of experts too") {
   const Scratch scratch;
   scratch.write("text.txt", some_text());
   const std::string sweep = scratch.write("experts.yaml", expert_sweep());
@@ -296,11 +299,82 @@ TEST_CASE("a run whose steps are all taken back and made again has the figures o
   const auto rows = parse_csv(slurp(scratch / "out/results.csv"));
   REQUIRE(cell(rows, 1, "rolled_back_steps") != cell(rows, 2, "rolled_back_steps"));
   REQUIRE(cell(rows, 2, "rolled_back_steps") == "6");  // 2 before the measured ones
+  REQUIRE(cell(rows, 4, "rolled_back_steps") == "0");
   REQUIRE(std::stod(cell(rows, 1, "expert_imbalance")) > 1);
-  for (const char* column : {"loss_first", "loss_last", "expert_imbalance", "expert_imbalance_last"}) {
+  for (const size_t in_step : {size_t{1}, size_t{3}})
+    for (const char* column : {"loss_first", "loss_last", "expert_imbalance", "expert_imbalance_last"}) {
+      INFO(column);
+      CHECK(cell(rows, in_step, column) == cell(rows, in_step + 1, column));
+    }
+  // Ops are those of one step.
+  const auto layers_of = [&](size_t row) {
+    const std::string folder = (scratch / "out") + "/" + cell(rows, row, "case_id");
+    const Output explained = shardlab_program(scratch, "explain " + folder + " --rows 0 --format json");
+    INFO(explained.err);
+    REQUIRE(explained.code == 0);
+    std::map<std::string, std::pair<int, double>> ops;
+    for (const auto& op : nlohmann::json::parse(explained.out))
+      if (const auto name = op["op"].get<std::string>(); name.starts_with("layer."))
+        ops[fmt::format("{} {} {}", op["stage"].get<int>(), name, op["kind"].get<std::string>())] = {op["count"].get<int>(),
+                                                                                                     op["flops"].get<double>()};
+    return ops;
+  };
+  REQUIRE(layers_of(3).size() > 50);
+  CHECK(layers_of(3) == layers_of(4));
+}
+
+TEST_CASE("periods that begin between two multiples of save_every are saved where they end") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string file = scratch.write(
+      "sweep.yaml", tiny_sweep("execution: {canonical: true}\ninclude: [{name: only, pp: 2, schedule: 1f1b, clip_norm: 1}]\n"));
+  const auto run = [&](const std::string& out, const std::string& flags) {
+    const Output output = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / out) +
+                                                        " --set checkpoint.folder=" + (scratch / out) + ".saved" + flags);
+    INFO(output.err);
+    REQUIRE(output.code == 0);
+  };
+  run("first", " --set checkpoint.save_every=3");
+  run("second",
+      " --set post_validation=2 --set checkpoint.save_every=4 --set measure.warmup=2 --set measure.steps=8 --set "
+      "checkpoint.resume=" +
+          (scratch / "first.saved"));
+  std::set<std::string> saved;
+  for (const auto& entry : fs::directory_iterator(scratch / "second.saved"))
+    if (entry.path().extension() == ".manifest") saved.insert(entry.path().stem().string());
+  CHECK(saved == std::set<std::string>{"step-00000005", "step-00000009", "step-00000013"});
+
+  // What is no whole period is refused before it runs.
+  const Output broken = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "third") +
+                                                      " --set post_validation=4 --set measure.warmup=0 --set measure.steps=3");
+  CHECK(broken.code == 3);
+  const Rows rows = parse_csv(slurp(scratch / "third/results.csv"));
+  CHECK(cell(rows, 1, "status") == "refused");
+  CHECK(cell(rows, 1, "reason").starts_with("measure.steps=3 with post_validation=4"));
+}
+
+TEST_CASE("rows that experts had no room for are figures of a run, also where its steps are taken back and made again") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string sweep = scratch.write("experts.yaml", expert_sweep());
+  const auto run = [&](const std::string& out, const std::string& factor) {
+    const Output output = shardlab_program(
+        scratch, "run " + sweep + machine_option() + " --set model.capacity_factor=" + factor + " --out " + (scratch / out));
+    INFO(output.err);
+    REQUIRE(output.code == 0);
+    return parse_csv(slurp(scratch / (out + "/results.csv")));
+  };
+  const auto tight = run("tight", "1"), roomy = run("roomy", "100"), all = run("all", "0");
+  REQUIRE(std::stod(cell(tight, 1, "expert_dropped")) > 0);
+  REQUIRE(std::stod(cell(tight, 1, "expert_dropped")) < 1);
+  for (const char* column : {"loss_last", "expert_dropped", "expert_dropped_last"}) {
     INFO(column);
-    CHECK(cell(rows, 1, column) == cell(rows, 2, column));
+    CHECK(cell(tight, 1, column) == cell(tight, 2, column));
   }
+  CHECK(std::stod(cell(roomy, 1, "expert_dropped")) == 0);
+  CHECK(cell(roomy, 1, "loss_last") == cell(all, 1, "loss_last"));
+  CHECK(cell(roomy, 1, "loss_last") != cell(tight, 1, "loss_last"));
+  CHECK(cell(all, 1, "expert_dropped").empty());
 }
 
 TEST_CASE("a resumed run deals its layers out by the time that they took, and ends as one that never stopped") {

@@ -1,12 +1,14 @@
 // Seconds of messages and collectives: derived cases, monotony, sharing, what is refused.
 #include "simulator/interpreter/fabric.h"
 
+#include <cmath>
 #include <limits>
+#include <map>
 
 #include "plan/automatic.h"
 #include "plan/collective_steps.h"
 #include "simulator/interpreter/datasheet_rates.h"
-
+#include "simulator/interpreter/own_collectives.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -168,19 +170,76 @@ TEST_CASE("collectives of our own take what the cost model of plans says of the 
                                                             {CollectiveUse::kBroadcast, CollectiveKind::kBroadcast}};
   for (const auto& [use, kind] : kinds)
     for (const auto& [size, inner] : {std::pair{2, 1}, {8, 1}, {16, 8}, {64, 1}, {4, 2}})
-      for (const AlgorithmChoice choice :
-           {AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect}) {
+      for (const AlgorithmChoice choice : {AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect,
+                                           AlgorithmChoice::kTree, AlgorithmChoice::kHierarchical}) {
+        const Group group = group_of(size, inner, m.devices_per_node);
+        if (choice == AlgorithmChoice::kHierarchical && (group.nodes == 1 || group.ranks_per_node == 1)) continue;
         std::vector<int> ranks;
         for (int i = 0; i < size; ++i) ranks.push_back(i * inner);
-        const Algorithm algorithm = algorithm_among(choice, kind, size);
         const int64_t elements = int64_t{size} << 20;
-        const auto steps = static_cast<double>(collective_steps(kind, algorithm, size, 0).size());
-        const auto sent = static_cast<double>(4 * sent_elements(kind, algorithm, elements, size, 0));
-        const double expected = rates.collective_seconds(steps, sent, rates.way_between(ranks));
+        const OwnSteps own =
+            own_steps(kind, algorithm_among(choice, kind, size), elements, size, group.nodes > 1 ? group.ranks_per_node : size);
+        const double expected =
+            rates.in_turn_seconds({own.steps, 4 * own.elements, own.steps_across, 4 * own.elements_across, own.leveled},
+                                  rates.way_between(ranks)) +
+            own.messages * kMessage_s;
         INFO(name_of(use) << " of " << size << " ranks, " << name_of(choice));
-        const Group group = group_of(size, inner, m.devices_per_node);
         CHECK(fabric.collective_seconds(use, static_cast<double>(4 * elements), group, {true, choice}) == Approx(expected));
       }
+}
+
+TEST_CASE("steps of our own collectives: what goes between nodes, and messages of direct exchanges") {
+  const auto all_reduce = CollectiveKind::kAllReduce;
+  // 16 ranks, 8 a node.
+  const OwnSteps halves = own_steps(all_reduce, Algorithm::kHalvingDoubling, 1600, 16, 8);
+  CHECK((!halves.leveled && halves.steps == 8 && halves.elements == 2 * 1500 && halves.messages == 0));
+  const OwnSteps direct = own_steps(all_reduce, Algorithm::kDirect, 1600, 16, 8);
+  CHECK((direct.leveled && direct.steps == 2 && direct.messages == 2 * 14));
+  CHECK((direct.elements == 2 * 1500 && direct.elements_across == 2 * 800));  // 8 of 15 peers
+  const OwnSteps levels = own_steps(all_reduce, Algorithm::kHierarchical, 1600, 16, 8);
+  CHECK((levels.leveled && levels.steps == 2 * 8 && levels.steps_across == 2));
+  CHECK((levels.elements == 2 * 1500 && levels.elements_across == 2 * 100));
+  const OwnSteps ring = own_steps(all_reduce, Algorithm::kRing, 1600, 16, 8);
+  CHECK((!ring.leveled && ring.steps == 30 && ring.elements == 2 * 1500 && ring.messages == 0));
+  CHECK_FALSE(own_steps(all_reduce, Algorithm::kDirect, 1600, 8, 8).leveled);
+}
+
+TEST_CASE("collective_algorithm auto takes what is predicted to take least, over sizes, ranks and machines") {
+  Machine near = cluster(), fast = cluster(), slow = cluster(), plain = cluster();
+  fast.inter_bytes_per_s = 100e9;  // the rails of a node carry more than one device's links
+  slow.inter_bytes_per_s = 125e6;  // 1 Gbit/s
+  plain.devices_per_node = 1;
+  std::map<AlgorithmChoice, int> chosen;
+  for (const Machine* m : {&near, &fast, &slow, &plain}) {
+    const Fabric fabric = fabric_of(*m);
+    for (const int size : {2, 3, 4, 6, 8, 12, 16, 24, 64, 96, 128, 160})
+      for (const double bytes : {256.0, 64e3, 4e6, 1e9})
+        for (const CollectiveUse use : {CollectiveUse::kAllReduce, CollectiveUse::kReduceScatter, CollectiveUse::kAllGather}) {
+          const Group group = group_of(size, 1, m->devices_per_node);
+          if (group.ranks() != size) continue;  // uneven over nodes
+          double least = HUGE_VAL;
+          AlgorithmChoice best = AlgorithmChoice::kRing;
+          for (const AlgorithmChoice choice : {AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect,
+                                               AlgorithmChoice::kTree, AlgorithmChoice::kHierarchical}) {
+            if (choice == AlgorithmChoice::kHalvingDoubling && (size & (size - 1)) != 0) continue;
+            if (choice == AlgorithmChoice::kHierarchical && (group.nodes == 1 || group.ranks_per_node == 1)) continue;
+            const double seconds = fabric.collective_seconds(use, bytes, group, {true, choice});
+            if (seconds < least) least = seconds, best = choice;
+          }
+          INFO(m->devices_per_node << " a node, " << m->inter_bytes_per_s << " bytes/s: " << name_of(use) << " of " << bytes
+                                   << " bytes among " << size);
+          CHECK(fabric.collective_seconds(use, bytes, group, {true, AlgorithmChoice::kAuto}) == Approx(least).epsilon(1e-12));
+          ++chosen[best];
+        }
+  }
+  CHECK(chosen.size() == 5);  // each is the best of something
+  // Two nodes with a slow link between them: in two levels each rank sends an eighth as much across.
+  const Fabric fabric = fabric_of(slow);
+  const auto seconds = [&](AlgorithmChoice choice) {
+    return fabric.collective_seconds(CollectiveUse::kAllReduce, 64e6, {8, 2}, {true, choice});
+  };
+  CHECK(seconds(AlgorithmChoice::kHierarchical) < 0.6 * seconds(AlgorithmChoice::kRing));
+  CHECK(seconds(AlgorithmChoice::kAuto) == seconds(AlgorithmChoice::kHierarchical));
 }
 
 TEST_CASE("of NCCL a choice of rings leaves its rings alone, and is never faster than what is fastest") {

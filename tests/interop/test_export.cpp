@@ -161,7 +161,8 @@ TEST_CASE("no setting is lost: each other value changes the files, is left to th
                                                        "model.moe_every",
                                                        "model.router_groups",
                                                        "model.router_groups_chosen",
-                                                       "model.bias_update_rate"};
+                                                       "model.bias_update_rate",
+                                                       "model.capacity_factor"};
         const bool inert_here =
             inert.contains(key.path) || (of_experts.contains(key.path) && !base.model.is_mixture()) ||
             (key.path == "model.vocab_multiple" && c.model.vocab_rows() == base.model.vocab_rows()) ||

@@ -59,6 +59,21 @@ constexpr Experts kBiasedGroups{.count = 8,
                                 .groups = 4,
                                 .groups_chosen = 2,
                                 .bias_update_rate = 0.05f};
+/// Experts that have room for the even share alone, so that a part of the rows is dropped.
+constexpr Experts kFull{.count = 8, .top_k = 2, .ffn = 20, .balance = 0.05f, .z_loss = 0.01f, .capacity_factor = 1};
+constexpr Experts kFullSwitch{.count = 8, .top_k = 1, .ffn = 20, .normalise = false, .capacity_factor = 1.25f};
+constexpr Experts kFullGroups{.count = 8,
+                              .top_k = 3,
+                              .ffn = 12,
+                              .sigmoid = true,
+                              .factor = 2.5f,
+                              .balance = 0.01f,
+                              .shared = 1,
+                              .dense_layers = 1,
+                              .groups = 4,
+                              .groups_chosen = 2,
+                              .bias_update_rate = 0.05f,
+                              .capacity_factor = 0.75f};
 constexpr Experts kSwitch{.count = 8, .top_k = 1, .ffn = 20, .normalise = false};
 
 Subject subject_of(const Experts& experts, Optimizer optimizer, float dropout = 0, float clip_norm = 0) {
@@ -437,6 +452,177 @@ TEST_CASE("a config.json of Qwen2-MoE is read and trains to the bits of the refe
                       case_of(subject, {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4}, true)});
 }
 
+TEST_CASE("experts of a capacity, canonical: rows are dropped by sequence, and every layout trains to the bits of the reference") {
+  constexpr Sizes kSizes[] = {{},
+                              {.accumulation = 2},
+                              {.dp = 2, .accumulation = 4},
+                              {.dp = 4, .zero = 1},
+                              {.dp = 2, .zero = 3, .accumulation = 2},
+                              {.dp = 2, .ep = 2},
+                              {.dp = 4, .ep = 2, .zero = 1},
+                              {.dp = 4, .ep = 4, .zero = 2, .accumulation = 2},
+                              {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2},
+                              {.tp = 2},
+                              {.accumulation = 2, .tp = 4, .sequence_parallel = true},
+                              {.dp = 2, .ep = 2, .zero = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4},
+                              {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1}};
+  for (Subject subject : {subject_of(kFull, Optimizer::kSgd), subject_of(kFullSwitch, Optimizer::kAdamW),
+                          subject_of(kFullGroups, Optimizer::kAdamW, 0.25f, 0.5f)}) {
+    subject.train.seq_len = 24;
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes) cases.push_back(case_of(subject, sizes, true));
+    for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
+      cases.push_back(case_of(subject, {.dp = 2, .ep = 2, .accumulation = 2}, true));
+      cases.back().layout.recompute = recompute;
+    }
+    cases.back().layout.recompute_options.modules = "mlp.act mlp.norm";
+    cases.push_back(cases[5]);
+    cases.back().layout.offload.activations = OffloadTo::kCpu;
+    train_all(subject, cases);
+  }
+}
+
+TEST_CASE("experts of a capacity, fast: no layout is further from fp64 than 1.5 times one rank") {
+  Subject subject = subject_of(kFull, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  const auto expected = expect<double>(subject);
+  const auto one_rank = train(case_of(subject, {}, false));
+  REQUIRE(one_rank.ok());
+  const double bound = 1.5 * error_of(expected, *one_rank) + 1e-6;
+  for (const Sizes& sizes : {Sizes{.dp = 2, .accumulation = 2},
+                             {.dp = 4, .ep = 2, .zero = 1, .accumulation = 2},
+                             {.tp = 2},
+                             {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true}}) {
+    INFO(sizes.dp << " " << sizes.ep << " " << sizes.tp);
+    const auto trained = train(case_of(subject, sizes, false));
+    REQUIRE(trained.ok());
+    CHECK(error_of(expected, *trained) <= bound);
+  }
+}
+
+TEST_CASE("experts of a capacity that holds every row have the bits of experts without one") {
+  Subject all = subject_of(kSoftmax, Optimizer::kAdamW);
+  all.train.seq_len = 24;
+  Subject roomy = all;
+  roomy.model.experts.capacity_factor = 4;  // 8 experts of 2 a token: the room of every token
+  for (const Sizes& sizes : {Sizes{}, Sizes{.dp = 4, .ep = 2, .accumulation = 2}})
+    for (const bool canonical : {false, true}) {
+      const auto without = train(case_of(all, sizes, canonical)), with = train(case_of(roomy, sizes, canonical));
+      REQUIRE(without.ok());
+      REQUIRE(with.ok());
+      CHECK(with->losses == without->losses);
+      CHECK(with->parameters == without->parameters);
+    }
+}
+
+TEST_CASE("a capacity is the even share of a sequence's rows times the factor, rounded up, and no more than its tokens") {
+  Experts e{.count = 8, .top_k = 2, .ffn = 4};
+  CHECK(e.capacity(24) == 24);  // none is dropped
+  CHECK(e.most_rows(24, 4) == 48);
+  e.capacity_factor = 1;
+  CHECK(e.capacity(24) == 6);
+  CHECK(e.capacity(25) == 7);
+  CHECK(e.most_rows(24, 8) == 48);
+  CHECK(e.most_rows(24, 4) == 24);
+  CHECK(e.most_rows(24, 1) == 6);
+  e.capacity_factor = 1.1f;  // 1.1 has no exact float: 1.1 * 40 / 4 is 11
+  CHECK(e.capacity(40) == 11);
+  e.capacity_factor = 1.25f;
+  CHECK(e.capacity(24) == 8);
+  e.capacity_factor = 0.5f;
+  CHECK(e.most_rows(24, 8) == 24);
+  e.capacity_factor = 100;
+  CHECK(e.capacity(24) == 24);
+  CHECK(e.most_rows(24, 1) == 24);
+  e.capacity_factor = 1e-3f;
+  CHECK(e.capacity(24) == 1);
+}
+
+TEST_CASE("rows with experts take what the capacity lets come: n b min(s k', e C) of them, for any number of ranks") {
+  Subject subject = subject_of(kFull, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  const int64_t k = 2, s = 24, h = subject.model.hidden, f = 20;
+  // Elements of rows of a layer that wait for backward, and the peak.
+  const auto kept = [&](const Case& c) {
+    const auto plan = lower(c);
+    REQUIRE(plan.ok());
+    int64_t elements = 0;
+    for (const Segment& segment : plan->segments)
+      for (const Slot& slot : segment.slots)
+        if (segment.name == "layer.F" && slot.cls == BufferClass::kActivation && slot.name.starts_with("rows.") &&
+            slot.type.dtype == DType::f32)
+          elements += slot.type.shape.elements();
+    return std::pair(elements, memory_peak(*plan, 0)[static_cast<size_t>(Space::kDevice)].peak_bytes);
+  };
+  for (const int n : {1, 2, 4})
+    for (const float factor : {1.0f, 1.25f, 0.5f, 4.0f}) {
+      const int64_t b = subject.sequences / 4, e = 8 / n, c = std::min<int64_t>(s, static_cast<int64_t>(std::ceil(factor * 6)));
+      const int64_t all = n * b * s * k, room = n * b * std::min(s * std::min(k, e), e * c);
+      Case with = case_of(subject, {.dp = 4, .ep = n}, false), without = with;
+      with.model.experts.capacity_factor = factor, without.model.experts.capacity_factor = 0;
+      INFO(n << " " << factor);
+      const auto [rows, peak] = kept(with);
+      const auto [rows_of_all, peak_of_all] = kept(without);
+      // Rows that came, [h], up and activated, [2 f] and [f]; and what came home, of b s k rows those that a capacity takes.
+      CHECK(rows_of_all == (h + 3 * f) * all + h * b * s * k);
+      CHECK(rows == (h + 3 * f) * room + h * b * std::min(s * k, 8 * c));
+      if (room < all) CHECK(peak < peak_of_all);
+      if (room == all) CHECK(peak - peak_of_all <= 64);  // the router's own scratch
+    }
+}
+
+TEST_CASE("rows that experts have no room for are counted, the same under every layout and whatever runs again") {
+  Subject subject = subject_of(kFull, Optimizer::kSgd);
+  subject.model.experts.bias_update_rate = 0.02f;
+  subject.train.seq_len = 24;
+  const int64_t chosen = subject.sequences * subject.train.seq_len * subject.model.experts.top_k, room = 6 * subject.sequences;
+  std::vector<Case> cases;
+  for (const Sizes& sizes : {Sizes{},
+                             {.accumulation = 4},
+                             {.dp = 2, .ep = 2, .accumulation = 2},
+                             {.dp = 4, .ep = 4, .zero = 2, .accumulation = 2},
+                             {.dp = 4, .ep = 2, .zero = 2, .tp = 2, .sequence_parallel = true},
+                             {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1}})
+    cases.push_back(case_of(subject, sizes, true));
+  cases.push_back(cases[2]);
+  cases.back().layout.recompute = Recompute::kFull;
+  std::vector<std::vector<ExpertRows>> first;  // by step, of one rank
+  for (const Case& config : cases) {
+    INFO(config.name);
+    Running run(config);
+    for (int64_t step = 0; step < 3; ++step) {
+      if (step == 2)  // all tokens choose experts 1 and 2, which take the first 6 of each sequence
+        for (const char* layer : {"router_bias.layers.0", "router_bias.layers.1"}) {
+          std::vector<float> bias(8, 0.0f);
+          bias[1] = bias[2] = 100;
+          REQUIRE(run.session->set_state({std::string(kRunState), layer}, {{8}, bias}).ok());
+        }
+      const StepResult result = run.session->step(step);
+      REQUIRE(result.experts.size() == 2);
+      if (&config == &cases[0]) first.push_back(result.experts);
+      int64_t dropped = 0;
+      for (size_t l = 0; l < 2; ++l) {
+        const ExpertRows &layer = result.experts[l], &alone = first[static_cast<size_t>(step)][l];
+        CHECK(layer.by_expert == alone.by_expert);
+        CHECK(layer.dropped == alone.dropped);
+        CHECK(layer.dropped > 0);
+        CHECK(std::accumulate(layer.by_expert.begin(), layer.by_expert.end(), int64_t{0}) + layer.dropped == chosen);
+        for (const int64_t rows : layer.by_expert) CHECK(rows <= room);
+        if (step == 2) CHECK(layer.by_expert == std::vector<int64_t>{0, room, room, 0, 0, 0, 0, 0});
+        dropped += layer.dropped;
+      }
+      const Drops drops = drops_of(result.experts);
+      CHECK(drops.chosen == 2 * chosen);
+      CHECK(drops.dropped == dropped);
+      CHECK(drops.share() == static_cast<double>(dropped) / static_cast<double>(2 * chosen));
+    }
+  }
+  Running all(case_of(subject_of(kSoftmax, Optimizer::kSgd), {.dp = 2, .ep = 2, .accumulation = 2}, true));
+  CHECK(drops_of(all.session->step(0).experts).dropped == 0);
+  CHECK(drops_of({}).share() == 0);
+}
+
 TEST_CASE("norms of heads of a dense model, canonical: parts of sequences too train to the bits of the reference") {
   Subject subject = subject_of({}, Optimizer::kSgd);
   subject.name = "dense with norms of heads";
@@ -545,46 +731,72 @@ TEST_CASE("rows of experts are counted as routers choose, under every layout and
   }
 }
 
+TEST_CASE("rows of experts are counted step by step where a plan has several") {
+  Subject subject = subject_of(kSoftmax, Optimizer::kSgd);
+  subject.train.seq_len = 24, subject.train.learning_rate.peak = 0.1f;
+  subject.train.clip_norm = 1e6f;  // of which nothing is taken back
+  Case later = case_of(subject, {.dp = 2, .ep = 2, .pp = 2, .accumulation = 2, .schedule = Schedule::kZbH1}, true);
+  later.train.post_validation = 3;
+  Case meeting = later;
+  meeting.train.post_validation = 0;
+  Running whole(later), single(meeting);
+  for (int64_t first = 0; first < 6; first += 3) {
+    std::vector<ExpertRows> expected;
+    for (int step = 0; step < 3; ++step)
+      for (ExpertRows layer : single.session->step(first + step).experts) {
+        layer.step = step;
+        expected.push_back(std::move(layer));
+      }
+    REQUIRE(expected.size() == 6);
+    CHECK(expected[0].by_expert != expected[2].by_expert);
+    const StepResult result = whole.session->step(first);
+    CHECK_FALSE(result.rolled_back);
+    CHECK(result.experts == expected);
+  }
+}
+
 TEST_CASE(
     "expert parallel: wire bytes are those of the rows that were counted, of a thousand routings, all to two experts among them") {
   Subject subject = subject_of(kBiased, Optimizer::kSgd);
   subject.train.seq_len = 24;
   subject.train.learning_rate.peak = 0.1f;
   int64_t routings = 0;
-  for (const Sizes& sizes : {Sizes{.dp = 2, .ep = 2, .accumulation = 4},
-                             {.dp = 4, .ep = 4, .accumulation = 2},
-                             {.dp = 4, .ep = 2, .accumulation = 2},
-                             {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2}})
-    for (const bool canonical : {false, true}) {
-      const Case config = case_of(subject, sizes, canonical);
-      INFO(config.name << (canonical ? " canonical" : ""));
-      Running run(config);
-      const Layout& l = config.layout;
-      const int64_t h = config.model.hidden, experts = config.model.experts.count, calls = 2 * config.train.grad_accumulation;
-      const int64_t leaves = canonical ? config.train.micro_batch * kContractionLeaves : 1;
-      // Each rank's counts of the experts of others; rows go out and come back, and their gradients do.
-      const int64_t counts = calls * l.world_size() * 4 * leaves * experts / l.ep * (l.ep - 1);
-      for (int64_t step = 0; step < 24; ++step) {
-        if (step >= 20)  // experts without a row, on ranks without a row
-          for (const char* layer : {"router_bias.layers.0", "router_bias.layers.1"}) {
-            std::vector<float> bias(8, 0.0f);
-            bias[static_cast<size_t>(step - 20)] = bias[static_cast<size_t>(step - 19)] = 100;
-            REQUIRE(run.session->set_state({std::string(kRunState), layer}, {{8}, bias}).ok());
+  for (const float factor : {0.0f, 1.0f})  // without a capacity, and with room for the even share
+    for (const Sizes& sizes : {Sizes{.dp = 2, .ep = 2, .accumulation = 4},
+                               {.dp = 4, .ep = 4, .accumulation = 2},
+                               {.dp = 4, .ep = 2, .accumulation = 2},
+                               {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2}})
+      for (const bool canonical : {false, true}) {
+        subject.model.experts.capacity_factor = factor;
+        const Case config = case_of(subject, sizes, canonical);
+        INFO(config.name << (canonical ? " canonical" : "") << " capacity " << factor);
+        Running run(config);
+        const Layout& l = config.layout;
+        const int64_t h = config.model.hidden, experts = config.model.experts.count, calls = 2 * config.train.grad_accumulation;
+        const int64_t leaves = canonical ? config.train.micro_batch * kContractionLeaves : 1;
+        // Each rank's counts of the experts of others; rows go out and come back, and their gradients do.
+        const int64_t counts = calls * l.world_size() * 4 * leaves * experts / l.ep * (l.ep - 1);
+        for (int64_t step = 0; step < 24; ++step) {
+          if (step >= 20)  // experts without a row, on ranks without a row
+            for (const char* layer : {"router_bias.layers.0", "router_bias.layers.1"}) {
+              std::vector<float> bias(8, 0.0f);
+              bias[static_cast<size_t>(step - 20)] = bias[static_cast<size_t>(step - 19)] = 100;
+              REQUIRE(run.session->set_state({std::string(kRunState), layer}, {{8}, bias}).ok());
+            }
+          const StepResult result = run.session->step(step);
+          int64_t moved = 0, sent = 0;
+          for (const ExpertRows& layer : result.experts) {
+            moved += layer.from_others;
+            if (step >= 20) CHECK(std::ranges::count(layer.by_expert, 0) == 6);
           }
-        const StepResult result = run.session->step(step);
-        int64_t moved = 0, sent = 0;
-        for (const ExpertRows& layer : result.experts) {
-          moved += layer.from_others;
-          if (step >= 20) CHECK(std::ranges::count(layer.by_expert, 0) == 6);
+          for (int rank = 0; rank < l.world_size(); ++rank)
+            for (size_t c = 0; c < run.placed.plan->comms.size(); ++c)
+              if (run.placed.plan->comms[c].name == "ep") sent += run.session->sent_by_comm(rank)[c];
+          CHECK(sent == 4 * 4 * h * moved * l.tp + counts);
+          routings += calls * l.dp;
         }
-        for (int rank = 0; rank < l.world_size(); ++rank)
-          for (size_t c = 0; c < run.placed.plan->comms.size(); ++c)
-            if (run.placed.plan->comms[c].name == "ep") sent += run.session->sent_by_comm(rank)[c];
-        CHECK(sent == 4 * 4 * h * moved * l.tp + counts);
-        routings += calls * l.dp;
       }
-    }
-  CHECK(routings >= 1000);
+  CHECK(routings >= 2000);
 }
 
 TEST_CASE("an imbalance is the most over the mean, of layers the mean") {
@@ -607,6 +819,16 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
   subject.train.seq_len = 24;
   CHECK(refused(case_of(subject, {.dp = 2, .ep = 2, .cp = 4}, false)) ==
         "ep=2 with cp=4: ranks that have the parts of a sequence share the experts together | set ep to a multiple of cp: 4");
+  subject.model.experts.capacity_factor = 1;
+  CHECK(refused(case_of(subject, {.dp = 2, .cp = 2}, false)) ==
+        "model.capacity_factor=1 with cp=2: an expert takes rows of a sequence in the order of its tokens, and the ranks that have "
+        "its "
+        "other parts would have to count theirs first | set cp: 1, or model.capacity_factor: 0");
+  subject.model.experts.capacity_factor = -1;
+  CHECK(refused(case_of(subject, {.dp = 2}, false)) ==
+        "model.capacity_factor=-1 | use 1 for the even share, 1.25 for a quarter more, or 0: experts take every row, and none is "
+        "dropped");
+  subject.model.experts.capacity_factor = 0;
   CHECK(refused(case_of(subject, {.dp = 2, .ep = 8, .cp = 2}, false)) ==
         "ep=8 with dp=2 and cp=2: experts are shared by groups of the dp*cp data ranks | set ep to a divisor of dp*cp, a multiple "
         "of cp");
@@ -632,8 +854,12 @@ TEST_CASE(
   Subject layers = layered(false, Optimizer::kAdamW, 0, 0.5f), one_gated = gated(false, Optimizer::kAdamW);
   layers.train.seq_len = 24;
   one_gated.model.experts.every = 2;  // of one layer, as the count below
-  for (const auto& [subject, canonical] : {std::pair(layers, false), {layers, true}, {one_gated, false}, {one_gated, true}})
+  Subject full = layers;
+  full.model.experts.capacity_factor = 1;
+  for (const auto& [subject, canonical] :
+       {std::pair(layers, false), {layers, true}, {one_gated, false}, {one_gated, true}, {full, false}, {full, true}})
     for (const Sizes& sizes : kSizes) {
+      if (subject.model.experts.drops() && sizes.cp > 1) continue;
       const Case config = case_of(subject, sizes, canonical);
       Running run(config);
       INFO(config.name << (canonical ? " canonical" : ""));
@@ -728,6 +954,74 @@ TEST_CASE("experts: a wrong route, count, weight or gradient is refused, and say
       {"layer.F", "moe.up", Phase::kF, [](Segment&, Op& op) { std::get<GroupedLinear>(op.work).sources = 3; }, "sources=3"},
   };
   refuse_all(*lowered, damages);
+}
+
+TEST_CASE("a capacity that ops do not share, and a buffer that is smaller than its bound, are refused, and say what is wrong") {
+  Subject subject = subject_of(kFull, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  const auto shared = lower(case_of(subject, {.dp = 2, .ep = 2, .accumulation = 2}, true)),
+             alone = lower(case_of(subject, {.dp = 2}, false));
+  subject.model.experts.capacity_factor = 0;
+  const auto dropless = lower(case_of(subject, {.dp = 2, .ep = 2, .accumulation = 2}, true));
+  REQUIRE(shared.ok());
+  REQUIRE(alone.ok());
+  REQUIRE(dropless.ok());
+  for (const auto* plan : {&*shared, &*alone, &*dropless}) REQUIRE(verdict(*plan) == "accepted");
+  const auto capacity = [](int64_t rows) {
+    return [rows](Segment&, Op& op) {
+      std::visit(
+          [&](auto& w) {
+            if constexpr (requires { w.capacity; }) w.capacity = rows;
+          },
+          op.work);
+    };
+  };
+  const auto room = [](int64_t rows) { return [rows](Segment&, Op& op) { std::get<Collective>(op.work).room = rows; }; };
+  const auto shrink = [](std::string_view name) {  // by a row
+    return [name](Segment& s, Op&) { --s.slots[slot(s, name).index()].type.shape[1]; };
+  };
+  const auto everywhere = [](std::string_view like) {  // each buffer of rows with the experts, by a row
+    return [like](Segment& s, Op&) {
+      for (Slot& x : s.slots)
+        if (x.name.find("rows.") != std::string::npos && x.type.dtype == DType::f32 &&
+            (x.name.ends_with(like) || x.name.ends_with("rows.u") || x.name.ends_with("rows.a")))
+          --x.type.shape[1];
+    };
+  };
+  refuse_all(
+      *shared,
+      {// A router that drops where rows are laid out without drops, and the other way round.
+       {"layer.F", "moe.route", Phase::kF, capacity(0), "both drop the same rows"},
+       {"layer.F", "moe.route", Phase::kF, capacity(7), "both drop the same rows"},
+       {"layer.F", "moe.dispatch", Phase::kF, capacity(0), "both drop the same rows"},
+       {"layer.F", "moe.dispatch", Phase::kF, capacity(5), "both drop the same rows"},
+       {"layer.F", "moe.combine", Phase::kF, capacity(0), "both drop the same rows"},
+       {"layer.F", "moe.combine", Phase::kF, capacity(5), "both drop the same rows"},
+       {"layer.B", "moe.route", Phase::kI, capacity(0), "capacity"},
+       {"layer.B", "moe.dispatch", Phase::kI, capacity(5), "capacity"},
+       {"layer.B", "moe.combine", Phase::kI, capacity(0), "capacity"},
+       {"layer.F", "moe.route", Phase::kF, capacity(25), "up to 24 rows of a sequence"},
+       {"layer.F", "moe.route", Phase::kF, capacity(-1), "up to 24 rows of a sequence"},
+       {"layer.F", "moe.dispatch", Phase::kF, capacity(25), "up to 24 rows of a sequence"},
+       // As many experts as the router has: the bound of rows follows from their number.
+       {"layer.F", "moe.dispatch", Phase::kF, [](Segment&, Op& op) { std::get<Dispatch>(op.work).experts = 2; }, "chooses among 8"},
+       {"layer.F", "moe.combine", Phase::kF, [](Segment&, Op& op) { std::get<Combine>(op.work).experts = 2; }, "chooses among 8"},
+       // 2 sequences of which 4 experts take 6 rows each.
+       {"layer.F", "moe.go", Phase::kNone, room(47), "room for 47 rows of each rank, and 2 sequences fill 48 with capacity=6"},
+       {"layer.B", "moe.return.d", Phase::kNone, room(47), "2 sequences fill 48 with capacity=6"},
+       {"layer.F", "moe.return", Phase::kNone, room(1), "2 sequences fill 48 with capacity=6"},
+       {"layer.F", "moe.go", Phase::kNone, room(0), "96 rows of each of 2 ranks may come, and there is room for 96"},
+       {"layer.F", "moe.go", Phase::kNone, room(-1), "room=-1"},
+       {"layer.F", "moe.go", Phase::kNone, room(49), "49 rows of each of 2 ranks may come, and there is room for 96"},
+       {"layer.F", "moe.counts", Phase::kNone, room(1), "of an op that moves no counted rows"},
+       {"layer.F", "moe.go", Phase::kNone, everywhere(".there"), "rows=96 of %rows.in.there, which has 95"},
+       {"layer.F", "moe.dispatch", Phase::kF, shrink("rows.in"), "has 94 rows, and 2 sequences fill 96 with capacity=6"}});
+  refuse_all(*dropless, {{"layer.F", "moe.route", Phase::kF, capacity(6), "both drop the same rows"},
+                         {"layer.F", "moe.dispatch", Phase::kF, capacity(6), "both drop the same rows"},
+                         {"layer.F", "moe.go", Phase::kNone, room(48), "no router with a capacity chose the rows"},
+                         {"layer.F", "moe.dispatch", Phase::kF, shrink("rows.in"), "tokens go to 2 experts each"}});
+  refuse_all(*alone, {{"layer.F", "moe.dispatch", Phase::kF, shrink("rows.in"), ""},
+                      {"layer.F", "moe.route", Phase::kF, capacity(3), "both drop the same rows"}});
 }
 
 TEST_CASE("biases of routers: a load of some ranks, micro-batches or another layer, and a bias that moves too early, are refused") {

@@ -128,6 +128,17 @@ TEST_CASE("gradients of latent attention equal central differences, every elemen
   check_gradients(model, 0);
 }
 
+TEST_CASE("gradients of mixtures that drop rows equal central differences of the objective") {
+  // Experts take 1, or 2, of the rows of a sequence: most are dropped, of some tokens all.
+  Model model = tiny(Family::kLlama, false);
+  model.experts = {.count = 4, .top_k = 2, .ffn = 3, .balance = 0.7f, .z_loss = 0.3f, .capacity_factor = 0.5f};
+  check_gradients(model, 0);
+  model.experts.normalise = false;
+  check_gradients(model, 0.25f);
+  model.experts = {.count = 5, .top_k = 3, .ffn = 3, .sigmoid = true, .factor = 2.5f, .shared = 1, .capacity_factor = 0.75f};
+  check_gradients(model, 0);
+}
+
 TEST_CASE("gradients under dropout equal central differences with the same mask") {
   check_gradients(tiny(Family::kGpt, true), 0.25f);
   check_gradients(tiny(Family::kLlama, false), 0.25f);

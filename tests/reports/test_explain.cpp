@@ -86,6 +86,12 @@ TEST_CASE("how unevenly rows of experts fell is said, by rank where ranks share 
   CHECK(said(
       "The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step); of the ranks that share the "
       "experts the fullest had 1.50 times the mean (1.12 times), and the others wait for it in the exchange."));
+  o.measured->expert_rank_imbalance.reset();
+  o.measured->expert_dropped = 0.125, o.measured->expert_dropped_last = 0.25;
+  CHECK(
+      said("The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step). Experts had no room for "
+           "12.5 % of "
+           "the rows that tokens chose (25.0 % in the last step)."));
 }
 
 TEST_CASE("a case without figures says why, one without ops has no table") {

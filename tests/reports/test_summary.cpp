@@ -187,6 +187,14 @@ TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mo
                   std::string("2 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised.")));
   CHECK(said(cases) ==
         Said{{Mood::kBad, "4 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised."}});
+  // What trains otherwise is held to none of the others.
+  std::vector<CaseOutcome> clipped = cases;
+  clipped[1].config.train.clip_norm = 1;
+  CHECK(said(clipped).front() ==
+        std::pair(Mood::kGood, std::string("3 layouts in canonical mode are equal to the bit over 3 steps, as promised.")));
+  std::vector<CaseOutcome> resumed = cases;
+  resumed[1].config.checkpoint.resume = "saved";
+  CHECK(said(resumed).front() == said(clipped).front());
   cases[1].config.canonical = cases[2].config.canonical = false;
   cases[3].config.layout.compression.kind = CompressionKind::kTopK;
   cases[3].measured->losses[1] = 5.25;
@@ -253,12 +261,14 @@ TEST_CASE("how unevenly rows of experts fell is said of a few cases, and of the 
     cases.back().measured->expert_imbalance = 2, cases.back().measured->expert_imbalance_last = 1.5;
   }
   cases[1].measured->expert_rank_imbalance = 1.25, cases[1].measured->expert_rank_imbalance_last = 1;
+  cases[2].measured->expert_dropped = 0.125, cases[2].measured->expert_dropped_last = 0;
   std::string said;
   for (const Statement& statement : statements(cases, summarise(cases)))
     if (statement.text.starts_with("Rows of a layer's fullest expert")) said = statement.text;
   INFO(said);
   CHECK(said.starts_with("Rows of a layer's fullest expert over the mean: a"));
   CHECK(said.find(" 2.00 (last step 1.50), by rank 1.25 (1.00); b") != std::string::npos);
+  CHECK(said.find(" 2.00 (last step 1.50), 12.5 % of rows dropped (0.0 %); c") != std::string::npos);
   CHECK(said.ends_with("; 1 more in the table."));
   CHECK(said.find("dense") == std::string::npos);
 }

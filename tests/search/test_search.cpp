@@ -394,8 +394,14 @@ TEST_CASE("layouts of a model have what no shape says of it") {
   Case config;
   config.model = {.name = "tiny", .family = Family::kLlama, .layers = 4, .hidden = 64, .heads = 8, .kv_heads = 4, .head_dim = 8};
   config.model.ffn = 128, config.model.vocab = 64;
-  config.model.experts = {
-      .count = 4, .top_k = 2, .ffn = 64, .sigmoid = true, .balance = 0.01f, .every = 2, .bias_update_rate = 0.001f};
+  config.model.experts = {.count = 4,
+                          .top_k = 2,
+                          .ffn = 64,
+                          .sigmoid = true,
+                          .balance = 0.01f,
+                          .every = 2,
+                          .bias_update_rate = 0.001f,
+                          .capacity_factor = 1.25f};
   config.machine = machine(1);
   const auto prepared = analytic::prepare(config);
   REQUIRE(prepared.ok());

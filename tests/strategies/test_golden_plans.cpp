@@ -144,6 +144,10 @@ std::vector<Golden> goldens() {
   experts.model.experts.balance = 0;
   experts.model.experts.bias_update_rate = 0.001f;
   all.push_back({"router-bias", experts});
+  experts.model.experts.balance = 0.01f;
+  experts.model.experts.bias_update_rate = 0;
+  experts.model.experts.capacity_factor = 1;
+  all.push_back({"expert-capacity", experts});
   Case layered = tiny_case(Family::kLlama);
   layered.model.qk_norm = true;
   layered.model.experts = {.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .shared = 1, .dense_layers = 1, .groups = 2};

@@ -190,6 +190,28 @@ TEST_CASE("a config.json is read with the defaults of its family") {
   CHECK(load_model("mistral-7b-v0.3")->max_positions == 32768);
 }
 
+TEST_CASE("keys of rotary embeddings are read where transformers 5 has them, and their scaling is noted") {
+  const auto read = [](const std::string& extra, const std::string& type = "llama") {
+    const auto config = parse_model_config(R"({"model_type": ")" + type +
+                                               R"(", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "intermediate_size": 96, "vocab_size": 100, )" +
+                                               extra + "}",
+                                           "m");
+    INFO((config.ok() ? "" : to_string(config.error())));
+    REQUIRE(config.ok());
+    return *config;
+  };
+  CHECK(read(R"("rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"})").model.rope_theta == 500000);
+  CHECK(read(R"("rope_theta": 20000, "rope_parameters": {"rope_type": "default"})").model.rope_theta == 20000);
+  CHECK(read(R"("rope_theta": 20000, "rope_parameters": null)").model.rope_theta == 20000);
+  CHECK(read(R"("rope_parameters": {"rope_theta": 1e4, "rope_type": "default"})").rotary_scaling.empty());
+  CHECK(read(R"("rope_scaling": null)").rotary_scaling.empty());
+  CHECK(read(R"("rope_scaling": {"type": "linear", "factor": 2.0})").rotary_scaling == "\"linear\"");
+  CHECK(read(R"("rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0})").rotary_scaling == "\"llama3\"");
+  CHECK(read(R"("rope_parameters": {"full_attention": {"rope_type": "yarn"}})").rotary_scaling == "\"yarn\"");
+  CHECK_FALSE(read(R"("rope_parameters": {"partial_rotary_factor": 0.75})", "phi3").unexecuted.empty());
+}
+
 TEST_CASE("what a config.json asks for and cannot have is refused") {
   const auto message = [](const std::string& extra) {
     const auto result = parse_model(

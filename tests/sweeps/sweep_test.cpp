@@ -496,6 +496,8 @@ TEST_CASE("numbers outside their range are refused with the file, and wherever a
   CHECK(says(errors_of(small("seed: -1\n")), "s.yaml:3:7: `seed` is `-1`"));
   CHECK(says(errors_of(small("measure: {validate_sequences: -4}\n")), "s.yaml:3:31: `validate_sequences` is `-4`"));
   CHECK(says(errors_of(small("beta1: 1\n")), "expected a number from 0 to below 1"));
+  CHECK(says(errors_of(small("ema_decay: 0.99999999\n")), "expected a number from 0 to below 1"));  // 1 in single precision
+  CHECK(!says(errors_of(small("ema_decay: 0.9999999\n")), "expected a number from 0 to below 1"));
   CHECK(says(errors_of(small("epsilon: 0\n")), "expected a number above 0 to 1"));
   CHECK(says(errors_of(small("axes: {tp: {range: [0, 2]}}\n")), "`tp` is `0`"));
   CHECK(says(errors_of(small("when: [{if: pp == 1, set: {micro_batch: -1}}]\n")), "`micro_batch` is `-1`"));

@@ -580,6 +580,7 @@ std::vector<Plan> expert_plans() {
   constexpr Experts kShared{.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .balance = 0.01f, .shared = 1, .dense_layers = 1};
   constexpr Experts kGated{.count = 4, .top_k = 2, .ffn = 8, .shared = 1, .shared_gate = true};
   constexpr Experts kBiased{.count = 4, .top_k = 2, .ffn = 8, .bias_update_rate = 0.001f};
+  constexpr Experts kFull{.count = 4, .top_k = 2, .ffn = 8, .balance = 0.01f, .capacity_factor = 1};
   const Mix mixes[] = {
       {.name = "experts", .family = Family::kLlama, .tied = false, .experts = kPlain},
       {.name = "experts dp2 ep2, canonical",
@@ -653,6 +654,24 @@ std::vector<Plan> expert_plans() {
        .tp = 2,
        .sequence_parallel = true,
        .experts = kShared,
+       .ep = 2},
+      {.name = "experts of a capacity, dp2", .family = Family::kLlama, .tied = false, .dp = 2, .accumulation = 2, .experts = kFull},
+      {.name = "experts of a capacity, dp2 ep2, recompute, canonical",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .accumulation = 2,
+       .recompute = true,
+       .canonical = true,
+       .experts = kFull,
+       .ep = 2},
+      {.name = "experts of a capacity, tp2 dp2 ep2 sequence parallel",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .tp = 2,
+       .sequence_parallel = true,
+       .experts = kFull,
        .ep = 2},
   };
   return lowered(mixes);
@@ -959,6 +978,18 @@ TEST_CASE("post-validation: what a period takes back it takes back as a whole, l
           const Call& judge = std::get<Call>(*first(program, "judge.first"));
           call.binding.back() = judge.binding.back();
         }) != "");
+  // All goes back by whether the last step was clipped, while the run goes by whether any was.
+  CHECK(broken([&](Plan& plan, auto&) {
+          for (Role& role : plan.roles) {
+            const BufferId clipped = std::get<Call>(*first(role.program, "judge.last")).binding.front();
+            for (Item& item : role.program) {
+              if (!is(item, "restore")) continue;
+              Call& call = std::get<Call>(item);
+              call.binding.back() = clipped;
+              plan.segments[call.segment.index()].slots[2].cls = role.buffers[clipped.index()].kind;
+            }
+          }
+        }).find("where the run makes steps again by %rolled_back") != std::string::npos);
   // A copy that is made after the first update.
   CHECK(broken([&](Plan&, auto& program) {
           const auto keep = first(program, "keep");

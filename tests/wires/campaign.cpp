@@ -80,7 +80,7 @@ std::vector<Case> campaign_cases(int every) {
   return cases;
 }
 
-std::string train_cases(const std::vector<Case>& cases, const std::string& wire, int processes, Control* control) {
+std::string train_cases(std::span<const Case> cases, const std::string& wire, int processes, Control* control) {
   std::string lines;
   for (const Case& c : cases)
     if (c.layout.world_size() % processes == 0) lines += train_case(c, wire, control) + "\n";

@@ -1,6 +1,7 @@
 // Cases that train on every wire, and what each wire must make of them: one line a case, everything exact.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ std::vector<Case> campaign_cases(int every = 5);
 std::string train_case(const Case& c, const std::string& wire, Control* control);
 
 /// The lines of those cases that `processes` can share out.
-std::string train_cases(const std::vector<Case>& cases, const std::string& wire, int processes, Control* control);
+std::string train_cases(std::span<const Case> cases, const std::string& wire, int processes, Control* control);
 
 /// The first line in which two texts differ; empty: none.
 std::string first_difference(const std::string& want, const std::string& have);

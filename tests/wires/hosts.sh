@@ -2,7 +2,7 @@
 # Several hosts on one machine: network namespaces joined by a link of a set rate, and collectives measured across it.
 #
 #   hosts.sh test SHARDLAB MACHINE.yaml   trains and measures across two hosts, cuts the link, takes everything away again
-#   hosts.sh figures SHARDLAB     bus bandwidths beside the shape, for docs/transports.md: on a machine that does nothing else
+#   hosts.sh figures SHARDLAB MACHINE.yaml   bus bandwidths beside the shape, and training across: on a machine that does nothing else
 #   hosts.sh up NAME RATE         two hosts NAME-0 (10.77.N.1) and NAME-1 (10.77.N.2), joined at RATE ("200mbit"); prints N
 #   hosts.sh down NAME            takes them away, with what runs in them
 #
@@ -115,8 +115,40 @@ SWEEP
   code=0
   wait "${processes[0]}" || code=$?
   [ $code -ne 0 ] && [ $code -ne 124 ] || fail "the host behind a cut link ends with exit code $code"
-  grep -q 'process 1 of 2 has ended' "$work/cut/results.csv" || { cat "$work/cut/results.csv" >&2; fail "nobody says which process is lost"; }
+  grep -q 'process 1 of 2 is out of reach: rank 1 is waited for ' "$work/cut/results.csv" || { cat "$work/cut/results.csv" >&2; fail "nobody says which process is lost"; }
   echo "a link that goes down: both hosts end, and the process that is lost is said"
+}
+
+# Data parallelism across the link, measured: reduced behind backward and after it, by 8 bits, and by a parameter server on both hosts.
+trained() {
+  local bits=$1 net=$2 host processes=() code=0
+  for host in $(seq 200); do echo "line $((host % 17)) of a text that a small model can learn from"; done >"$work/text.txt"
+  cat >"$work/train.yaml" <<'SWEEP'
+version: 1
+name: train
+mode: measure
+model: {inline: {family: gpt, layers: 4, hidden: 128, heads: 4, ffn: 512, vocab: 256, max_positions: 64}}
+machine: {local: true}
+data: {text: text.txt}
+train: {seq_len: 64, global_batch_tokens: 4096, micro_batch: 32}
+layout: {dp: 2, bucket_bytes: 512Ki}
+measure: {warmup: 2, steps: 6, repeat: 1, timeout: 5m}
+include:
+  - {name: overlapped}
+  - {name: serial, overlap: false}
+  - {name: int8, compression.kind: int8}
+  - {name: served, parameter_server.servers: 2}
+SWEEP
+  for host in 1 0; do
+    ip netns exec "$name-$host" timeout 300 "$shardlab" launch --rank $host --world-size 2 --node $host --master-addr "10.77.$net.1" --master-port 29500 \
+      run "$work/train.yaml" --machine-file "$machine" --transport tcp --out "$work/train.$bits" >"$work/train.$bits.$host" 2>&1 &
+    processes+=($!)
+  done
+  for host in 0 1; do wait "${processes[$host]}" || code=$?; done
+  [ "$code" -eq 0 ] || { cat "$work/train.$bits".* >&2; fail "training across hosts ends with exit code $code"; }
+  awk -F, -v bits="$bits" 'NR == 1 { for (i = 1; i <= NF; ++i) column[$i] = i; next }
+    { printf "%s Mbit/s, %s: step %.4g s, exposed communication %.4g s, %d bytes on the wire\n", bits, $column["name"], $column["measured_step_s"],
+        $column["measured_exposed_comm_s"], $column["measured_wire_bytes"] }' "$work/train.$bits/results.csv"
 }
 
 prepare() {
@@ -136,18 +168,20 @@ run_test() {
 }
 
 figures() {
+  machine=$2
   prepare "$1"
   local net bits
   for bits in 200 1000; do
     net=$(up "$name" "${bits}mbit") || { local code=$?; echo "$net"; exit $code; }
     across "$bits" 128 4 "$net"
+    trained "$bits" "$net"
     down "$name"
   done
 }
 
 case "${1:-}" in
   test) run_test "$2" "$3" ;;
-  figures) figures "$2" ;;
+  figures) figures "$2" "$3" ;;
   up) up "$2" "$3" ;;
   down) down "$2" ;;
   *) sed -n '2,11p' "$0" >&2; exit 2 ;;

@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
 # Ranks under mpirun: every strategy trains to the bits, peaks and bytes of threads; `run` and `comm` join the job; the library is named.
 #
-#   mpi.sh TEST_WIRES SHARDLAB MACHINE.yaml
+#   mpi.sh openmpi|mpich TEST_WIRES SHARDLAB MACHINE.yaml
 #
-# Exit code 77: there is no MPI on this machine, which is said on stdout as "skipped: ...". `./dev wires` installs it.
+# Exit code 77: the MPI is not on this machine, which is said on stdout as "skipped: ...". `./dev wires` installs both.
 set -euo pipefail
-tests=$1 shardlab=$2 machine=$3
+kind=$1 tests=$2 shardlab=$3 machine=$4
 
-command -v mpirun >/dev/null || { echo "skipped: no mpirun (Debian: openmpi-bin)"; exit 77; }
-mpirun --version 2>/dev/null | grep -q 'Open MPI' || { echo "skipped: mpirun is not Open MPI's"; exit 77; }
-# As root, with more processes than cores, one kind of message between processes of a node.
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-launcher="mpirun --oversubscribe --bind-to none --mca btl self,vader,tcp --mca btl_vader_single_copy_mechanism none"
+mpirun=mpirun.$kind
+command -v "$mpirun" >/dev/null || mpirun=mpirun
+case $kind in
+  openmpi)
+    is='Open MPI' package=openmpi-bin
+    # As root, with more processes than cores, one kind of message between processes of a node.
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    launcher="$mpirun --oversubscribe --bind-to none --mca btl self,vader,tcp --mca btl_vader_single_copy_mechanism none" ;;
+  mpich) is='HYDRA' package=mpich launcher=$mpirun ;;
+  *) echo "mpi.sh openmpi|mpich ..., not $kind" >&2; exit 2 ;;
+esac
+command -v "$mpirun" >/dev/null || { echo "skipped: no $mpirun (Debian: $package)"; exit 77; }
+"$mpirun" --version 2>/dev/null | grep -q "$is" || { echo "skipped: $mpirun is another MPI's (Debian: $package)"; exit 77; }
 mpi() { $launcher "$@"; }
 fail() { echo "failed: $*" >&2; exit 1; }
 
@@ -62,5 +70,13 @@ mpi -n 2 "$shardlab" comm --transport mpi --ranks 4 -b 64 -e 64Ki -f 32 --iterat
 code=0
 "$shardlab" run "$work/sweep.yaml" --machine-file "$machine" --transport mpi --launcher /no/mpirun --out "$work/none" >"$work/log" 2>&1 || code=$?
 [ $code -eq 4 ] && grep -q '/no/mpirun cannot be started' "$work/none/results.csv" || { cat "$work/log" >&2; fail "a launcher that is not there is not named"; }
-mpi -n 1 "$shardlab" doctor --format csv | grep -q '^MPI,"\?Open MPI' || fail "doctor does not name the library"
-echo "run, comm and doctor under mpirun"
+mpi -n 2 "$shardlab" doctor --format csv >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "doctor"; }
+case $kind in
+  openmpi) library='Open MPI' by='by Open MPI (OMPI_COMM_WORLD_RANK)' ;;
+  mpich) library='MPICH' by='by PMI (PMI_RANK)' ;;
+esac
+[ "$(grep -c "^MPI,\"\?$library" "$work/log")" -eq 2 ] || { cat "$work/log" >&2; fail "doctor does not name the library"; }
+for rank in 0 1; do
+  grep -q "^place in a job,\"process $rank of 2, .*$by" "$work/log" || { cat "$work/log" >&2; fail "doctor does not show the place of process $rank"; }
+done
+echo "run, comm and doctor under $mpirun"

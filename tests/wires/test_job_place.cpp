@@ -57,6 +57,20 @@ TEST_CASE("a place in a job: what each launcher sets") {
         "process 1 of 2, local rank 1, first process at 127.0.0.1:7000, by Open MPI (OMPI_COMM_WORLD_RANK)");
   CHECK(place({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}}) ==
         "process 0 of 2, first process at 127.0.0.1:29500, by PMI (PMI_RANK)");
+  // mpirun of MPICH (Hydra 4.0), as it sets them.
+  CHECK(place({{"PMI_RANK", "3"},
+               {"PMI_SIZE", "4"},
+               {"PMI_FD", "8"},
+               {"MPI_LOCALRANKID", "3"},
+               {"MPI_LOCALNRANKS", "4"},
+               {"HYDI_CONTROL_FD", "7"}}) == "process 3 of 4, local rank 3, first process at 127.0.0.1:29500, by PMI (PMI_RANK)");
+  // The same over two hosts: who is first must be said.
+  const Variables wide{{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
+  CHECK(place(wide) == "refused: 4 processes, by PMI (PMI_RANK), and nobody says on which host the first is");
+  CHECK(place(with(wide, {{"MASTER_ADDR", "n0"}, {"MASTER_PORT", "7000"}})) ==
+        "process 3 of 4, local rank 1, first process at n0:7000, by PMI (PMI_RANK)");
+  // A program of MPICH under srun --mpi=pmi2: Slurm knows nodes and hosts, PMI does not.
+  CHECK(place(with(kSlurm, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"PMI_JOBID", "4711.0"}, {"PMI_FD", "9"}})) == place(kSlurm));
   JobPlaceFlags size;
   size.world_size = 3;
   size.master_addr = "a";

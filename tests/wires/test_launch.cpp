@@ -170,8 +170,34 @@ TEST_CASE("what cannot be launched is refused with what can") {
   const Output both = launch("-n 2 --rank 0 --world-size 2" + rest);
   CHECK(both.code == 2);
   CHECK(both.err.find("-n with a place in a job") != std::string::npos);
-  const Output doctor = shardlab_program(scratch, "doctor --format csv", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=7");
-  CHECK(doctor.out.find("place in a job,\"process 1 of 2, first process at h:7, by torchrun (RANK)\"") != std::string::npos);
+}
+
+TEST_CASE("doctor shows the place that each launcher gives") {
+  const Scratch scratch;
+  const auto place = [&](const std::string& variables) {
+    const Output doctor = shardlab_program(scratch, "doctor --format csv", variables);
+    const size_t at = doctor.out.find("\nplace in a job,");
+    INFO(doctor.out);
+    REQUIRE(at != std::string::npos);
+    return doctor.out.substr(at + 1, doctor.out.find('\n', at + 1) - at - 1);
+  };
+  const auto shows = [&](const std::string& variables, const std::string& what) {
+    INFO(variables);
+    const std::string line = place(variables);
+    INFO(line);
+    CHECK(line.find("\"" + what + "\"") != std::string::npos);
+  };
+  shows("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=7", "process 1 of 2, first process at h:7, by torchrun (RANK)");
+  shows("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_PORT=7",
+        "process 1 of 2, local rank 1, first process at 127.0.0.1:7, by PMI (PMI_RANK)");
+  shows(
+      "SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_ID=0 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_STEP_NUM_NODES=2 "
+      "SLURM_STEP_NODELIST=n[07-08] SLURM_STEP_RESV_PORTS=12003-12006",
+      "process 3 of 4, local rank 1, node 1 of 2, first process at n07:12003, by Slurm (SLURM_PROCID)");
+  shows("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 MASTER_PORT=7",
+        "process 0 of 2, first process at 127.0.0.1:7, by Open MPI (OMPI_COMM_WORLD_RANK)");
+  // A shell within an allocation is in no step.
+  CHECK(place("SLURM_JOB_ID=7 SLURM_NTASKS=8 SLURM_PROCID=0").find("none: started by hand") != std::string::npos);
 }
 
 TEST_CASE("a case whose process is killed ends, says who it was and at what, and leaves no process behind") {

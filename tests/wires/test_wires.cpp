@@ -1,5 +1,12 @@
 // Plans of every strategy, trained by ranks in several processes: the bits, peaks and wire bytes are those of threads. Over MPI: mpi.sh.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "tests/deal.h"
 #include "tests/namespaces.h"
@@ -11,22 +18,56 @@ namespace shardlab::testing {
 
 namespace {
 
-/// Trains `cases` on threads and on each of `wires`, and compares every line that every process has.
-void compare_wires(const std::vector<Case>& cases, const std::vector<std::string>& wires, int processes) {
-  constexpr double kMost_s = 1200;
-  const GroupEnd threads = run_group(
-      1, [&](Control&) { return train_cases(cases, "threads", processes, nullptr); }, 60, kMost_s);
-  REQUIRE(threads.texts[0].find("refused") == std::string::npos);
-  REQUIRE(threads.texts[0].find("state ") != std::string::npos);
-  for (const std::string& wire : wires) {
-    INFO(wire << " in " << processes << " processes");
-    const GroupEnd end = run_group(
-        processes, [&](Control& control) { return train_cases(cases, wire, processes, &control); }, 60, kMost_s);
-    INFO((end.failure ? end.failure->message : ""));
-    for (int p = 0; p < processes; ++p) {
-      CHECK(end.statuses[static_cast<size_t>(p)] == 0);
-      CHECK(first_difference(threads.texts[0], end.texts[static_cast<size_t>(p)]) == "");
-    }
+constexpr double kPartPatience_s = 60, kMostOfPart_s = 1200;
+
+/// Cases on one wire over a number of processes.
+struct Part {
+  std::string wire;
+  int processes = 1;
+  std::span<const Case> cases;
+};
+
+/// What a part must make of its cases, of the lines that threads have made of `all`: cases that the processes cannot share out are left out.
+std::string expected_of(const Part& part, std::span<const Case> all, const std::string& threads) {
+  std::map<std::string, std::string> lines;
+  std::istringstream in(threads);
+  size_t at = 0;
+  for (std::string line; std::getline(in, line) && at < all.size(); ++at) lines[all[at].name] = line + "\n";
+  std::string expected;
+  for (const Case& c : part.cases)
+    if (c.layout.world_size() % part.processes == 0) expected += lines[c.name];
+  return expected;
+}
+
+/// Trains the part over processes: the lines that all processes have, or what went wrong.
+std::string train_part(const Part& part) {
+  const bool threads = part.wire == "threads";
+  const GroupEnd end = run_group(
+      part.processes,
+      [&](Control& control) { return train_cases(part.cases, part.wire, part.processes, threads ? nullptr : &control); },
+      kPartPatience_s, kMostOfPart_s);
+  if (end.failure) return "failed: " + end.failure->message;
+  for (size_t p = 0; p < end.texts.size(); ++p) {
+    if (end.statuses[p] != 0) return fmt::format("process {} ended with status {:#x}", p, end.statuses[p]);
+    if (const std::string other = first_difference(end.texts[0], end.texts[p]); !other.empty())
+      return fmt::format("process {} has other lines than process 0: {}", p, other);
+  }
+  return end.texts[0];
+}
+
+/// Trains `cases` on threads, and each part on its wire, and compares every line that every process has. Several parts train at once: each
+/// leaves cores idle while its ranks wait for one another.
+void compare_wires(std::span<const Case> cases, std::vector<Part> parts) {
+  parts.insert(parts.begin(), Part{"threads", 1, cases});
+  const std::vector<std::string> lines = in_processes(parts.size(), kAtOnce, [&](size_t i) { return train_part(parts[i]); });
+  REQUIRE(lines[0].find("refused") == std::string::npos);
+  REQUIRE(lines[0].find("state ") != std::string::npos);
+  REQUIRE(std::ranges::count(lines[0], '\n') == std::ssize(cases));
+  for (size_t i = 1; i < parts.size(); ++i) {
+    INFO(parts[i].wire << " in " << parts[i].processes << " processes");
+    const std::string expected = expected_of(parts[i], cases, lines[0]);
+    REQUIRE(expected.find("state ") != std::string::npos);
+    CHECK(first_difference(expected, lines[i]) == "");
   }
 }
 
@@ -36,15 +77,23 @@ void compare_wires(const std::vector<Case>& cases, const std::vector<std::string
 TEST_CASE("every strategy trains over processes to the bits, peaks and bytes of threads") {
   const std::vector<Case> cases = campaign_cases();
   REQUIRE(cases.size() >= 60);
-  for (const int processes : {2, 4}) compare_wires(cases, {"processes", "tcp"}, processes);
-  compare_wires(campaign_cases(thorough() ? 5 : 40), {"processes", "tcp"}, 1);
+  std::vector<Case> few;
+  for (size_t i = 0; i < cases.size(); i += thorough() ? 1 : 8) few.push_back(cases[i]);
+  compare_wires(cases, {{"processes", 4, cases},
+                        {"tcp", 4, cases},
+                        {"tcp", 2, cases},
+                        {"processes", 2, cases},
+                        {"tcp", 1, few},
+                        {"processes", 1, few}});
 }
 
 // Gloo gives each message to a thread, which takes several times as long as the steps of a small model.
 TEST_CASE("strategies train over Gloo to the bits, peaks and bytes of threads") {
   if (!gloo_is_built()) return;  // the test wires_gloo says that it is skipped
   const std::vector<Case> cases = campaign_cases(thorough() ? 5 : 40);
-  for (const int processes : thorough() ? std::vector{1, 2, 4} : std::vector{2, 4}) compare_wires(cases, {"gloo"}, processes);
+  std::vector<Part> parts{{"gloo", 4, cases}, {"gloo", 2, cases}};
+  if (thorough()) parts.push_back({"gloo", 1, cases});
+  compare_wires(cases, parts);
 }
 
 TEST_CASE("ranks that cannot be shared out evenly are refused by every process") {

@@ -134,7 +134,7 @@ function lostList(report: Report): Child {
 function accuracy(report: Report): Child {
   const rows = report.doc.summary.accuracy;
   if (rows.length === 0) return null;
-  return el('details', { open: rows.length <= 6 }, el('summary', {}, 'How good the predictions were'), plainTable({
+  return el('details', { open: rows.length <= 6 && report.doc.kind !== 'comparison' }, el('summary', {}, 'How good the predictions were'), plainTable({
     head: ['ranks', 'cases', 'median |error|', 'worst |error|', 'within 10 %', 'median unplanned', 'peak exact', 'wire exact'],
     rows: rows.map(a => [a.ranks === 0 ? 'all' : String(a.ranks), a.cases, a.median_abs_pct.toFixed(2) + ' %', a.worst_abs_pct.toFixed(2) + ' %', `${a.within_10} of ${a.cases}`,
       (a.median_unplanned * 100).toFixed(2) + ' %', `${a.peak_exact} of ${a.cases}`, `${a.wire_exact} of ${a.wire_cases}`]) }, 'Accuracy by ranks'));
@@ -174,7 +174,9 @@ export function answerSection(report: Report, state: State): void {
   const node = document.getElementById('answer')!, best = report.best, body = document.getElementById('answer-more')!;
   const top = document.getElementById('best');
   const models = report.doc.kind === 'search' ? [] : report.doc.summary.fastest_by_model;
-  if (models.length > 1 && top !== null) {
+  if (report.doc.kind === 'comparison') {
+    if (top !== null) append(top, [el('p', { class: 'kicker' }, `Two runs of ${subject(report)}`)]);
+  } else if (models.length > 1 && top !== null) {
     append(top, [el('p', { class: 'kicker' }, `The fastest layout ${report.measured ? 'measured' : 'predicted'} of each model, ${subject(report)}`), bestOfEach(report, state, models)]);
   } else if (best >= 0 && top !== null) {
     const what = report.doc.kind === 'search' ? 'The best layout found' : report.measured ? 'The fastest layout measured' : 'The fastest layout predicted';

@@ -28,8 +28,11 @@ export interface Timeline {
   ops: [string, string, number, number, number][]; lanes: Lane[]; rows: PipelineRow[]; live: Live[];
 }
 export interface Next { says: string }
+/// A figure of two cases, by their numbers, of a comparison. `noise`: three standard errors of the difference.
+export interface Change { a: number; b: number; metric: string; unit: string; before: number; after: number; noise: number; verdict: string }
 export interface RawDocument {
-  title: string; kind: 'run' | 'search'; count: number; left_out: number; rounded: boolean;
+  changes: Change[];
+  title: string; kind: 'run' | 'search' | 'comparison'; count: number; left_out: number; rounded: boolean;
   columns: RawColumn[]; classes: string[]; parts: string[]; metadata: Record<string, string | number | null>;
   statements: Statement[]; next: Next[]; lost: { layouts: number; says: string; nearest: string }[]; price: { usd: number; note: string };
   summary: { fastest: number; smallest: number; fastest_by_model: number[]; by_measurement: boolean; accuracy: Accuracy[]; losses: LossGroup[] };

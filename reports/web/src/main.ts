@@ -3,6 +3,7 @@ import { answerSection } from './answer';
 import { aboutSection } from './about';
 import { predictionSection } from './accuracy';
 import { casesSection } from './cases';
+import { changesSection } from './changes';
 import { read, Report } from './data';
 import { byId, el, hideTip } from './dom';
 import { drawAll, drawRest, section, themed } from './figure';
@@ -54,6 +55,7 @@ async function main(): Promise<void> {
   restoreTheme();
   const report = new Report(await read()), state = new State(report);
   answerSection(report, state);
+  if (report.doc.kind === 'comparison') changesSection(report, state);
   gridSection(report, state);
   waterfallSection(report, state);
   memorySection(report, state);

@@ -35,7 +35,8 @@ std::optional<Model> model_of(const ModelShape& s) {
                  .shared = s.shared_experts,
                  .shared_gate = s.shared_gate,
                  .dense_layers = s.dense_layers,
-                 .bias_update_rate = s.router_bias ? 0.001f : 0.0f};
+                 .bias_update_rate = s.router_bias ? 0.001f : 0.0f,
+                 .capacity_factor = static_cast<float>(s.capacity_factor)};
   return m;
 }
 

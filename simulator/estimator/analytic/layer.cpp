@@ -170,13 +170,13 @@ void Pricer::add_feed_forward(LayerCost& cost) const {
 
 void Pricer::add_experts(LayerCost& cost) const {
   const bool again = remade(Recompute::kExperts);
-  const double routed = n_.tokens * of(shape_.top_k);  // copies that leave this rank, and on average those that come
+  const double routed = rows_of(n_.tokens);  // copies that leave this rank, and on average those that come
   const double own_tokens = key_.sequence_parallel ? n_.tokens / n_.t : n_.tokens;
   const bool frozen_router = shape_.trained.freezes(Trained::kRouter);
   add_linear({.rows = own_tokens, .in = n_.h, .out = of(shape_.experts), .remade = again, .frozen = frozen_router}, cost);
   // With sequence parallelism a rank routes its own part of the sequence; experts cut by tp gather what each other received.
   const double sent = key_.sequence_parallel ? routed / n_.t : routed;
-  const double received = sent * key_.expert_skew * key_.expert_tp;
+  const double received = sent * skew() * key_.expert_tp;
   const double local = std::max(of(shape_.experts) / key_.ep, 1.0);
   add_mlp(Trained::kExperts, std::max(received / local, 1.0), of(shape_.moe_ffn) / key_.expert_tp, local, again, again, cost);
   if (shape_.shared_experts > 0)
@@ -189,7 +189,7 @@ void Pricer::add_experts(LayerCost& cost) const {
   if (again) cost.recompute.compute_s += 2 * permute;
   if (key_.ep > 1) {
     const double bytes = e_ * sent * n_.h;
-    const double exchange = key_.expert_skew * collective_s(CollectiveUse::kAllToAll, bytes, expert_group_);
+    const double exchange = skew() * collective_s(CollectiveUse::kAllToAll, bytes, expert_group_);
     cost.forward.expert_s += 2 * exchange;
     cost.input.expert_s += 2 * exchange;
     if (again) cost.recompute.expert_s += 2 * exchange;

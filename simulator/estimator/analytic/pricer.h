@@ -228,6 +228,15 @@ class Pricer {
   void add_mlp(Trained::Module module, double rows, double width, double experts, bool remade_up, bool remade_all,
                LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
+  /// Rows that tokens make for routed experts, of what the router chose: where experts have a capacity, at most what it lets in.
+  double rows_of(double tokens) const {
+    const double taken = shape_.capacity_factor > 0 ? std::min(1.0, shape_.capacity_factor) : 1;
+    return tokens * static_cast<double>(shape_.top_k) * taken;
+  }
+  /// Rows of the busiest expert-parallel rank over the mean: its experts take no more than their capacity.
+  double skew() const {
+    return shape_.capacity_factor > 0 ? std::min(key_.expert_skew, std::max(1.0, shape_.capacity_factor)) : key_.expert_skew;
+  }
   /// Seconds of the matmuls that read a gathered input, and of the matmuls whose results are scattered.
   struct CutMatmuls {
     double gathered = 0, scattered = 0;

@@ -112,6 +112,7 @@ ModelShape shape_of(const Model& m) {
           .moe_ffn = m.experts.ffn,
           .shared_experts = m.experts.shared,
           .dense_layers = m.is_mixture() ? m.layers - m.mixture_layers() : 0,
+          .capacity_factor = m.experts.capacity_factor,
           .shared_gate = m.experts.shared_gate,
           .q_rank = m.latent.q_rank,
           .kv_rank = m.latent.kv_rank,
@@ -162,6 +163,10 @@ Result<void> check(const ModelShape& s) {
     return Error{.message = fmt::format("model: {} experts with top_k {}, moe_ffn {}, dense_layers {} of {}", s.experts, s.top_k,
                                         s.moe_ffn, s.dense_layers, s.layers),
                  .hint = "top_k is from 1 to experts, moe_ffn at least 1, dense_layers at most layers",
+                 .where = {}};
+  if (!(s.capacity_factor >= 0) || s.capacity_factor > 65536 || (!s.moe() && s.capacity_factor != 0))
+    return Error{.message = fmt::format("model: capacity_factor {} of {} experts", s.capacity_factor, s.experts),
+                 .hint = "use 1 for the even share, or 0: experts take every row",
                  .where = {}};
   if ((!s.moe() || s.dense_layers > 0) && s.ffn < 1)
     return Error{.message = "model: dense layers without ffn", .hint = "set ffn, the width of the feed-forward", .where = {}};

@@ -65,7 +65,8 @@ struct ModelShape {
   // Mixture of experts. Layers from `dense_layers` on have `experts` of width `moe_ffn`, `top_k` of them for a token, and
   // `shared_experts` that every token passes.
   int64_t experts = 0, top_k = 0, moe_ffn = 0, shared_experts = 0, dense_layers = 0;
-  bool shared_gate = false;  ///< a vector gates what the shared experts make; counted with the router
+  double capacity_factor = 0;  ///< an expert takes so many times its even share of rows, and drops the others; 0: it takes all
+  bool shared_gate = false;    ///< a vector gates what the shared experts make; counted with the router
 
   // Multi-head latent attention (DeepSeek-V2, section 2.1): ranks of the compressed q (0: not compressed) and kv, width of the
   // rotary part shared by the heads, width of v.

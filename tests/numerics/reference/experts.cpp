@@ -1,6 +1,7 @@
 #include "tests/numerics/reference/experts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -95,6 +96,22 @@ Tensor<T> uneven(const Mixed<T>& m, const Experts& e, int64_t s, int64_t tokens)
   return c;
 }
 
+/// Which choices the experts have room for: of the tokens that chose an expert the first few, by docs/experts.md.
+std::vector<std::vector<bool>> with_room(const std::vector<std::vector<int64_t>>& chosen, const Experts& e, int64_t s) {
+  const double share = static_cast<double>(e.top_k * s) / static_cast<double>(e.count);
+  const auto room = static_cast<int64_t>(std::ceil(static_cast<double>(e.capacity_factor) * share));
+  std::vector<std::vector<bool>> taken;
+  for (size_t t = 0; t < chosen.size(); ++t) {
+    taken.emplace_back();
+    for (const int64_t expert : chosen[t]) {
+      int64_t before = 0;
+      for (size_t i = 0; i < t; ++i) before += std::count(chosen[i].begin(), chosen[i].end(), expert);
+      taken.back().push_back(e.capacity_factor == 0 || before < room);
+    }
+  }
+  return taken;
+}
+
 /// The sum over the rows of one expert, leaf by leaf of the sequence.
 template <class T, class Left, class Right>
 T by_leaf(const Mixed<T>& m, int64_t expert, int64_t s, const Left& left, const Right& right) {
@@ -103,7 +120,8 @@ T by_leaf(const Mixed<T>& m, int64_t expert, int64_t s, const Left& left, const 
     for (int64_t t = leaf_begin(s, static_cast<int>(leaf)); t < leaf_begin(s, static_cast<int>(leaf) + 1); ++t) {
       const auto& chosen = m.chosen[static_cast<size_t>(t)];
       const auto found = std::find(chosen.begin(), chosen.end(), expert);
-      if (found != chosen.end()) acc = std::fma(left(t, found - chosen.begin()), right(t, found - chosen.begin()), acc);
+      if (found != chosen.end() && m.taken[static_cast<size_t>(t)][static_cast<size_t>(found - chosen.begin())])
+        acc = std::fma(left(t, found - chosen.begin()), right(t, found - chosen.begin()), acc);
     }
     return acc;
   });
@@ -116,7 +134,7 @@ Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bia
   Mixed<T> m;
   m.logits = linear<T>(x, w.router, nullptr, s, h, e.count);
   for (int64_t t = 0; t < s; ++t) {
-    const Tensor<T> logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid), token = slice(x, t * h, h);
+    const Tensor<T> logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid);
     Tensor<T> by = p;  // what experts are chosen by. Without biases by logits: of equal scores logits may differ
     for (size_t i = 0; i < by.size() && bias != nullptr; ++i) by[i] = by[i] + (*bias)[i];
     const std::vector<int64_t> among = allowed(by, e);
@@ -125,15 +143,22 @@ Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bia
     for (const int64_t i :
          largest(static_cast<int64_t>(among.size()), e.top_k, [&](int64_t j) { return at(values, among[static_cast<size_t>(j)]); }))
       chosen.push_back(among[static_cast<size_t>(i)]);
+    m.chosen.push_back(chosen);
+  }
+  m.taken = with_room(m.chosen, e, s);
+  for (int64_t t = 0; t < s; ++t) {
+    const Tensor<T> logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid), token = slice(x, t * h, h);
+    const std::vector<int64_t>& chosen = m.chosen[static_cast<size_t>(t)];
     const T sum = own_sum(p, chosen);
     Tensor<T> z;
-    for (const int64_t expert : chosen) {
+    for (size_t j = 0; j < chosen.size(); ++j) {
+      const int64_t expert = chosen[j];
       const T weight = e.normalise ? (at(p, expert) / sum) * T(e.factor) : at(p, expert) * T(e.factor);
       m.weights.push_back(weight);
       m.u.push_back(linear<T>(token, slice(w.up, expert * 2 * e.ffn * h, 2 * e.ffn * h), nullptr, 1, h, 2 * e.ffn));
       m.a.push_back(activation(m.u.back(), true));
       m.out.push_back(linear<T>(m.a.back(), slice(w.down, expert * h * e.ffn, h * e.ffn), nullptr, 1, e.ffn, h));
-      for (int64_t i = 0; i < h; ++i) {
+      for (int64_t i = 0; i < h && m.taken[static_cast<size_t>(t)][j]; ++i) {
         const T part = weight * at(m.out.back(), i);
         if (static_cast<int64_t>(z.size()) < h)
           z.push_back(part);
@@ -141,7 +166,7 @@ Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bia
           z[static_cast<size_t>(i)] = at(z, i) + part;
       }
     }
-    m.chosen.push_back(chosen);
+    z.resize(static_cast<size_t>(h), T(0));  // of a token that no expert took nothing but the residual is left
     m.z.insert(m.z.end(), z.begin(), z.end());
   }
   return m;
@@ -161,6 +186,11 @@ ExpertGradients<T> mix_back(const Tensor<T>& dz, const Tensor<T>& x, const Mixed
     for (int64_t j = 0; j < k; ++j) {
       const auto row = static_cast<size_t>(t * k + j);
       const int64_t expert = chosen[static_cast<size_t>(j)];
+      if (!m.taken[static_cast<size_t>(t)][static_cast<size_t>(j)]) {
+        d_weights.push_back(T(0));
+        d_out.emplace_back(), d_u.emplace_back();
+        continue;
+      }
       d_weights.push_back(lanes<T>(h, [&](int64_t i) { return at(dy, i) * at(m.out[row], i); }));
       Tensor<T> scaled;
       for (const T d : dy) scaled.push_back(m.weights[row] * d);
@@ -168,9 +198,12 @@ ExpertGradients<T> mix_back(const Tensor<T>& dz, const Tensor<T>& x, const Mixed
       d_out.push_back(std::move(scaled));
       d_u.push_back(activation_input(d_a, m.u[row], true));
       const Tensor<T> d_row = linear_input<T>(d_u.back(), slice(w.up, expert * 2 * e.ffn * h, 2 * e.ffn * h), 1, h, 2 * e.ffn);
-      if (j == 0) dtoken = d_row;
-      for (size_t i = 0; i < d_row.size() && j > 0; ++i) dtoken[i] = dtoken[i] + d_row[i];
+      if (dtoken.empty())
+        dtoken = d_row;
+      else
+        for (size_t i = 0; i < d_row.size(); ++i) dtoken[i] = dtoken[i] + d_row[i];
     }
+    dtoken.resize(static_cast<size_t>(h), T(0));
     dx.insert(dx.end(), dtoken.begin(), dtoken.end());
 
     // Scores, then logits.

@@ -15,6 +15,7 @@ template <class T>
 struct Mixed {
   Tensor<T> logits;                          ///< [s, count]
   std::vector<std::vector<int64_t>> chosen;  ///< by token, ascending
+  std::vector<std::vector<bool>> taken;      ///< by token and choice: the expert had room
   Tensor<T> weights;                         ///< [s, top_k]
   std::vector<Tensor<T>> u, a, out;          ///< by token and choice: [2 ffn], [ffn], [h]
   Tensor<T> z;                               ///< [s, h]
