@@ -71,10 +71,6 @@ int64_t elements_of(const std::vector<int64_t>& shape) {
 std::vector<ShardFile> shards_of(const std::vector<interop::ForeignTensor>& tensors, interop::WeightType type, int64_t most) {
   std::vector<ShardFile> shards(1);
   for (const interop::ForeignTensor& tensor : tensors) {
-    if (tensor.begin > 0) {  // the last one goes on, and has been counted whole
-      shards.back().tensors.push_back(&tensor);
-      continue;
-    }
     // Biases of routers are state: a step of theirs is less than 16 bits tell apart.
     const interop::WeightType own = names_run_state(tensor.parameter) ? interop::WeightType::kF32 : type;
     const int64_t bytes = elements_of(tensor.shape) * width_of(own);
@@ -327,10 +323,6 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
   std::map<std::string, std::vector<interop::ForeignTensor>> by_parameter;
   std::map<std::string, Place> used;
   for (interop::ForeignTensor& tensor : interop::foreign_tensors(*model)) {
-    if (used.contains(tensor.name)) {  // of another parameter too
-      by_parameter[tensor.parameter].push_back(std::move(tensor));
-      continue;
-    }
     auto found = places.find(tensor.name);
     for (const std::string& other : interop::other_names(tensor))
       if (found == places.end()) found = places.find(other);
@@ -365,11 +357,9 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
     tensor.values.resize(static_cast<size_t>(tensor.shape.elements()));
     for (const interop::ForeignTensor& foreign : by_parameter[p.name]) {
       const Place& place = used[foreign.name];
-      auto values = place.file->values(*place.tensor);
+      const auto values = place.file->values(*place.tensor);
       if (!values.ok()) return values.error();
-      const int64_t columns = interop::columns_of(p);
-      values->erase(values->begin(), values->begin() + static_cast<std::ptrdiff_t>(foreign.begin * columns));
-      interop::from_foreign(foreign, *values, columns, tensor.values);
+      interop::from_foreign(foreign, *values, interop::columns_of(p), tensor.values);
     }
     return tensor;
   });

@@ -38,17 +38,6 @@ Rows every_second(int64_t n, int64_t first) {
   return rows;
 }
 
-/// Of each of `heads` groups of rows the last `rope`, which lie in pairs (i, i + rope/2), in pairs (2 i, 2 i + 1).
-Rows pairs_side_by_side(int64_t heads, int64_t nope, int64_t rope) {
-  Rows rows;
-  for (int64_t head = 0; head < heads; ++head) {
-    const int64_t first = head * (nope + rope);
-    for (int64_t i = 0; i < nope; ++i) rows.push_back(first + i);
-    for (int64_t i = 0; i < rope; ++i) rows.push_back(first + nope + i / 2 + i % 2 * (rope / 2));
-  }
-  return rows;
-}
-
 class Names {
  public:
   explicit Names(const Model& model) : model_(model) {}
@@ -75,31 +64,6 @@ class Names {
     tensors_.push_back({std::move(name), std::move(shape), p.name, std::move(rows), transposed});
   }
 
-  /// Whether `part` is of latent attention, and then its tensor.
-  bool add_latent(const ModelParameter& p, const std::string& layer, const std::string& part) {
-    const LatentAttention& l = model_.latent;
-    const std::string block = layer + "self_attn.", both = block + "kv_a_proj_with_mqa.weight";
-    const std::pair<const char*, const char*> names[] = {{"attn.wq_a", "q_a_proj.weight"},
-                                                         {"attn.q_a.norm.gamma", "q_a_layernorm.weight"},
-                                                         {"attn.kv_a.norm.gamma", "kv_a_layernorm.weight"},
-                                                         {"attn.wkv_b", "kv_b_proj.weight"}};
-    for (const auto& [ours, theirs] : names)
-      if (part == ours) return add(p, block + theirs, all_rows(p.shape[0])), true;
-    if (part == "attn.wq" || part == "attn.wq_b") {
-      add(p, block + (part == "attn.wq" ? "q_proj.weight" : "q_b_proj.weight"), pairs_side_by_side(model_.heads, l.nope, l.rope));
-    } else if (part == "attn.wkv_a") {
-      add(p, both, all_rows(l.kv_rank));
-      tensors_.back().shape[0] += l.rope;
-    } else if (part == "attn.wk_rope") {
-      add(p, both, pairs_side_by_side(1, 0, l.rope));
-      tensors_.back().begin = l.kv_rank;
-      tensors_.back().shape[0] += l.kv_rank;
-    } else {
-      return false;
-    }
-    return true;
-  }
-
   void add_llama(const ModelParameter& p) {
     const std::string layer = p.layer < 0 ? "model." : fmt::format("model.layers.{}.", p.layer), part = part_of(p);
     if (part == "attn.wqkv" || part == "attn.bqkv") {
@@ -107,8 +71,6 @@ class Names {
       add(p, fmt::format("{}self_attn.q_proj.{}", layer, what), attention_rows(model_, Projection::kQuery));
       add(p, fmt::format("{}self_attn.k_proj.{}", layer, what), attention_rows(model_, Projection::kKey));
       add(p, fmt::format("{}self_attn.v_proj.{}", layer, what), attention_rows(model_, Projection::kValue));
-    } else if (model_.is_latent() && add_latent(p, layer, part)) {
-      return;
     } else if (part == "mlp.wup") {
       add(p, layer + "mlp.gate_proj.weight", every_second(p.shape[0], 0));
       add(p, layer + "mlp.up_proj.weight", every_second(p.shape[0], 1));
@@ -211,19 +173,16 @@ Result<std::string> hugging_face_type(const Model& m) {
   const auto none = [&](std::string_view what) {
     return Error{ExitCode::kUsage,
                  fmt::format("{} is no model of transformers: {}", m.name, what),
-                 "known: gpt2 llama qwen2 qwen3 mixtral qwen2_moe qwen3_moe glm4_moe deepseek_v2 deepseek_v3",
+                 "known: gpt2 llama qwen2 qwen3 mixtral qwen2_moe qwen3_moe glm4_moe",
                  {}};
   };
   if (!m.is_llama()) return std::string("gpt2");
-  if (m.is_latent()) {
-    const Experts& e = m.experts;
-    if (e.shared < 1 || e.shared_gate || e.every != 1)
-      return none("its attention is latent, and not all layers from one on have experts and ungated shared ones");
-    if (e.sigmoid != e.has_bias()) return none("its attention is latent, and routers of sigmoids have biases there, no others");
-    if (!e.sigmoid && e.normalise && e.factor != 1)
-      return none("its attention is latent, and weights of experts are normalised and have a factor");
-    return std::string(e.sigmoid ? "deepseek_v3" : "deepseek_v2");
-  }
+  if (m.is_latent())
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("{} has latent attention, whose weights this version neither reads nor writes", m.name),
+        "train it from its random start; weights go in and out of: gpt2 llama qwen2 qwen3 mixtral qwen2_moe qwen3_moe glm4_moe",
+        {}};
   if (!m.is_mixture()) {
     if (m.qk_norm && m.qkv_biases) return none("its heads have norms, and q, k and v biases");
     return std::string(m.qk_norm ? "qwen3" : m.qkv_biases ? "qwen2" : "llama");

@@ -6,13 +6,11 @@
 //   moe.wup[e, 2f, h], moe.wdown[e, h, f]                an expert's gate_proj, up_proj, down_proj; Mixtral's w1, w3, w2
 //   moe.router, moe.shared.gate                          mlp.gate, mlp.shared_expert_gate; Mixtral's block_sparse_moe.gate
 //   router_bias.layers.N, of the run's state             mlp.gate.e_score_correction_bias (GLM-4.5, as DeepSeek-V3)
-//   attn.wkv_a, attn.wk_rope                             DeepSeek's kv_a_proj_with_mqa: the rows of one, then those of the other
-//   attn.wq_b (attn.wq), attn.wk_rope, rotated rows      DeepSeek's q_b_proj (q_proj), kv_a_proj_with_mqa: pairs side by side
 //   weights [out, in]                                    GPT-2's Conv1D [in, out]
 //
-// Rotary pairs (i, i + d/2) are those of transformers' rotate_half, so that no row moves for them; but DeepSeek's, (2 i, 2 i + 1).
+// Rotary pairs (i, i + d/2) are those of transformers' rotate_half, so that no row moves for them.
 // Source: huggingface/transformers, models/gpt2/modeling_gpt2.py, models/llama/modeling_llama.py; of mixtures models/mixtral, qwen2_moe,
-// qwen3_moe, glm4_moe, deepseek_v2 and deepseek_v3.
+// qwen3_moe and glm4_moe.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +26,10 @@ namespace shardlab::interop {
 /// One tensor of transformers, and the rows of ours that it is made of.
 struct ForeignTensor {
   std::string name;            ///< "model.layers.0.self_attn.q_proj.weight"
-  std::vector<int64_t> shape;  ///< as transformers has it, of the whole tensor
+  std::vector<int64_t> shape;  ///< as transformers has it
   std::string parameter;       ///< ours
   std::vector<int64_t> rows;   ///< of ours, in the order of their rows (of their columns, where transposed)
   bool transposed = false;     ///< theirs is [in, out]
-  int64_t begin = 0;           ///< their row that the first of `rows` is: above 0 where another parameter has those before, just before
 };
 
 /// What files of weights carry: `parameters_of`, and behind them the biases of routers, called by their buffers (plan/run_state.h).
@@ -48,10 +45,10 @@ inline int64_t columns_of(const ModelParameter& p) { return p.shape.size() >= 2 
 /// none of its own.
 std::vector<ForeignTensor> foreign_tensors(const Model& model);
 
-/// The tensor's rows that are made of our parameter's values, row-major.
+/// The tensor made of our parameter's values, row-major.
 std::vector<float> to_foreign(const ForeignTensor& tensor, const std::vector<float>& ours, int64_t columns);
 
-/// Puts the values of these rows where they belong in our parameter's.
+/// Puts the tensor's values where they belong in our parameter's.
 void from_foreign(const ForeignTensor& tensor, const std::vector<float>& theirs, int64_t columns, std::vector<float>& ours);
 
 /// Names under which published files have a tensor too: GPT-2's without "transformer.".

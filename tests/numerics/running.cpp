@@ -74,8 +74,7 @@ class Measuring final : public Backend {
 
 Running::Running(const Case& config) : Running(config, lower(config)) {}
 
-Running::Running(const Case& config, Result<Plan> plan)
-    : source(config.model.vocab), transport(kernels::kernels_for_this_processor()) {
+Running::Running(const Case& config, Result<Plan> plan) : source(config.model.vocab), transport(kernels::kernels_for_this_processor()) {
   INFO(config.name << (plan.ok() ? "" : to_string(plan.error())));
   REQUIRE(plan.ok());
   placed = place(std::move(*plan));

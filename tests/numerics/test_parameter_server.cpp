@@ -83,8 +83,7 @@ struct ServedRun {
     if (seed > 0) options.scheduler = &scheduler;
     options.staleness = config.layout.parameter_server.staleness;
     options.replay = std::move(replay);
-    made = Session::create(placed, options, transport, cpu_backend(kernels::kernels_for_this_processor(), {config.canonical, 1}),
-                           &source);
+    made = Session::create(placed, options, transport, cpu_backend(kernels::kernels_for_this_processor(), {config.canonical, 1}), &source);
     if (!made->ok()) return;
     session = std::move(**made);
     session->initialise_parameters();

@@ -15,18 +15,15 @@
 namespace shardlab::testing {
 namespace {
 
-constexpr Schedule kPiped[] = {Schedule::kNaive,        Schedule::kAfab, Schedule::k1F1B,     Schedule::kInterleaved,
-                               Schedule::kBreadthFirst, Schedule::kZbH1, Schedule::kZbH2,     Schedule::kZbV,
-                               Schedule::kVHalf,        Schedule::kVMin, Schedule::kDualPipe, Schedule::kDualPipeV,
-                               Schedule::kTable};
+constexpr Schedule kPiped[] = {Schedule::kNaive, Schedule::kAfab, Schedule::k1F1B, Schedule::kInterleaved, Schedule::kBreadthFirst,
+                               Schedule::kZbH1,  Schedule::kZbH2, Schedule::kZbV,  Schedule::kVHalf,       Schedule::kVMin,
+                               Schedule::kDualPipe, Schedule::kDualPipeV, Schedule::kTable};
 
 /// Nine layers, which no number of parts here divides evenly.
 std::vector<Subject> deep_subjects() {
   std::vector<Subject> list;
   for (Subject& s : subjects()) {
-    if (s.train.precision != Precision::kFp32 || s.sequences != 8 ||
-        !(s.name.starts_with("gpt tied ") || s.name.starts_with("llama tied")))
-      continue;
+    if (s.train.precision != Precision::kFp32 || s.sequences != 8 || !(s.name.starts_with("gpt tied ") || s.name.starts_with("llama tied"))) continue;
     s.model.layers = 9;
     s.model.init_deviation = 0.08f;
     list.push_back(std::move(s));
@@ -46,10 +43,7 @@ constexpr Also kAlso[] = {
     {"zero 1", [](Case& c) { c.layout.dp = 2, c.layout.zero = 1; }},
     {"zero 2", [](Case& c) { c.layout.dp = 2, c.layout.zero = 2; }},
     {"zero 3", [](Case& c) { c.layout.dp = 2, c.layout.zero = 3; }},
-    {"zero 3, overlap, kept",
-     [](Case& c) {
-       c.layout.dp = 2, c.layout.zero = 3, c.layout.overlap = true, c.layout.fsdp = {2, 2, false};
-     }},
+    {"zero 3, overlap, kept", [](Case& c) { c.layout.dp = 2, c.layout.zero = 3, c.layout.overlap = true, c.layout.fsdp = {2, 2, false}; }},
     {"overlap", [](Case& c) { c.layout.dp = 2, c.layout.overlap = true, c.layout.bucket_bytes = 20000; }},
     {"offload activations", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu, c.layout.overlap = true; }},
     {"offload optimizer", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
@@ -66,8 +60,7 @@ std::string strange_table(int stages, int micro_batches) {
   for (int part = 0; part < s.parts; ++part) s.listed.push_back(part < stages ? stages - 1 - part : part - stages);
   s.order.resize(static_cast<size_t>(stages));
   for (int j = micro_batches - 1; j >= 0; --j)
-    for (int part = 0; part < s.parts; ++part)
-      s.order[static_cast<size_t>(s.listed[static_cast<size_t>(part)])].push_back({SlotWork::kF, part, j});
+    for (int part = 0; part < s.parts; ++part) s.order[static_cast<size_t>(s.listed[static_cast<size_t>(part)])].push_back({SlotWork::kF, part, j});
   for (int j = micro_batches - 1; j >= 0; --j)
     for (int part = s.parts - 1; part >= 0; --part) {
       auto& order = s.order[static_cast<size_t>(s.listed[static_cast<size_t>(part)])];

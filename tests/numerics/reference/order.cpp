@@ -1,8 +1,7 @@
 #include "tests/numerics/reference/order.h"
 
 // A fused multiply-add is one rounding on every processor; where it is an instruction, several chains take one.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
-    !defined(__SANITIZE_ADDRESS__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define SHARDLAB_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define SHARDLAB_CLONES

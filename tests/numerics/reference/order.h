@@ -58,7 +58,8 @@ template <class T>
 void join(std::vector<T>& rows, int64_t n) {
   for (int64_t width = 1; width < 16; width *= 2)
     for (int64_t left = 0; left < 16; left += 2 * width)
-      for (int64_t j = 0; j < n; ++j) rows[static_cast<size_t>(left * n + j)] += rows[static_cast<size_t>((left + width) * n + j)];
+      for (int64_t j = 0; j < n; ++j)
+        rows[static_cast<size_t>(left * n + j)] += rows[static_cast<size_t>((left + width) * n + j)];
   rows.resize(static_cast<size_t>(n));
 }
 
