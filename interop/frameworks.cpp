@@ -103,8 +103,13 @@ Result<Exported> export_case(const Case& c, std::string_view framework, const Ex
     account.refuse("layout.dp", fmt::format("{} ranks do not fill nodes of {} devices evenly", c.layout.world_size(),
                                             c.machine.devices_per_node));
   account.require(!c.model.qk_norm, "model.qk_norm", "norms over heads of q and k are not exported");
-  account.require(!c.model.is_latent(), "model.kv_lora_rank", "latent attention is not exported");
   account.require(!c.model.qkv_biases, "model.qkv_biases", "biases of q, k and v are not exported");
+  for (const auto& [key, width] : {std::pair{"model.kv_lora_rank", c.model.latent.kv_rank},
+                                   {"model.q_lora_rank", c.model.latent.q_rank},
+                                   {"model.qk_nope_head_dim", c.model.latent.nope},
+                                   {"model.qk_rope_head_dim", c.model.latent.rope},
+                                   {"model.v_head_dim", c.model.latent.v}})
+    account.require(width == 0, key, "latent attention is not exported");
   if (framework == "megatron") write_megatron(account, options, exported.files);
   if (framework == "deepspeed") write_deepspeed(account, options, exported.files);
   if (framework == "torchtitan") write_torchtitan(account, options, exported.files);
@@ -136,28 +141,6 @@ void add_experts(const Model& m, const std::string& type, Json& config) {
   }
   config["moe_intermediate_size"] = e.ffn;
   config["norm_topk_prob"] = e.normalise;
-  if (m.is_latent()) {
-    const LatentAttention& l = m.latent;
-    config.erase("router_aux_loss_coef");
-    config.erase("head_dim");  // another width there
-    config["aux_loss_alpha"] = json_number(e.balance);
-    config["kv_lora_rank"] = l.kv_rank;
-    config["q_lora_rank"] = l.q_rank > 0 ? Json(l.q_rank) : Json(nullptr);
-    config["qk_nope_head_dim"] = l.nope;
-    config["qk_rope_head_dim"] = l.rope;
-    config["v_head_dim"] = l.v;
-    config["n_routed_experts"] = e.count;
-    config["n_shared_experts"] = e.shared;
-    config["first_k_dense_replace"] = e.dense_layers;
-    config["moe_layer_freq"] = 1;
-    config["routed_scaling_factor"] = json_number(e.factor);
-    config["n_group"] = e.groups;
-    config["topk_group"] = e.groups_chosen;
-    config["scoring_func"] = e.sigmoid ? "sigmoid" : "softmax";
-    config["topk_method"] = e.sigmoid ? "noaux_tc" : e.groups > 1 ? "group_limited_greedy" : "greedy";
-    config["rope_interleave"] = true;
-    return;
-  }
   if (type == "glm4_moe") {
     config["n_routed_experts"] = e.count;
     config["n_shared_experts"] = e.shared;
@@ -186,11 +169,9 @@ std::string hugging_face_config(const Model& m) {
     const auto known = hugging_face_type(m);
     const std::string type = known.ok() ? *known : "llama";
     constexpr std::pair<std::string_view, const char*> kArchitectures[] = {
-        {"llama", "LlamaForCausalLM"},           {"qwen2", "Qwen2ForCausalLM"},
-        {"qwen3", "Qwen3ForCausalLM"},           {"mixtral", "MixtralForCausalLM"},
-        {"qwen2_moe", "Qwen2MoeForCausalLM"},    {"qwen3_moe", "Qwen3MoeForCausalLM"},
-        {"glm4_moe", "Glm4MoeForCausalLM"},      {"deepseek_v2", "DeepseekV2ForCausalLM"},
-        {"deepseek_v3", "DeepseekV3ForCausalLM"}};
+        {"llama", "LlamaForCausalLM"},     {"qwen2", "Qwen2ForCausalLM"},        {"qwen3", "Qwen3ForCausalLM"},
+        {"mixtral", "MixtralForCausalLM"}, {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
+        {"glm4_moe", "Glm4MoeForCausalLM"}};
     const auto* architecture = std::ranges::find(kArchitectures, type, &std::pair<std::string_view, const char*>::first)->second;
     config = {{"architectures", {architecture}},
               {"model_type", type},

@@ -298,7 +298,7 @@ void read_deepseek_v3(ConfigReader& in, ModelConfig& c) {
   read_deepseek(in, c);
   in.must_be("scoring_func", {"sigmoid"});
   in.must_be("topk_method", {"noaux_tc"});
-  c.router_bias = true;
+  c.router_bias = false;  // state of the run, and no parameter
   Experts& e = c.model.experts;
   e.sigmoid = true;
   e.normalise = in.flag_or("norm_topk_prob", true);

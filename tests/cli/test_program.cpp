@@ -131,7 +131,7 @@ TEST_CASE("a refusal of which there is more to say names a code, and explain pri
   CHECK(refused("--model tiny-gpt --zero 1 --dp 1") ==
         "shardlab: command line: zero=1 with dp=1: there is nothing to shard over\n  set zero: 0, or dp above 1\n"
         "  more: shardlab explain E102\n");
-  CHECK(refused("--model deepseek-v3 --devices 64").ends_with("\n  more: shardlab explain E103\n"));
+  CHECK(refused("--model glm-4.5-air --devices 64").ends_with("\n  more: shardlab explain E103\n"));
   CHECK(refused("--model tiny-gpt --dp 1 --seq-len 999999") ==
         "shardlab: command line: seq_len=999999 exceeds the model's max_positions=256\n  set seq_len to 256 or less\n");
   for (const ErrorEntry& e : error_entries()) {

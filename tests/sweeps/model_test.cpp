@@ -265,7 +265,7 @@ TEST_CASE("families that are predicted are read whole, and refused as cases with
   CHECK(v3.q_rank == 1536);
   CHECK(v3.kv_rank == 512);
   CHECK(v3.nope_dim + v3.rope_dim == 192);
-  CHECK(v3.router_bias);
+  CHECK(v3.model.experts.has_bias());
   CHECK(load_model_config("moonlight-16b-a3b")->q_rank == 0);  // null in the file
   CHECK(load_model_config("qwen2.5-7b")->qkv_biases);
   CHECK(load_model_config("qwen3-8b")->qk_norm);

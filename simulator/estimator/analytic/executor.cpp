@@ -16,9 +16,8 @@ namespace {
 std::optional<Model> model_of(const ModelShape& s) {
   const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
   const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
-  if ((!llama && !gpt) || (s.latent() && !llama) || (!llama && s.qkv_biases) || s.qk_norm_whole || s.post_norms ||
-      (s.router_bias && !s.moe()) || s.out_bias || s.expert_biases || s.sinks || s.windowed_layers > 0 ||
-      (!llama && (s.moe() || s.qk_norm)))
+  if ((!llama && !gpt) || (s.latent() && !llama) || (!llama && s.qkv_biases) || s.qk_norm_whole || s.post_norms || s.router_bias ||
+      s.out_bias || s.expert_biases || s.sinks || s.windowed_layers > 0 || (!llama && (s.moe() || s.qk_norm)))
     return std::nullopt;
   Model m{
       .name = "shape", .family = llama ? Family::kLlama : Family::kGpt, .layers = s.layers, .hidden = s.hidden, .heads = s.heads};
@@ -35,7 +34,6 @@ std::optional<Model> model_of(const ModelShape& s) {
                  .shared = s.shared_experts,
                  .shared_gate = s.shared_gate,
                  .dense_layers = s.dense_layers,
-                 .bias_update_rate = s.router_bias ? 0.001f : 0.0f,
                  .capacity_factor = static_cast<float>(s.capacity_factor)};
   return m;
 }
