@@ -19,6 +19,7 @@
 #include "tests/numerics/against_reference.h"
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/running.h"
+#include "tests/numerics/sized_cases.h"
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
@@ -85,57 +86,6 @@ Subject deepseek(const char* config, Optimizer optimizer, float dropout = 0) {
   return subject;
 }
 
-struct Sizes {
-  int dp = 1, pp = 1, zero = 0, accumulation = 1;
-  int cp = 1;
-  ContextKind kind = ContextKind::kRing;
-  int tp = 1;
-  bool sequence_parallel = false;
-  int ep = 1;
-  Schedule schedule = Schedule::k1F1B;
-};
-
-Case case_of(const Subject& subject, const Sizes& sizes, bool canonical) {
-  Case c;
-  c.canonical = canonical;
-  c.model = subject.model;
-  c.train = subject.train;
-  c.layout.dp = sizes.dp, c.layout.pp = sizes.pp, c.layout.zero = sizes.zero, c.layout.ep = sizes.ep;
-  c.layout.overlap = sizes.accumulation % 2 == 0;
-  if (sizes.pp > 1) c.layout.schedule = sizes.schedule;
-  c.layout.cp = sizes.cp;
-  if (sizes.cp > 1) c.layout.cp_kind = sizes.kind;
-  if (c.layout.cp_kind == ContextKind::kUsp) c.layout.cp_ulysses = 2;
-  c.layout.tp = sizes.tp, c.layout.sequence_parallel = sizes.sequence_parallel;
-  c.train.grad_accumulation = sizes.accumulation;
-  c.train.micro_batch = subject.sequences / (sizes.accumulation * sizes.dp);
-  c.train.grad_norm = true;
-  c.name =
-      fmt::format("{} dp{} pp{} zero{} ga{} cp{} {} tp{}{} ep{}", subject.name, sizes.dp, sizes.pp, sizes.zero, sizes.accumulation,
-                  sizes.cp, name_of(c.layout.cp_kind), sizes.tp, sizes.sequence_parallel ? " sequence-parallel" : "", sizes.ep);
-  return c;
-}
-
-Result<Trained> train(const Case& config) { return train_case(config, RandomText(config.model.vocab), kSteps); }
-
-/// Trains every case and compares it with the reference, whose sequences lie in memory in the case's order.
-void train_all(const Subject& subject, const std::vector<Case>& cases) {
-  std::map<std::string, Expected<float>> known;
-  for (const Case& config : cases) {
-    INFO(config.name);
-    const auto plan = lower(config);
-    INFO((plan ? "" : to_string(plan.error())));
-    REQUIRE(plan.ok());
-    const TokenOrder order = plan->token_order;
-    const auto [expected, fresh] = known.try_emplace(fmt::format("{} {}", static_cast<int>(order.kind), order.parts));
-    if (fresh) expected->second = expect<float>(subject, order);
-    const auto trained = train(config);
-    const std::string difference = trained ? differences(config, expected->second, *trained) : to_string(trained.error());
-    INFO(difference);
-    CHECK(difference.empty());
-  }
-}
-
 std::string refused(const Case& c) {
   const auto legal = check(c);
   return legal.ok() ? std::string("accepted") : legal.error().message + " | " + legal.error().hint;
@@ -180,7 +130,7 @@ TEST_CASE(
                               {.accumulation = 2, .tp = 2, .sequence_parallel = true},
                               {.dp = 2, .zero = 3, .accumulation = 2, .tp = 2, .sequence_parallel = true},
                               {.dp = 2, .zero = 1, .tp = 4, .sequence_parallel = true},
-                              {.pp = 2, .accumulation = 4, .tp = 2, .schedule = Schedule::kZbH1}};
+                              {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1, .tp = 2}};
   for (const Subject& subject : {subject_of(true, Optimizer::kSgd, 0.25f), subject_of(false, Optimizer::kAdamW, 0, 0.5f)}) {
     std::vector<Case> cases;
     for (const Sizes& sizes : kSizes) cases.push_back(case_of(subject, sizes, true));
@@ -226,10 +176,10 @@ TEST_CASE("config.json files of DeepSeek-V3 and DeepSeek-V2-Lite are read, and t
   CHECK(v2.model.latent == LatentAttention{.q_rank = 0, .kv_rank = 12, .nope = 6, .rope = 4, .v = 8});
   CHECK((!e2.sigmoid && !e2.normalise && e2.factor == 1 && e2.groups == 1 && !e2.has_bias() && e2.shared == 2));
   for (const Subject& subject : {v3, v2})
-    train_all(subject, {case_of(subject, {}, true), case_of(subject, {.dp = 4, .zero = 1, .ep = 2}, true),
-                        case_of(subject, {.dp = 2, .pp = 2, .accumulation = 4, .ep = 2}, true),
-                        case_of(subject, {.dp = 2, .zero = 1, .tp = 2, .sequence_parallel = true, .ep = 2}, true),
-                        case_of(subject, {.dp = 2, .accumulation = 4, .cp = 2, .tp = 2, .ep = 4}, true)});
+    train_all(subject, {case_of(subject, {}, true), case_of(subject, {.dp = 4, .ep = 2, .zero = 1}, true),
+                        case_of(subject, {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4}, true),
+                        case_of(subject, {.dp = 2, .ep = 2, .zero = 1, .tp = 2, .sequence_parallel = true}, true),
+                        case_of(subject, {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .tp = 2}, true)});
 }
 
 TEST_CASE("latent attention, fast: no layout is further from fp64 than 1.5 times one rank") {

@@ -1,0 +1,29 @@
+// Cases of a subject by the sizes of their layouts, trained and held against the reference.
+#pragma once
+
+#include <vector>
+
+#include "tests/numerics/against_reference.h"
+
+namespace shardlab::testing {
+
+/// Degrees of a layout, and micro-batches.
+struct Sizes {
+  int dp = 1, ep = 1, pp = 1, zero = 0, accumulation = 1;
+  Schedule schedule = Schedule::k1F1B;
+  int cp = 1;
+  ContextKind kind = ContextKind::kRing;
+  int tp = 1;
+  bool sequence_parallel = false;
+};
+
+/// The subject under that layout, its sequences dealt to data ranks and micro-batches.
+Case case_of(const Subject& subject, const Sizes& sizes, bool canonical);
+
+/// `kSteps` steps of the case.
+Result<Trained> train(const Case& config);
+
+/// Trains every case and compares it with the reference, whose sequences lie in memory in the case's order.
+void train_all(const Subject& subject, const std::vector<Case>& cases);
+
+}  // namespace shardlab::testing
