@@ -85,13 +85,15 @@ class RouterBias {
                       Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft_.comm("router.load", axes), draft_.algorithm()},
                       {0}, {1});
     }
+    // Delayed updates go by the gradients of the step before; the first has none, and loads of its own.
+    const BufferId stands = draft_.config.layout.offload.delayed_update ? BufferId() : stage_.go;
     for (size_t i = 0; i < layers_.size(); ++i) {
       const View at{loads.value, static_cast<int64_t>(i) * experts_, {}};
       const std::string slot = unit_slot(layers_[i], kRouterLoadSlot);
       const BufferId part = add(slot, summand, at);
       stage_.named[slot] = part;
       const BufferId load = axes.empty() ? part : add(slot + ".all", sum, at);
-      numbers_.append("router_bias.update", {load, biases_[i], rate}, named("update_router_bias"), {0, 1, 2}, {1}, stage_.go);
+      numbers_.append("router_bias.update", {load, biases_[i], rate}, named("update_router_bias"), {0, 1, 2}, {1}, stands);
     }
   }
 

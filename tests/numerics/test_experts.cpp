@@ -334,6 +334,22 @@ TEST_CASE("biases of routers, canonical: every layout chooses experts as the ref
   }
 }
 
+TEST_CASE("biases of routers move by the loads of their own step where updates are delayed, from the first step on") {
+  const Case now = case_of(subject_of(kBiased, Optimizer::kAdamW), {.dp = 2, .accumulation = 2}, true);
+  Case delayed = now;
+  delayed.layout.offload.optimizer = OffloadTo::kCpu;
+  delayed.layout.offload.delayed_update = true;
+  // The first step runs the same weights, and routers choose alike; only then do weights differ.
+  Running one(now), other(delayed);
+  one.session->step(0), other.session->step(0);
+  for (int layer = 0; layer < 2; ++layer) {
+    const std::string name = fmt::format("router_bias.layers.{}", layer);
+    const std::vector<float> biases = one.session->gather_buffer(name).value().values;
+    CHECK(std::ranges::count(biases, 0.0f) < static_cast<int64_t>(biases.size()));
+    CHECK(other.session->gather_buffer(name).value().values == biases);
+  }
+}
+
 TEST_CASE("norms of heads beside tensor parallelism, canonical: a dense model's heads train to the bits of the reference") {
   Subject subject = subject_of({}, Optimizer::kSgd);
   subject.name = "dense with norms of heads";
