@@ -60,22 +60,14 @@ constexpr Experts kBiasedGroups{.count = 8,
                                 .groups = 4,
                                 .groups_chosen = 2,
                                 .bias_update_rate = 0.05f};
-/// Experts that have room for the even share alone, so that a part of the rows is dropped.
-constexpr Experts kFull{.count = 8, .top_k = 2, .ffn = 20, .balance = 0.05f, .z_loss = 0.01f, .capacity_factor = 1};
-constexpr Experts kFullSwitch{.count = 8, .top_k = 1, .ffn = 20, .normalise = false, .capacity_factor = 1.25f};
-constexpr Experts kFullGroups{.count = 8,
-                              .top_k = 3,
-                              .ffn = 12,
-                              .sigmoid = true,
-                              .factor = 2.5f,
-                              .balance = 0.01f,
-                              .shared = 1,
-                              .dense_layers = 1,
-                              .groups = 4,
-                              .groups_chosen = 2,
-                              .bias_update_rate = 0.05f,
-                              .capacity_factor = 0.75f};
 constexpr Experts kSwitch{.count = 8, .top_k = 1, .ffn = 20, .normalise = false};
+constexpr Experts with_capacity(Experts experts, float factor) {
+  experts.capacity_factor = factor;
+  return experts;
+}
+/// Experts that have room for about the even share alone, so that a part of the rows is dropped.
+constexpr Experts kFull = with_capacity(kSoftmax, 1), kFullSwitch = with_capacity(kSwitch, 1.25f),
+                  kFullGroups = with_capacity(kBiasedGroups, 0.75f);
 
 Subject subject_of(const Experts& experts, Optimizer optimizer, float dropout = 0, float clip_norm = 0) {
   Train t;

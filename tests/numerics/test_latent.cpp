@@ -5,15 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "plan/memory.h"
-#include "plan/verify.h"
 #include "plan/wire.h"
-#include "strategies/lower.h"
 #include "sweeps/models.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
