@@ -1,6 +1,7 @@
 #include "simulator/interpreter/case_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -22,11 +23,19 @@ int period_of(const Case& c) {
   return schedule == Schedule::kInterleaved ? c.layout.pp : is_mirrored(schedule) ? 2 : 1;
 }
 
-/// Micro-batches of the shorter plan: the pipeline is full, its steady phase has begun, and it drains. One that tells two gradients
-/// apart fills with up to two micro-batches a stage.
+/// Micro-batches that fill the pipeline of a case: one a stage, or as many as its first stage holds where those are more; two a
+/// stage and those that drain where parts take turns or two gradients are told apart.
+int64_t fill_of(const Case& c, int period) {
+  const int p = c.layout.pp;
+  if (p == 1) return 1;
+  if (period > 1 || splits_backward(c.layout.schedule)) return 3 * p;
+  const PipelineSchedule schedule = make_schedule({c.layout.schedule, p, c.layout.vpp, 3 * p});
+  return std::max<int64_t>(p, std::llround(most_held(schedule, 0)));
+}
+
+/// Micro-batches of the shorter plan: the pipeline is full, its steady phase has begun, and it drains.
 int64_t few_of(const Case& c, int period) {
-  const bool one = period == 1 && !splits_backward(c.layout.schedule);
-  const int64_t few = one ? c.layout.pp + 4 : 3 * c.layout.pp + 4;
+  const int64_t few = fill_of(c, period) + 4;
   return few + (c.train.grad_accumulation - few) % period;
 }
 

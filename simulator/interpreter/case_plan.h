@@ -43,11 +43,11 @@ class CasePlan {
  public:
   /// Lowers the case, or two cases of fewer micro-batches that stand for it.
   ///
-  /// Formula: where the steady phase of the schedule does the same again after r micro-batches (p of an interleaved pipeline, 2 of
-  /// a
-  ///   mirrored one, else 1), the plans are of m1 and of m1 + r micro-batches, if that is fewer than m together: m1 is pp + 4, of
-  ///   interleaved stages and of those that tell two gradients apart 3 pp + 4 and what makes m - m1 a multiple of r. A figure f of
-  ///   the case is f(m1) + (m - m1) / r (f(m1 + r) - f(m1)). Of other schedules and few micro-batches the case itself is lowered.
+  /// Formula: where the steady phase of the schedule does the same again after r micro-batches (p of an interleaved pipeline, 2 of a
+  ///   mirrored one, else 1), the plans are of m1 and of m1 + r micro-batches, if that is fewer than m together. m1 is 4 and what
+  ///   fills the pipeline: pp, or what its first stage holds if that is more; of interleaved stages and of those that tell two
+  ///   gradients apart 3 pp, and what makes m - m1 a multiple of r. A figure f of the case is
+  ///   f(m1) + (m - m1) / r (f(m1 + r) - f(m1)). Of other schedules and few micro-batches the case itself is lowered.
   /// Valid when: of every stage and space the two plans have the same peak, class by class, but for metrics, which live for the
   ///   whole step (a loss a micro-batch). Otherwise, and in canonical mode, whose gradients are a binary counter over
   ///   micro-batches, the case itself is lowered. tests/laws holds both to each other, to the byte.
