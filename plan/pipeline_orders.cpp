@@ -27,15 +27,13 @@ class Writer {
   int done(SlotWork work, int part) const { return next_[at(part)][static_cast<size_t>(work)]; }
   /// The gradient of weights that has waited longest, of whichever part.
   void weight_owed() {
-    const auto owed = std::ranges::find_if(order_, [&](const PipelineSlot& s) {
-      return s.work == SlotWork::kI && s.micro_batch == done(SlotWork::kW, s.part);
-    });
+    const auto owed = std::ranges::find_if(
+        order_, [&](const PipelineSlot& s) { return s.work == SlotWork::kI && s.micro_batch == done(SlotWork::kW, s.part); });
     weight(owed->part);
   }
   bool owes() const {
-    return std::ranges::any_of(next_, [](const auto& n) {
-      return n[static_cast<size_t>(SlotWork::kW)] < n[static_cast<size_t>(SlotWork::kI)];
-    });
+    return std::ranges::any_of(
+        next_, [](const auto& n) { return n[static_cast<size_t>(SlotWork::kW)] < n[static_cast<size_t>(SlotWork::kI)]; });
   }
   /// The gradients of weights that are still owed.
   void weights_left(int part) {
@@ -61,8 +59,9 @@ void naive(Writer& w, int, int s, int m) {
   }
 }
 
-void one_forward_one_backward(Writer& w, int p, int s, int m) {
-  const int warm_up = std::min(m, p - 1 - s);
+/// `ahead` forwards to warm up, then one forward and one backward in turn.
+void one_forward_one_backward(Writer& w, int s, int m, int ahead) {
+  const int warm_up = std::min(m, ahead);
   for (int j = 0; j < warm_up; ++j) w.forward(s);
   for (int j = warm_up; j < m; ++j) {
     w.forward(s);
@@ -299,9 +298,9 @@ int multiple_of_stages(int p, int m) { return (m + p - 1) / p * p; }
 struct Named {
   std::string_view name;
   PartPlacement placement = PartPlacement::kLooped;
-  bool looped = false;                ///< whether a stage has `virtual_stages` parts
-  bool splits = false;                ///< whether its slots tell I from W
-  int (*stated_for)(int p, int m);    ///< the number of micro-batches, from m on, for which its paper states it
+  bool looped = false;              ///< whether a stage has `virtual_stages` parts
+  bool splits = false;              ///< whether its slots tell I from W
+  int (*stated_for)(int p, int m);  ///< the number of micro-batches, from m on, for which its paper states it
   void (*write)(std::vector<Writer>& stages, int p, int v, int m);
 };
 
@@ -313,11 +312,13 @@ constexpr auto kMirrored = PartPlacement::kMirrored;
 constexpr Named kNamed[] = {
     {"none", kLooped, false, false, any, each_stage<naive>},
     {"afab", kLooped, false, false, any, each_stage<afab>},
-    {"1f1b", kLooped, false, false, any, each_stage<one_forward_one_backward>},
+    {"1f1b", kLooped, false, false, any,
+     each_stage<[](Writer& w, int p, int s, int m) { one_forward_one_backward(w, s, m, p - 1 - s); }>},
     {"interleaved", kLooped, true, false, multiple_of_stages, interleaved},
     {"breadth-first", kLooped, true, false, any, breadth_first},
     {"zb-h1", kLooped, false, true, any, each_stage<[](Writer& w, int p, int s, int m) { zero_bubble(w, s, m, p - s, s); }>},
-    {"zb-h2", kLooped, false, true, any, each_stage<[](Writer& w, int p, int s, int m) { zero_bubble(w, s, m, 2 * (p - s) - 1, 2 * s); }>},
+    {"zb-h2", kLooped, false, true, any,
+     each_stage<[](Writer& w, int p, int s, int m) { zero_bubble(w, s, m, 2 * (p - s) - 1, 2 * s); }>},
     {"zb-v", kFolded, false, true, [](int p, int m) { return std::max(m, 2 * p - 1); }, each_stage<zb_v>},
     {"v-half", kFolded, false, true, any, patterned<3>},
     {"v-min", kFolded, false, true, any, patterned<2>},
@@ -325,6 +326,8 @@ constexpr Named kNamed[] = {
     {"dualpipe-v", kFolded, false, true, [](int p, int m) { return std::max(m, 2 * p); },
      each_stage<[](Writer& w, int p, int s, int m) { dual_pipe(w, p, s, s, 2 * p - 1 - s, m); }>},
     {"naive", kLooped, false, false, any, each_stage<naive>},
+    {"eager-1f1b", kLooped, false, false, any,
+     each_stage<[](Writer& w, int p, int s, int m) { one_forward_one_backward(w, s, m, 2 * (p - 1 - s)); }>},
 };
 
 const Named& row_of(Schedule schedule) {
@@ -382,7 +385,11 @@ namespace {
 class ListScheduler {
  public:
   ListScheduler(PipelineSchedule& schedule, const SlotCosts& costs, double held)
-      : schedule_(schedule), costs_(costs), limit_(held * schedule.parts / schedule.stages + 1e-9), stages_(at(schedule.stages)), parts_(at(schedule.parts)) {
+      : schedule_(schedule),
+        costs_(costs),
+        limit_(held * schedule.parts / schedule.stages + 1e-9),
+        stages_(at(schedule.stages)),
+        parts_(at(schedule.parts)) {
     for (Part& part : parts_) part.forward.assign(at(schedule.micro_batches), kNever), part.input = part.forward;
     for (int s = 0; s < schedule.stages; ++s) stages_[at(s)].parts = schedule.parts_of(s);
   }
@@ -425,7 +432,8 @@ class ListScheduler {
     const Part& part = parts_[at(q)];
     const auto offer = [&](SlotWork work, int micro_batch, double ready, int rank) {
       const double begin = std::max(ready, stage.free);
-      if (!best || std::pair(begin, rank) < std::pair(best->begin, best->rank)) best = Choice{begin, rank, s, {work, q, micro_batch}};
+      if (!best || std::pair(begin, rank) < std::pair(best->begin, best->rank))
+        best = Choice{begin, rank, s, {work, q, micro_batch}};
     };
     if (const int j = part.inputs; j < part.forwards) {
       const double need = q == schedule_.parts - 1 ? part.forward[at(j)] : parts_[at(q) + 1].input[at(j)];

@@ -117,7 +117,8 @@ Result<void> check(const PipelineShape& shape);
 ///
 /// afab, breadth-first  all forwards, then all backwards. Huang et al. 2019; Lamy-Poirier 2022
 /// 1f1b                 min(m, p - 1 - s) forwards to warm up, then one forward and one backward in turn. Narayanan et al. 2019
-/// interleaved          the same of v parts a stage, p micro-batches of a part at a time. Narayanan et al. 2021, section 2.2
+/// eager-1f1b           the same with min(m, 2 (p - 1 - s)) forwards to warm up. Zhuang et al. 2023
+/// interleaved          the same as 1f1b of v parts a stage, p micro-batches of a part at a time. Narayanan et al. 2021, section 2.2
 /// zb-h1, zb-h2         1f1b with the gradients of weights s, or 2 s, micro-batches later. Qi et al. 2023, section 2
 /// zb-v, v-half, v-min  two parts a stage in a V. Qi et al. 2023, section 6; Qi et al. 2024, section 3
 /// dualpipe, dualpipe-v micro-batches from both ends; the same in a V. DeepSeek-AI 2024, section 3.2.1

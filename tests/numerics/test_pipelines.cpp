@@ -10,20 +10,26 @@
 #include "tests/deal.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
+#include "tests/schedules.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
 namespace {
 
-constexpr Schedule kPiped[] = {Schedule::kNaive, Schedule::kAfab, Schedule::k1F1B, Schedule::kInterleaved, Schedule::kBreadthFirst,
-                               Schedule::kZbH1,  Schedule::kZbH2, Schedule::kZbV,  Schedule::kVHalf,       Schedule::kVMin,
-                               Schedule::kDualPipe, Schedule::kDualPipeV, Schedule::kTable};
+/// Every named schedule, and a table.
+std::vector<Schedule> piped() {
+  std::vector<Schedule> all = pipeline_schedules();
+  all.push_back(Schedule::kTable);
+  return all;
+}
 
 /// Nine layers, which no number of parts here divides evenly.
 std::vector<Subject> deep_subjects() {
   std::vector<Subject> list;
   for (Subject& s : subjects()) {
-    if (s.train.precision != Precision::kFp32 || s.sequences != 8 || !(s.name.starts_with("gpt tied ") || s.name.starts_with("llama tied"))) continue;
+    if (s.train.precision != Precision::kFp32 || s.sequences != 8 ||
+        !(s.name.starts_with("gpt tied ") || s.name.starts_with("llama tied")))
+      continue;
     s.model.layers = 9;
     s.model.init_deviation = 0.08f;
     list.push_back(std::move(s));
@@ -43,7 +49,10 @@ constexpr Also kAlso[] = {
     {"zero 1", [](Case& c) { c.layout.dp = 2, c.layout.zero = 1; }},
     {"zero 2", [](Case& c) { c.layout.dp = 2, c.layout.zero = 2; }},
     {"zero 3", [](Case& c) { c.layout.dp = 2, c.layout.zero = 3; }},
-    {"zero 3, overlap, kept", [](Case& c) { c.layout.dp = 2, c.layout.zero = 3, c.layout.overlap = true, c.layout.fsdp = {2, 2, false}; }},
+    {"zero 3, overlap, kept",
+     [](Case& c) {
+       c.layout.dp = 2, c.layout.zero = 3, c.layout.overlap = true, c.layout.fsdp = {2, 2, false};
+     }},
     {"overlap", [](Case& c) { c.layout.dp = 2, c.layout.overlap = true, c.layout.bucket_bytes = 20000; }},
     {"offload activations", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu, c.layout.overlap = true; }},
     {"offload optimizer", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
@@ -60,7 +69,8 @@ std::string strange_table(int stages, int micro_batches) {
   for (int part = 0; part < s.parts; ++part) s.listed.push_back(part < stages ? stages - 1 - part : part - stages);
   s.order.resize(static_cast<size_t>(stages));
   for (int j = micro_batches - 1; j >= 0; --j)
-    for (int part = 0; part < s.parts; ++part) s.order[static_cast<size_t>(s.listed[static_cast<size_t>(part)])].push_back({SlotWork::kF, part, j});
+    for (int part = 0; part < s.parts; ++part)
+      s.order[static_cast<size_t>(s.listed[static_cast<size_t>(part)])].push_back({SlotWork::kF, part, j});
   for (int j = micro_batches - 1; j >= 0; --j)
     for (int part = s.parts - 1; part >= 0; --part) {
       auto& order = s.order[static_cast<size_t>(s.listed[static_cast<size_t>(part)])];
@@ -74,11 +84,12 @@ std::string strange_table(int stages, int micro_batches) {
 
 TEST_CASE("every pipeline schedule trains to the reference's bits") {
   const uint64_t ordinary = dealt(12, 40), mirrored = dealt(2, 8);  // parts of the product for each subject
+  const std::vector<Schedule> schedules = piped();
   std::map<std::string, int> by_schedule, by_also;
   int failed = 0, refused = 0;
   for (const Subject& subject : deep_subjects()) {
     std::vector<Case> layouts;
-    for (const Schedule schedule : kPiped)
+    for (const Schedule schedule : schedules)
       for (const int stages : {2, 3, 4})
         for (const int m : {1, 2, 4, 8})
           for (const int v : {2, 3})
@@ -121,7 +132,7 @@ TEST_CASE("every pipeline schedule trains to the reference's bits") {
   for (const auto& [name, count] : by_schedule) fmt::print("  {:<16}{:>5}\n", name, count);
   for (const auto& [name, count] : by_also) fmt::print("  with {:<24}{:>5}\n", name.empty() ? "nothing else" : name, count);
   REQUIRE(failed == 0);
-  REQUIRE(by_schedule.size() == std::size(kPiped));
+  REQUIRE(by_schedule.size() == schedules.size());
   REQUIRE(by_also.size() == std::size(kAlso));
 }
 

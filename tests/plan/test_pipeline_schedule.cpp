@@ -13,6 +13,7 @@ namespace shardlab::testing {
 namespace {
 
 const std::vector<Schedule> kNamed = pipeline_schedules();
+const Schedule kEager = schedule_named("eager-1f1b").value();
 
 PipelineSchedule make(Schedule schedule, int stages, int micro_batches, int virtual_stages = 2) {
   const PipelineShape shape{schedule, stages, is_looped(schedule) ? virtual_stages : 1, micro_batches};
@@ -68,6 +69,11 @@ stage 0 0F0 0F1 0F2                 0B0---- 0F3 0B1----     0B2----     0B3----
 stage 1     1F0 1F1         1B0---- 1F2 1B1---- 1F3 1B2----     1B3----
 stage 2         2F0 2B0---- 2F1 2B1---- 2F2 2B2---- 2F3 2B3----
 )");
+  REQUIRE(grid(kEager, 3, 6) == R"(
+stage 0 0F0 0F1 0F2 0F3 0F4         0B0---- 0F5 0B1----     0B2----     0B3----     0B4----     0B5----
+stage 1     1F0 1F1 1F2     1B0---- 1F3 1B1---- 1F4 1B2---- 1F5 1B3----     1B4----     1B5----
+stage 2         2F0 2B0---- 2F1 2B1---- 2F2 2B2---- 2F3 2B3---- 2F4 2B4---- 2F5 2B5----
+)");
   REQUIRE(grid(Schedule::kInterleaved, 2, 2) == R"(
 stage 0 0F0 0F1 2F0 2F1         2B0----     2B1---- 0B0---- 0B1----
 stage 1     1F0 1F1 3F0 3B0---- 3F1 3B1---- 1B0---- 1B1----
@@ -121,6 +127,7 @@ TEST_CASE("the bubble of a step is what the papers say, exactly") {
         REQUIRE(bubble(make(Schedule::kAfab, p, m), c) == rest * c.all());
         REQUIRE(bubble(make(Schedule::k1F1B, p, m), c) == rest * c.all());
         REQUIRE(bubble(make(Schedule::kNaive, p, m), c) == m * rest * c.all());
+        REQUIRE(bubble(make(kEager, p, m), c) == rest * c.all());
         for (const int v : {2, 3, 4}) {
           REQUIRE(bubble(make(Schedule::kInterleaved, p, m, v), c) * v == rest * c.all());
           REQUIRE(bubble(make(Schedule::kBreadthFirst, p, m, v), c) * v == rest * c.all());
@@ -149,12 +156,34 @@ TEST_CASE("activations held are what the papers say, exactly") {
       REQUIRE(most_held(make(Schedule::kVMin, p, m)) == (p + 4) / 3);
       REQUIRE(most_held(make(Schedule::kDualPipeV, p, m)) == p + 0.5);
       if (p % 2 == 0) REQUIRE(most_held(make(Schedule::kDualPipe, p, m)) == p + 1);
-      for (int stage = 0; stage < p; ++stage) REQUIRE(shardlab::most_held(make(Schedule::k1F1B, p, m), stage) == p - stage);
+      for (int stage = 0; stage < p; ++stage) {
+        REQUIRE(shardlab::most_held(make(Schedule::k1F1B, p, m), stage) == p - stage);
+        REQUIRE(shardlab::most_held(make(kEager, p, m), stage) == 2 * (p - stage) - 1);
+      }
       for (const int v : {2, 3, 4}) {
         const PipelineSchedule s = make(Schedule::kInterleaved, p, m, v);
         REQUIRE(std::abs(most_held(s) - (p + (p - 1.0) / v)) < 1e-9);
       }
     }
+}
+
+// A stage of 1f1b holds p - s micro-batches, and each is p - s slots and 2 (p - 1 - s) messages under way: it waits for the messages
+// again and again. A stage of eager 1f1b holds 2 (p - s) - 1, enough for a message to take half as long as a slot.
+TEST_CASE("eager 1F1B hides every message but those of the first micro-batch, as long as one takes at most half of F + B") {
+  for (const Costs& c : {Costs{1, 1, 1}, Costs{2, 2, 1}, Costs{1, 2, 1}})
+    for (int p = 2; p <= 16; ++p)
+      for (const int m : {2 * p, 4 * p})
+        for (const int share : {1, 2, 4}) {
+          const auto with_messages = [&](Schedule schedule) {
+            const PipelineSchedule s = make(schedule, p, m);
+            SlotCosts costs = costs_of(s, c);
+            costs.hop = kUnit * c.all() / 8 * share;
+            return play(s, costs)->end - kUnit * c.all() * (m + p - 1) - 2 * (p - 1) * costs.hop;
+          };
+          INFO("p " << p << " m " << m << " a message is " << share << "/8 of F + B");
+          REQUIRE(with_messages(kEager) == 0);
+          REQUIRE(with_messages(Schedule::k1F1B) > 0);
+        }
 }
 
 TEST_CASE("V-Half and V-Min idle for about half and two thirds of 1F1B where slots take as long as each other") {
