@@ -62,6 +62,11 @@ std::string_view name_of(TransportKind v) {
 }
 std::string_view name_of(AttentionBy v) { return v == AttentionBy::kAuto ? "auto" : v == AttentionBy::kOwn ? "own" : "cudnn"; }
 
+std::string_view name_of(ExpertOverlap v) {
+  static constexpr std::array<std::string_view, 3> kNames{"none", "layer", "micro-batches"};
+  return kNames[static_cast<size_t>(v)];
+}
+
 std::string_view name_of(ContextKind v) {
   static constexpr std::array<std::string_view, 7> kNames{"none", "ring", "zigzag", "striped", "all-gather", "ulysses", "usp"};
   return kNames[static_cast<size_t>(v)];

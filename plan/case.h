@@ -28,6 +28,8 @@ enum class BackendKind : uint8_t { kCpu, kCuda, kDry };
 enum class TransportKind : uint8_t { kThreads, kProcesses, kTcp, kOneGpu, kNccl, kGloo, kMpi };
 enum class AttentionBy : uint8_t { kAuto, kOwn, kCudnn };
 /// How the ranks of a context-parallel group attend to tokens that they do not hold.
+/// What runs beside the exchanges of experts (`ep`): nothing, what else the layer has to compute, or that and another micro-batch.
+enum class ExpertOverlap : uint8_t { kNone, kLayer, kMicroBatches };
 enum class ContextKind : uint8_t { kNone, kRing, kZigzag, kStriped, kAllGather, kUlysses, kUsp };
 inline constexpr int kPrecisions = 5;
 
@@ -40,6 +42,7 @@ std::string_view name_of(Fp8Scaling v);       ///< "current", "delayed", "block"
 std::string_view name_of(BackendKind v);      ///< "cpu", "cuda", "dry"
 std::string_view name_of(TransportKind v);    ///< "threads", "processes", "tcp", "one-gpu", "nccl", "gloo", "mpi"
 std::string_view name_of(AttentionBy v);      ///< "auto", "own", "cudnn"
+std::string_view name_of(ExpertOverlap v);    ///< "none", "layer", "micro-batches"
 std::string_view name_of(ContextKind v);      ///< "none", "ring", "zigzag", "striped", "all-gather", "ulysses", "usp"
 std::string_view name_of(OffloadTo v);        ///< "none", "cpu", "nvme"
 std::string_view name_of(GuardAction v);      ///< "none", "stop", "skip"
@@ -117,6 +120,7 @@ struct Layout {
   std::string stage_layers;             ///< layers of each part of the model, in order: "3,4,4,1"; empty: as even as can be
   bool sequence_parallel = false;
   bool tensor_overlap = false;  ///< of sequence_parallel: products in strips, beside the messages that bring or take them
+  ExpertOverlap expert_overlap = ExpertOverlap::kNone;
   ContextKind cp_kind = ContextKind::kNone;  ///< kNone iff cp == 1
   int cp_ulysses = 0;                        ///< of kUsp: ranks of cp that exchange heads; cp/cp_ulysses ranks form a ring. 0: none
   Recompute recompute = Recompute::kNone;

@@ -447,6 +447,10 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"layout.tensor_overlap", "tensor_overlap", Form::kBool, "", "", FIELD_BOOL(layout.tensor_overlap),
             "matrix products in strips of the sequence, each beside the messages of another (collective matmul, async tensor parallel)"}
         .flag().estimated(),
+    CaseKey{"layout.expert_overlap", "expert_overlap", Form::kWord, "none layer micro-batches", "",
+            FIELD_NAMED(layout.expert_overlap, ExpertOverlap::kNone, ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches),
+            "what is computed beside the exchanges of experts: nothing, what is left of the layer, or that and another micro-batch"}
+        .flag(),
     CaseKey{"layout.recompute", "recompute", Form::kAny, "none selective full false", "none, selective, full, a list of sub-layers, or runs of layers such as 3*full 5*none", set_recompute, get_recompute,
             "what backward computes again"}
         .text(R"([0-9]\*)").axis().estimated(),

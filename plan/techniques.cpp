@@ -291,6 +291,20 @@ constexpr Apart kExpertParallelApart[] = {
     {kParametersAway, kMissing, "set offload.parameters: none"},
     {kCanonicalSlices, "each micro-batch is summed over the ranks by itself", "set zero: 0 or 2"},
 };
+bool braids(const Case& c) { return c.layout.expert_overlap == ExpertOverlap::kMicroBatches; }
+std::string braid_text(const Case&) { return "expert_overlap=micro-batches"; }
+constexpr Apart kExpertOverlapApart[] = {
+    {{[](const Case& c) { return !shares_experts(c); }, [](const Case&) { return std::string("ep=1"); }},
+     "no rows are exchanged",
+     "set ep, or expert_overlap: none"},
+};
+constexpr Apart kBraidApart[] = {
+    {{[](const Case& c) { return c.train.grad_accumulation < 2; }, [](const Case&) { return std::string("grad_accumulation=1"); }},
+     "there is no other micro-batch",
+     "set grad_accumulation: 2 or more, or expert_overlap: layer"},
+    {kZero3, "a unit's parameters are given up between the pieces of two micro-batches", "use expert_overlap: layer, or zero: 2"},
+    {kActivationsAway, "what leaves after a forward would leave between its pieces", "use expert_overlap: layer, or offload.activations: none"},
+};
 constexpr Apart kRingApart[] = {
     {kNccl, kHalves, "use cp_kind: all-gather or ulysses, or transport: one-gpu"},
 };
@@ -528,6 +542,16 @@ constexpr Choice kExpertChoices[] = {{"ep: 2", [](Case& c) {
                                         c.layout.dp = std::max(c.layout.dp, 2);
                                         c.layout.ep = 2;
                                       }}};
+template <ExpertOverlap overlap>
+void hide_exchanges(Case& c) {
+  mix_experts(c);
+  c.layout.dp = std::max(c.layout.dp, 2);
+  c.layout.ep = 2;
+  c.layout.expert_overlap = overlap;
+  if (overlap == ExpertOverlap::kMicroBatches) c.train.grad_accumulation = std::max<int64_t>(c.train.grad_accumulation, 2);
+}
+constexpr Choice kExpertOverlapChoices[] = {{"expert_overlap: layer", hide_exchanges<ExpertOverlap::kLayer>},
+                                            {"expert_overlap: micro-batches", hide_exchanges<ExpertOverlap::kMicroBatches>}};
 constexpr Choice kBiasChoices[] = {{"model.bias_update_rate: 0.01", [](Case& c) {
                                       mix_experts(c);
                                       c.model.experts.bias_update_rate = 0.01f;
@@ -768,6 +792,12 @@ constexpr std::array kTable{
               .or_else = "or ep: 1",
               .check = check_expert_parallel,
               .choices = kExpertChoices},
+    Technique{.id = "expert-overlap",
+              .on = [](const Case& c) { return c.layout.expert_overlap != ExpertOverlap::kNone; },
+              .text = [](const Case& c) { return fmt::format("expert_overlap={}", name_of(c.layout.expert_overlap)); },
+              .apart = kExpertOverlapApart,
+              .choices = kExpertOverlapChoices},
+    Technique{.id = "braided-micro-batches", .on = braids, .text = braid_text, .apart = kBraidApart},
     Technique{.id = "ring-attention", .on = sends_in_rings, .text = context_text, .apart = kRingApart},
     Technique{.id = "head-exchange",
               .on = [](const Case& c) { return c.layout.cp > 1 && c.layout.head_ranks() > 1; },

@@ -346,6 +346,7 @@ const std::vector<CaseColumn> kColumns = {
     of_key("loss_chunks"),
     of_key("model.vocab_multiple", Unit::kNone, "", "vocab_multiple"),
     of_key("tensor_overlap"),
+    of_key("expert_overlap"),
     CaseColumn{"code", Unit::kNone, "", "of the reason, where it has one: `shardlab explain CODE` says more",
                [](Outcome o) { return text(o.status == Status::kOom ? does_not_fit_code() : code_in(o.reason)); }},
     // By memory space and class, each space at its own peak, of the rank with the highest.
@@ -411,6 +412,7 @@ std::string layout_text(const Case& config) {
   if (l.schedule != Schedule::kNone) add(name_of(l.schedule));
   if (l.sequence_parallel) add("sequence-parallel");
   if (l.tensor_overlap) add("tensor-overlap");
+  if (l.expert_overlap != ExpertOverlap::kNone) add(fmt::format("expert-overlap-{}", name_of(l.expert_overlap)));
   if (l.recompute != Recompute::kNone) add(fmt::format("recompute-{}", name_of(l.recompute)));
   // This machine's cores train in fp32 unless a case says otherwise.
   if (config.train.precision != Precision::kFp32 || !config.machine.local) add(name_of(config.train.precision));

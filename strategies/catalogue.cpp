@@ -10,6 +10,7 @@
 #include "strategies/data_parallel.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
+#include "strategies/expert_overlap.h"
 #include "strategies/expert_parallel.h"
 #include "strategies/fp8.h"
 #include "strategies/fsdp.h"
@@ -80,6 +81,10 @@ constexpr std::array kCatalogue{
              "per layer and micro-batch 4 all-to-alls of b*s*k*h, and 1 of counts",
              "experts and their states 1/n; rows of experts times n", "Lepikhin et al. 2020; Gale et al. 2022", expert_parallel,
              true},
+    Strategy{"expert-overlap", "Exchanges of experts beside what else the layer computes, or beside another micro-batch", Tier::kE1,
+             "expert_overlap: layer, micro-batches (ep)", "nothing: the same exchanges, on a stream of their own",
+             "layer: the rows that are sent, longer; micro-batches: two micro-batches in flight on one stage",
+             "DeepSeek-AI 2024, section 3.2.1", expert_overlap, true},
     Strategy{"fp8", "Matrix products of 8-bit factors", Tier::kE2, "precision: fp8, fp8_scaling: current, delayed, block",
              "current: per layer and micro-batch 8 f32 (maximum) over tp",
              "inputs of products in 8 bits: b*s*(2h + f/t) less; b*s*h/t more", "Micikevicius et al. 2022; DeepSeek-AI 2024",

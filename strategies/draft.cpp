@@ -211,12 +211,33 @@ Segment one_op_segment(std::string name, const StageDraft& stage, const std::vec
   return segment;
 }
 
-namespace {
-
-/// The slot that owns the storage of `slot`.
 SlotId root_of(const Segment& segment, SlotId slot) {
   const auto& view = segment.slots[slot.index()].view;
   return view ? SlotId(view->base) : slot;
+}
+
+bool meet(const Segment& segment, const std::vector<SlotId>& a, const std::vector<SlotId>& b) {
+  return std::ranges::any_of(
+      a, [&](SlotId x) { return std::ranges::any_of(b, [&](SlotId y) { return root_of(segment, x) == root_of(segment, y); }); });
+}
+
+bool independent(const Segment& segment, const Op& a, const Op& b) {
+  return !meet(segment, a.writes, b.reads) && !meet(segment, a.reads, b.writes) && !meet(segment, a.writes, b.writes);
+}
+
+namespace {
+
+/// A collective that runs beside the compute stream.
+bool is_beside(const Op& op) { return op.stream != StreamId(0) && std::holds_alternative<Collective>(op.work); }
+
+/// The first op of the compute stream that reads what op `i` writes; -1 where none does.
+int first_reader(const Segment& segment, size_t i) {
+  const Op& made = std::get<Op>(segment.steps[i]);
+  for (size_t k = i + 1; k < segment.steps.size(); ++k) {
+    const Op& op = std::get<Op>(segment.steps[k]);
+    if (op.stream == StreamId(0) && meet(segment, op.reads, made.writes)) return static_cast<int>(k);
+  }
+  return -1;
 }
 
 }  // namespace
@@ -253,6 +274,15 @@ void place_lifetimes(DraftSegment& draft, SegmentRole role) {
         if (first[root] < 0) first[root] = static_cast<int>(i);
         last[root] = static_cast<int>(i);
       }
+  }
+  // A free makes the compute stream wait for all that touch the storage. What a collective of another stream touches last is given up
+  // where the compute stream waits for that collective in any case.
+  for (size_t i = 0; i < segment.steps.size(); ++i) {
+    const Op& op = std::get<Op>(segment.steps[i]);
+    if (!is_beside(op)) continue;
+    const int waits = first_reader(segment, i);
+    for (const SlotId slot : op.reads)
+      if (int& end = last[root_of(segment, slot).index()]; end == static_cast<int>(i)) end = std::max(end, waits);
   }
   std::vector<Step> steps;
   for (size_t i = 0; i < segment.steps.size(); ++i) {
@@ -291,6 +321,16 @@ std::vector<Touch> touches_of(const DraftSegment& whole, size_t pieces, const st
         touch.last = std::max(touch.last, p);
       }
   }
+  // What a collective of another stream reads stays until the piece that waits for the collective.
+  for (size_t i = 0; i < whole.segment.steps.size(); ++i) {
+    const Op& op = std::get<Op>(whole.segment.steps[i]);
+    const int waits = is_beside(op) ? first_reader(whole.segment, i) : -1;
+    if (waits < 0) continue;
+    for (const SlotId slot : op.reads) {
+      Touch& touch = all[root_of(whole.segment, slot).index()];
+      touch.last = std::max(touch.last, static_cast<int>(piece[static_cast<size_t>(waits)]));
+    }
+  }
   // What no op touches and the segment still consumes is the first piece's to give up.
   for (Touch& touch : all)
     if (touch.first < 0) touch = {0, 0};
@@ -304,13 +344,7 @@ void check_order(const DraftSegment& whole, const std::vector<size_t>& piece) {
     for (size_t j = i + 1; j < steps.size(); ++j) {
       if (piece[i] <= piece[j]) continue;  // j moves to before i
       const Op &a = std::get<Op>(steps[i]), &b = std::get<Op>(steps[j]);
-      const auto meet = [&](const std::vector<SlotId>& x, const std::vector<SlotId>& y) {
-        return std::ranges::any_of(x, [&](SlotId s) {
-          return std::ranges::any_of(y, [&](SlotId t) { return root_of(whole.segment, s) == root_of(whole.segment, t); });
-        });
-      };
-      SHARDLAB_CHECK(!meet(a.writes, b.reads) && !meet(a.reads, b.writes) && !meet(a.writes, b.writes),
-                     "{}: {} cannot come before {}", whole.segment.name, b.label, a.label);
+      SHARDLAB_CHECK(independent(whole.segment, a, b), "{}: {} cannot come before {}", whole.segment.name, b.label, a.label);
     }
 }
 
@@ -338,8 +372,8 @@ std::vector<DraftSegment> cut(const DraftSegment& whole, const std::vector<std::
         slot.cls = BufferClass::kActivation;
       }
       if (crosses) slot.kind = SlotKind::kBound;
-      use.earlier = static_cast<int>(p) > touch.first;
-      use.later = static_cast<int>(p) < touch.last;
+      use.earlier = use.earlier || static_cast<int>(p) > touch.first;  // the whole may be a piece itself
+      use.later = use.later || static_cast<int>(p) < touch.last;
       if (slot.view) slot.view->base = moved[static_cast<size_t>(slot.view->base)].value;
       to.segment.slots.push_back(std::move(slot));
       to.uses.push_back(use);
@@ -354,7 +388,7 @@ std::vector<DraftSegment> cut(const DraftSegment& whole, const std::vector<std::
         for (const SlotId slot : *operands) wanted[slot.index()] = wanted[root_of(whole.segment, slot).index()] = true;
     }
     for (size_t s = 0; s < wanted.size(); ++s)
-      if (wanted[s] || (p == 0 && !whole.segment.slots[s].view && touches[s].last == 0)) move(s);
+      if (wanted[s] || (!whole.segment.slots[s].view && touches[s].last == static_cast<int>(p))) move(s);
     for (size_t i = 0; i < piece.size(); ++i) {
       if (piece[i] != p) continue;
       Op op = std::get<Op>(whole.segment.steps[i]);

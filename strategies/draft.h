@@ -136,6 +136,8 @@ struct Event {
   Call call;               ///< of kCall: fully bound
   int slot = 0;  ///< of what computes: the slot of the schedule that it belongs to; of kSend: that with which the copy is given up
   BufferId buffer;  ///< of kAlloc and kFree
+  int braid =
+      -1;  ///< of what computes: the event with the same number, of another micro-batch, runs piece by piece in turn with this one
 
   bool computes() const { return kind <= Kind::kWeight; }
   /// Whether the event makes the gradient of the unit's input, from values that forward left.
@@ -285,6 +287,13 @@ Call bind(SegmentId segment, std::vector<BufferId> binding, int layer = -1, int 
 /// A segment of one op over bound slots: each buffer becomes one slot of its own type; `reads` and `writes` index `buffers`.
 Segment one_op_segment(std::string name, const StageDraft& stage, const std::vector<BufferId>& buffers, Op op,
                        const std::vector<int>& reads, const std::vector<int>& writes);
+
+/// The slot that owns the storage of `slot`: itself, or that which it is a view of.
+SlotId root_of(const Segment& segment, SlotId slot);
+/// Whether a slot of `a` and a slot of `b` share storage.
+bool meet(const Segment& segment, const std::vector<SlotId>& a, const std::vector<SlotId>& b);
+/// Whether two ops may change places: neither writes what the other reads or writes.
+bool independent(const Segment& segment, const Op& a, const Op& b);
 
 /// The role of a unit's segment; its allocations and frees follow from the role. `kForwardOnly` (validation) saves nothing.
 enum class SegmentRole : uint8_t { kForward, kBackward, kForwardOnly };

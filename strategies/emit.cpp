@@ -12,6 +12,7 @@
 #include "plan/device_scratch.h"
 #include "plan/work.h"
 #include "strategies/draft.h"
+#include "strategies/expert_overlap.h"
 #include "strategies/offload_activations.h"
 
 namespace shardlab::strategies {
@@ -42,13 +43,6 @@ Segment accumulating(const DraftSegment& backward) {
 /// phase, a collective say, goes with what it reads where that is the second piece's, and with those that read its result where
 /// all of them are.
 std::vector<size_t> pieces_by_phase(const Segment& segment) {
-  const auto root = [&](SlotId slot) {
-    const auto& view = segment.slots[slot.index()].view;
-    return view ? view->base : slot.value;
-  };
-  const auto meet = [&](const std::vector<SlotId>& a, const std::vector<SlotId>& b) {
-    return std::ranges::any_of(a, [&](SlotId x) { return std::ranges::any_of(b, [&](SlotId y) { return root(x) == root(y); }); });
-  };
   const size_t n = segment.steps.size();
   const auto op = [&](size_t i) -> const Op& { return std::get<Op>(segment.steps[i]); };
   std::vector<size_t> piece(n);
@@ -56,13 +50,13 @@ std::vector<size_t> pieces_by_phase(const Segment& segment) {
     piece[i] = phase_of(op(i).work) == Phase::kW ? 1 : 0;
     if (phase_of(op(i).work) != Phase::kNone) continue;
     for (size_t j = 0; j < i; ++j)
-      if (piece[j] == 1 && meet(op(j).writes, op(i).reads)) piece[i] = 1;
+      if (piece[j] == 1 && meet(segment, op(j).writes, op(i).reads)) piece[i] = 1;
   }
   for (size_t i = n; i-- > 0;) {
     if (piece[i] == 1 || !std::holds_alternative<Collective>(op(i).work)) continue;
     bool any = false, all = true;
     for (size_t j = i + 1; j < n; ++j)
-      if (meet(op(i).writes, op(j).reads)) any = true, all = all && piece[j] == 1;
+      if (meet(segment, op(i).writes, op(j).reads)) any = true, all = all && piece[j] == 1;
     if (any && all &&
         std::ranges::all_of(op(i).writes, [&](SlotId w) { return segment.slots[w.index()].kind == SlotKind::kLocal; }))
       piece[i] = 1;
@@ -84,26 +78,29 @@ class UnitSegments {
     for (const UnitTemplate& unit : draft.templates) {
       Forms& forms = forms_.emplace_back();
       const SegmentRole forward = draft.training ? SegmentRole::kForward : SegmentRole::kForwardOnly;
-      forms[Kind::kForward] = {unit.forward, forward};
+      forms[Kind::kForward] = {pieces_of(unit.forward), forward};
       std::vector<DraftSegment> pieces;
       if (calls(Kind::kInput)) {
         const std::string& name = unit.backward.segment.name;  // "layer.B"
         const std::string stem = name.substr(0, name.size() - 1);
         const std::vector<size_t> piece = pieces_by_phase(unit.backward.segment);
         pieces = cut(unit.backward, {stem + "I", stem + "W"}, [&piece, i = size_t{0}](const Op&) mutable { return piece[i++]; });
-        forms[Kind::kInput] = {std::move(pieces[0]), SegmentRole::kBackward};
-        forms[Kind::kWeight] = {std::move(pieces[1]), SegmentRole::kBackward};
+        forms[Kind::kInput] = {pieces_of(pieces[0]), SegmentRole::kBackward};
+        forms[Kind::kWeight] = {pieces_of(pieces[1]), SegmentRole::kBackward};
       }
-      forms[Kind::kBackward] = {unit.backward, SegmentRole::kBackward};
+      forms[Kind::kBackward] = {pieces_of(unit.backward), SegmentRole::kBackward};
       for (const Kind kind : {Kind::kForward, Kind::kBackward, Kind::kInput, Kind::kWeight})
         if (calls(kind)) enter(forms[kind]);
     }
   }
 
-  struct Form {
+  struct Piece {
     DraftSegment segment;
-    SegmentRole role = SegmentRole::kForward;
     SegmentId first, again;  ///< overwriting gradients, and adding to them
+  };
+  struct Form {
+    std::vector<Piece> pieces;  ///< one, but where micro-batches are braided
+    SegmentRole role = SegmentRole::kForward;
   };
   const Form& form(const Event& e) const { return forms_[draft_.units[static_cast<size_t>(e.unit)].form].at(e.kind); }
 
@@ -113,12 +110,29 @@ class UnitSegments {
 
   bool calls(Kind kind) const { return calls_[static_cast<size_t>(kind)]; }
 
+  std::vector<Piece> pieces_of(const DraftSegment& segment) const {
+    std::vector<Piece> pieces;
+    if (draft_.config.layout.expert_overlap != ExpertOverlap::kMicroBatches || segment.segment.steps.empty()) {
+      pieces.push_back({segment, {}, {}});
+      return pieces;
+    }
+    const std::vector<size_t> piece = pieces_by_exchange(segment.segment);
+    std::vector<std::string> names{segment.segment.name};
+    while (names.size() <= piece.back()) names.push_back(segment.segment.name + "." + std::to_string(names.size()));
+    for (DraftSegment& part : cut(segment, names, [&piece, i = size_t{0}](const Op&) mutable { return piece[i++]; }))
+      pieces.push_back({std::move(part), {}, {}});
+    return pieces;
+  }
+
   void enter(Form& form) {
-    if (form.segment.segment.steps.empty()) return;  // a piece without ops: an embedding has no gradient of its input
-    place_lifetimes(form.segment, form.role);
-    form.first = form.again = draft_.register_segment(form.segment.segment);
-    const bool gradients = std::ranges::any_of(form.segment.uses, [](const SlotUse& u) { return u.use == Use::kGradient; });
-    if (accumulates_ && gradients) form.again = draft_.register_segment(accumulating(form.segment));
+    for (Piece& piece : form.pieces) {
+      DraftSegment& segment = piece.segment;
+      if (segment.segment.steps.empty()) continue;  // an embedding has no gradient of its input
+      place_lifetimes(segment, form.role);
+      piece.first = piece.again = draft_.register_segment(segment.segment);
+      const bool gradients = std::ranges::any_of(segment.uses, [](const SlotUse& u) { return u.use == Use::kGradient; });
+      if (accumulates_ && gradients) piece.again = draft_.register_segment(accumulating(segment));
+    }
   }
 
   Draft& draft_;
@@ -153,7 +167,12 @@ class StageEmitter {
 
   Role emit() {
     for (const BufferId id : stage_.whole_step) program().emplace_back(Alloc{id});
-    for (Event& event : stage_.events) issue(event);
+    for (size_t i = 0; i < stage_.events.size(); ++i) {
+      if (stage_.events[i].braid < 0)
+        issue(stage_.events[i]);
+      else
+        i = braid(i);
+    }
     free_sent(INT_MAX);
     for (auto id = stage_.whole_step.rbegin(); id != stage_.whole_step.rend(); ++id) program().emplace_back(Free{*id});
     return std::move(stage_.role);
@@ -272,17 +291,53 @@ class StageEmitter {
   }
 
   void compute(const Event& event) {
+    for (size_t piece = 0; piece < segments_.form(event).pieces.size(); ++piece) compute(event, piece);
+  }
+
+  void compute(const Event& event, size_t number) {
     if (event.slot != slot_) free_sent(slot_ = event.slot);
     const UnitSegments::Form& form = segments_.form(event);
-    const DraftSegment& segment = form.segment;
+    const UnitSegments::Piece& piece = form.pieces[number];
+    const DraftSegment& segment = piece.segment;
     if (segment.segment.steps.empty()) return;
     std::vector<BufferId> binding(segment.uses.size());
     for (size_t s = 0; s < binding.size(); ++s) binding[s] = bound(event, segment, static_cast<int>(s), form.role);
     const Unit& unit = draft_.units[static_cast<size_t>(event.unit)];
-    program().emplace_back(bind(event.first ? form.first : form.again, std::move(binding), unit.layer, event.micro_batch));
+    program().emplace_back(bind(event.first ? piece.first : piece.again, std::move(binding), unit.layer, event.micro_batch));
     for (size_t s = 0; s < segment.uses.size(); ++s)
       if (Pool* pool = pool_of(event.unit, segment, s); pool != nullptr && frees(segment.uses[s], form.role))
         give_back(*pool, event.micro_batch);
+  }
+
+  /// The event at `i` and its partner, piece by piece in turn. Of what passes have put between the two, what the partner needs comes first;
+  /// storage that is given up and not taken again goes when both are done, so that neither waits for those who still read it. Returns the
+  /// index of the partner.
+  size_t braid(size_t i) {
+    auto& events = stage_.events;
+    size_t partner = i + 1;
+    while (events[partner].braid != events[i].braid) ++partner;
+    const auto is_last_use = [&](size_t k) {
+      return events[k].kind == Event::Kind::kFree &&
+             std::none_of(events.begin() + static_cast<std::ptrdiff_t>(k), events.begin() + static_cast<std::ptrdiff_t>(partner),
+                          [&](const Event& e) { return e.kind == Event::Kind::kAlloc && e.buffer == events[k].buffer; });
+    };
+    std::vector<Event> later;
+    for (size_t k = i + 1; k < partner; ++k) {
+      const Event::Kind kind = events[k].kind;
+      SHARDLAB_CHECK(kind == Event::Kind::kAlloc || kind == Event::Kind::kFree || kind == Event::Kind::kCall,
+                     "stage {}: an event of kind {} within a braid", stage_.role.stage, static_cast<int>(kind));
+      if (is_last_use(k))
+        later.push_back(events[k]);
+      else
+        issue(events[k]);
+    }
+    const size_t pieces[] = {segments_.form(events[i]).pieces.size(), segments_.form(events[partner]).pieces.size()};
+    for (size_t piece = 0; piece < std::max(pieces[0], pieces[1]); ++piece) {
+      if (piece < pieces[0]) compute(events[i], piece);
+      if (piece < pieces[1]) compute(events[partner], piece);
+    }
+    for (Event& event : later) issue(event);
+    return partner;
   }
 
   /// The pool that a slot's storage comes from; none where it comes from elsewhere.

@@ -24,6 +24,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -242,9 +243,19 @@ class Timetable {
   void build() {
     const auto received = messages_.received(stage_.role.stage);
     for (size_t i = 0; i < order_.size(); ++i) {
-      for (const Message& m : received[i]) receive(m);
-      compute(order_[i], static_cast<int>(i));
-      if (const auto made = messages_.made_by(order_[i])) send(*made, i);
+      const size_t slots = is_braided(i) ? 2 : 1;
+      for (size_t k = i; k < i + slots; ++k)
+        for (const Message& m : received[k]) receive(m);
+      std::vector<Event> events = events_of(i);
+      if (slots == 1)
+        std::ranges::move(events, std::back_inserter(stage_.events));
+      else if (order_[i].work == SlotWork::kF)
+        braid(std::move(events), events_of(i + 1));
+      else
+        braid(events_of(i + 1), std::move(events));
+      for (size_t k = i; k < i + slots; ++k)
+        if (const auto made = messages_.made_by(order_[k])) send(*made, k);
+      i += slots - 1;
     }
   }
 
@@ -272,20 +283,48 @@ class Timetable {
     e.slot = static_cast<int>(times_.given_up(m, slot));
     stage_.events.push_back(std::move(e));
   }
-  void compute(const PipelineSlot& slot, int index) {
+  /// Whether a slot and the next are braided (expert_overlap.cpp): a forward of one micro-batch and a gradient of inputs of another. In a
+  /// pipeline the forward is the first of the two: the gradient that a backward waits for may hang on the forward before it, and
+  /// the one behind it must not wait for the backward.
+  bool is_braided(size_t i) const {
+    if (draft_.config.layout.expert_overlap != ExpertOverlap::kMicroBatches || i + 1 == order_.size()) return false;
+    const PipelineSlot &a = order_[i], &b = order_[i + 1];
+    const bool forward_first = a.work == SlotWork::kF && b.goes_back(), backward_first = a.goes_back() && b.work == SlotWork::kF;
+    return a.micro_batch != b.micro_batch && (forward_first || (backward_first && draft_.config.layout.pp == 1));
+  }
+
+  /// Layers with experts in pairs, the first of a forward with the first of a backward; what else there is in its place.
+  void braid(std::vector<Event> a, std::vector<Event> b) {
+    const auto has_experts = [&](const Event& e) { return draft_.units[static_cast<size_t>(e.unit)].kind == UnitKind::kLayer; };
+    size_t i = 0, k = 0;
+    const auto others = [&](const std::vector<Event>& events, size_t& at) {
+      while (at < events.size() && !has_experts(events[at])) stage_.events.push_back(events[at++]);
+    };
+    while (i < a.size() || k < b.size()) {
+      others(a, i), others(b, k);
+      if (i < a.size() && k < b.size()) a[i].braid = b[k].braid = braids_++;
+      if (i < a.size()) stage_.events.push_back(a[i++]);
+      if (k < b.size()) stage_.events.push_back(b[k++]);
+    }
+  }
+
+  std::vector<Event> events_of(size_t index) {
+    const PipelineSlot& slot = order_[index];
     static constexpr Event::Kind kKinds[] = {Event::Kind::kForward, Event::Kind::kInput, Event::Kind::kWeight,
                                              Event::Kind::kBackward};
     const PartDraft& p = part(slot.part);
     const bool first = slot.makes_gradients() && begun_.insert(slot.part).second;
+    std::vector<Event> events;
     for (int i = 0; i < p.end_unit - p.first_unit; ++i) {
       Event e;
       e.kind = kKinds[static_cast<size_t>(slot.work)];
       e.unit = slot.work == SlotWork::kF ? p.first_unit + i : p.end_unit - 1 - i;
       e.micro_batch = slot.micro_batch;
       e.first = first;
-      e.slot = index;
-      stage_.events.push_back(std::move(e));
+      e.slot = static_cast<int>(index);
+      events.push_back(std::move(e));
     }
+    return events;
   }
 
   Draft& draft_;
@@ -294,6 +333,7 @@ class Timetable {
   const Messages& messages_;
   const SendTimes& times_;
   std::set<int> begun_;  ///< parts whose gradients have a first term
+  int braids_ = 0;
 };
 
 /// What a validation step runs: the forwards, in their order.

@@ -455,6 +455,8 @@ std::vector<Case> expert_layouts() {
                               c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
                             });
   times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
+  times<ExpertOverlap>(list, {ExpertOverlap::kNone, ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches},
+                       [](Case& c, ExpertOverlap v) { c.layout.expert_overlap = v; });
   return list;
 }
 
@@ -526,6 +528,7 @@ std::string layout_name(const Case& config) {
   if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
   if (l.overlap) name += " overlap";
   if (l.tensor_overlap) name += " tensor-overlap";
+  if (l.expert_overlap != ExpertOverlap::kNone) name += fmt::format(" expert-overlap-{}", name_of(l.expert_overlap));
   if (config.train.post_validation > 0) name += fmt::format(" validated-every-{}", config.train.post_validation);
   if (l.loss_chunks > 1) name += fmt::format(" chunks{}", l.loss_chunks);
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));

@@ -227,6 +227,45 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("exchanges beside compute, canonical: within a layer, and beside another micro-batch, layouts train to the bits of the reference") {
+  using enum Schedule;
+  constexpr Sizes kSizes[] = {{.dp = 2, .ep = 2, .accumulation = 2},
+                              {.dp = 2, .ep = 2, .accumulation = 4},
+                              {.dp = 4, .ep = 2, .zero = 1},
+                              {.dp = 4, .ep = 2, .zero = 2, .accumulation = 2},
+                              {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kZbH1},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .tp = 2, .sequence_parallel = true},
+                              {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2}};
+  Experts more = kSoftmax;
+  more.shared = 1;
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kSgd), subject_of(more, Optimizer::kAdamW, 0.25f, 0.5f),
+                          layered(true, Optimizer::kAdamW)}) {
+    subject.train.seq_len = 24;
+    std::vector<Case> cases;
+    int braided = 0;
+    for (const ExpertOverlap overlap : {ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches})
+      for (const Recompute recompute : {Recompute::kNone, Recompute::kFull, Recompute::kSelective})
+        for (const Sizes& sizes : kSizes) {
+          if (sizes.pp > 1 && subject.model.layers % 2 != 0) continue;
+          if (recompute == Recompute::kSelective && sizes.zero == 1) continue;
+          Case c = case_of(subject, sizes, true);
+          c.layout.expert_overlap = overlap;
+          c.layout.recompute = recompute;
+          if (recompute == Recompute::kSelective) c.layout.recompute_options.modules = "attn.norm mlp.act";
+          if (overlap == ExpertOverlap::kMicroBatches && (sizes.zero == 3 || c.train.grad_accumulation < 2)) {
+            REQUIRE_FALSE(check(c).ok());
+            continue;
+          }
+          braided += overlap == ExpertOverlap::kMicroBatches;
+          cases.push_back(std::move(c));
+        }
+    REQUIRE(braided >= 10);
+    train_all(subject, cases);
+  }
+}
+
 TEST_CASE("experts beside context parallelism, canonical: parts of sequences train to the bits of the reference") {
   using enum ContextKind;
   constexpr Sizes kSizes[] = {{.accumulation = 4, .cp = 2},

@@ -153,6 +153,13 @@ std::vector<Golden> goldens() {
   layered.model.experts = {.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .shared = 1, .dense_layers = 1, .groups = 2};
   layered.layout.dp = layered.layout.ep = 2;
   all.push_back({"experts-layered", layered});
+  Case beside = layered;
+  beside.train.grad_accumulation = 2;
+  all.push_back({"expert-parallel-layered", beside});
+  beside.layout.expert_overlap = ExpertOverlap::kLayer;
+  all.push_back({"expert-overlap", beside});
+  beside.layout.expert_overlap = ExpertOverlap::kMicroBatches;
+  all.push_back({"expert-overlap-braided", beside});
   layered.layout.tp = 2;
   layered.layout.sequence_parallel = true;
   layered.model.experts.balance = 0.01f;
