@@ -21,7 +21,6 @@ analytic::ModelShape model_shape(const ModelConfig& c) {
   if (c.rotary) s.max_positions = 0;
   s.qkv_biases = c.qkv_biases, s.out_bias = c.out_bias, s.expert_biases = c.expert_biases;
   s.qk_norm = c.qk_norm, s.qk_norm_whole = c.qk_norm_whole, s.post_norms = c.post_norms, s.sinks = c.sinks;
-  s.window = c.window, s.windowed_layers = c.windowed_layers;
   s.experts = c.experts, s.top_k = c.top_k, s.moe_ffn = c.moe_ffn, s.shared_experts = c.shared_experts,
   s.shared_gate = c.shared_gate;
   s.dense_layers = c.dense_layers, s.router_bias = c.router_bias;

@@ -110,6 +110,11 @@ Result<Exported> export_case(const Case& c, std::string_view framework, const Ex
                                    {"model.qk_rope_head_dim", c.model.latent.rope},
                                    {"model.v_head_dim", c.model.latent.v}})
     account.require(width == 0, key, "latent attention is not exported");
+  for (const auto& [key, value] : {std::pair{"model.window", c.model.window.tokens},
+                                   {"model.global_layers", c.model.window.global_layers},
+                                   {"model.global_every", c.model.window.global_every}})
+    account.require(value == 0, key, "attention within a window is not exported");
+  account.require(c.model.window.rope_theta == 0, "model.local_rope_theta", "attention within a window is not exported");
   if (framework == "megatron") write_megatron(account, options, exported.files);
   if (framework == "deepspeed") write_deepspeed(account, options, exported.files);
   if (framework == "torchtitan") write_torchtitan(account, options, exported.files);
@@ -161,6 +166,17 @@ void add_experts(const Model& m, const std::string& type, Json& config) {
   config["qkv_bias"] = m.qkv_biases;
 }
 
+/// Qwen's files have a switch, and name the layers; in Mistral's and Mixtral's the window is of all.
+void add_window(const Model& m, const std::string& type, Json& config) {
+  config["sliding_window"] = m.window.tokens;
+  if (type == "mistral" || type == "mixtral") return;
+  config["use_sliding_window"] = true;
+  config["max_window_layers"] = m.window.global_layers;
+  config["layer_types"] = Json::array();
+  for (int64_t layer = 0; layer < m.layers; ++layer)
+    config["layer_types"].push_back(m.is_local(layer) ? "sliding_attention" : "full_attention");
+}
+
 }  // namespace
 
 std::string hugging_face_config(const Model& m) {
@@ -169,9 +185,9 @@ std::string hugging_face_config(const Model& m) {
     const auto known = hugging_face_type(m);
     const std::string type = known.ok() ? *known : "llama";
     constexpr std::pair<std::string_view, const char*> kArchitectures[] = {
-        {"llama", "LlamaForCausalLM"},     {"qwen2", "Qwen2ForCausalLM"},        {"qwen3", "Qwen3ForCausalLM"},
-        {"mixtral", "MixtralForCausalLM"}, {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
-        {"glm4_moe", "Glm4MoeForCausalLM"}};
+        {"llama", "LlamaForCausalLM"},        {"mistral", "MistralForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
+        {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"}, {"qwen2_moe", "Qwen2MoeForCausalLM"},
+        {"qwen3_moe", "Qwen3MoeForCausalLM"}, {"glm4_moe", "Glm4MoeForCausalLM"}};
     const auto* architecture = std::ranges::find(kArchitectures, type, &std::pair<std::string_view, const char*>::first)->second;
     config = {{"architectures", {architecture}},
               {"model_type", type},
@@ -192,6 +208,7 @@ std::string hugging_face_config(const Model& m) {
               {"torch_dtype", "float32"},
               {"vocab_size", m.vocab}};
     if (m.is_mixture()) add_experts(m, type, config);
+    if (m.has_windows()) add_window(m, type, config);
   } else {
     config = {{"architectures", {"GPT2LMHeadModel"}},
               {"model_type", "gpt2"},

@@ -173,16 +173,24 @@ Result<std::string> hugging_face_type(const Model& m) {
   const auto none = [&](std::string_view what) {
     return Error{ExitCode::kUsage,
                  fmt::format("{} is no model of transformers: {}", m.name, what),
-                 "known: gpt2 llama qwen2 qwen3 mixtral qwen2_moe qwen3_moe glm4_moe",
+                 "known: gpt2 llama mistral qwen2 qwen3 mixtral qwen2_moe qwen3_moe glm4_moe",
                  {}};
   };
-  if (!m.is_llama()) return std::string("gpt2");
+  if (!m.is_llama()) return m.has_windows() ? Result<std::string>(none("it attends within a window")) : std::string("gpt2");
+  if (m.has_windows()) {
+    if (m.window.rope_theta > 0) return none("its local layers have a rotary base of their own");
+    const bool all = m.local_layers() == m.layers, plain = !m.is_mixture() && !m.qk_norm && !m.qkv_biases;
+    if (plain)
+      return all ? Result<std::string>("mistral") : none("some of its layers attend within a window, and its heads have no norms");
+    if (m.is_mixture() && (m.qk_norm || m.qkv_biases || m.experts.shared > 0 || !all))
+      return none("it has experts, and is no Mixtral whose layers all attend within a window");
+  }
   if (m.is_latent())
-    return Error{
-        ExitCode::kUsage,
-        fmt::format("{} has latent attention, whose weights this version neither reads nor writes", m.name),
-        "train it from its random start; weights go in and out of: gpt2 llama qwen2 qwen3 mixtral qwen2_moe qwen3_moe glm4_moe",
-        {}};
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} has latent attention, whose weights this version neither reads nor writes", m.name),
+                 "train it from its random start; weights go in and out of: gpt2 llama mistral qwen2 qwen3 mixtral qwen2_moe "
+                 "qwen3_moe glm4_moe",
+                 {}};
   if (!m.is_mixture()) {
     if (m.qk_norm && m.qkv_biases) return none("its heads have norms, and q, k and v biases");
     return std::string(m.qk_norm ? "qwen3" : m.qkv_biases ? "qwen2" : "llama");

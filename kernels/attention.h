@@ -20,7 +20,8 @@ struct AttentionShape {
   /// Of packed documents: the place of each token in its document, i32[sequences,tokens], by place in memory. A query sees the keys of
   /// its own document alone. Null: each sequence is one document.
   const int32_t* positions = nullptr;
-  int value_dim = 0;  ///< elements of a head of v and o; 0: head_dim
+  int value_dim = 0;   ///< elements of a head of v and o; 0: head_dim
+  int64_t window = 0;  ///< w > 0: a query at position i sees no key at a position up to i - w
   [[gnu::always_inline]] constexpr int values() const { return value_dim == 0 ? head_dim : value_dim; }
   /// Of one kv head's query heads, key and value.
   [[gnu::always_inline]] constexpr int64_t group_width() const { return int64_t{heads / kv_heads + 1} * head_dim + values(); }
@@ -59,6 +60,7 @@ struct AttentionBlockShape {
   bool canonical = false;
   const int32_t* positions = nullptr;  ///< as AttentionShape's, of the whole sequence
   int value_dim = 0;                   ///< as AttentionShape's
+  int64_t window = 0;                  ///< as AttentionShape's
   [[gnu::always_inline]] constexpr int values() const { return value_dim == 0 ? head_dim : value_dim; }
   [[gnu::always_inline]] constexpr int64_t q_width() const { return int64_t{heads} * head_dim; }
   [[gnu::always_inline]] constexpr int64_t out_width() const { return int64_t{heads} * values(); }

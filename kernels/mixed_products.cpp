@@ -96,7 +96,7 @@ namespace {
 
 /// One kv head's group of query heads in one sequence: an attention of its own.
 AttentionShape group_of(const AttentionShape& s) {
-  return {1, s.tokens, s.heads / s.kv_heads, 1, s.head_dim, s.order, s.canonical, s.positions, s.value_dim};
+  return {1, s.tokens, s.heads / s.kv_heads, 1, s.head_dim, s.order, s.canonical, s.positions, s.value_dim, s.window};
 }
 /// The positions of one sequence's tokens in their documents, where there are documents.
 const int32_t* positions_of(const int32_t* positions, int64_t tokens, int64_t sequence) {

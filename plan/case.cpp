@@ -275,10 +275,10 @@ std::optional<double> model_flops_per_token(const Case& c) {
   const int64_t s = c.train.seq_len;
   if (!c.data.packed) return model_flops_per_token(c.model, s);
   if (c.data.document_tokens == 0) return std::nullopt;
-  // Half of a sequence's length stands for the keys that a token sees on average.
-  const double seen = expected_pairs({}, s, c.data.document_tokens, 0, s, 0, s) / static_cast<double>(s);
-  const double none = model_flops_per_token(c.model, 0);
-  return none + (model_flops_per_token(c.model, s) - none) * 2 * seen / static_cast<double>(s);
+  const auto seen = [&](int64_t window) {
+    return expected_pairs({}, s, c.data.document_tokens, 0, s, 0, s, window) / static_cast<double>(s);
+  };
+  return model_flops_per_token(c.model, seen(0), seen(c.model.window.tokens));
 }
 
 Result<void> check(const Case& c) {

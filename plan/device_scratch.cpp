@@ -60,7 +60,7 @@ int64_t scratch_of(const Attention& w, const DeviceOperands& o) {
   const bool backward = w.phase == Phase::kI;
   const Type& out = backward ? o.read(0) : o.write(0);
   const int64_t own = backward ? lent(4 * out.shape[0] * out.shape[1] * w.heads) : 0;
-  if (!o.kernels.cudnn || bits_of(out.dtype) != 16 || w.packed) return own;
+  if (!o.kernels.cudnn || bits_of(out.dtype) != 16 || w.packed || w.window > 0) return own;
   const AttentionCalls c(out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim);
   const int64_t parts = backward ? lent(c.dq_bytes()) + lent(c.row_sum_bytes()) : 0;
   return std::max(own, parts + lent(c.library_bytes(backward)));

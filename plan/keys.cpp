@@ -267,6 +267,18 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"model.v_head_dim", "", Form::kCount, "", "", FIELD_COUNT(model.latent.v),
             "width of a head of v, of latent attention"}
         .from(0).up_to(kSize),
+    CaseKey{"model.window", "", Form::kCount, "", "", FIELD_COUNT(model.window.tokens),
+            "keys that a token sees at most in local layers, itself among them; 0: every layer attends to all before"}
+        .from(0).up_to(kSize),
+    CaseKey{"model.global_layers", "", Form::kCount, "", "", FIELD_COUNT(model.window.global_layers),
+            "first layers without the window"}
+        .from(0).up_to(16384),
+    CaseKey{"model.global_every", "", Form::kCount, "", "", FIELD_COUNT(model.window.global_every),
+            "of the layers behind those every so many-th is without the window; 0: none"}
+        .from(0).up_to(16384),
+    CaseKey{"model.local_rope_theta", "", Form::kNumber, "", "", FIELD_FLOAT(model.window.rope_theta),
+            "base of the rotary embedding in layers with the window; 0: model.rope_theta"}
+        .from(0).up_to(1e12),
     CaseKey{"model.norm_epsilon", "", Form::kNumber, "", "", FIELD_FLOAT(model.norm_epsilon),
             "added to the variance in norms"}
         .above(0).up_to(1),

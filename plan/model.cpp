@@ -192,6 +192,26 @@ Result<void> check_latent(const Model& m) {
   return {};
 }
 
+/// A window has tokens and layers that it is of.
+Result<void> check_window(const Model& m) {
+  const SlidingWindow& w = m.window;
+  if (w == SlidingWindow{}) return {};
+  if (w.tokens < 1 || w.tokens >= int64_t{1} << 31)
+    return refusal(fmt::format("model.window={}: a query sees from 1 to 2^31 - 1 keys in a local layer", w.tokens),
+                   "set model.window, or leave model.global_layers, model.global_every and model.local_rope_theta out");
+  if (w.global_layers < 0 || w.global_every < 0 || m.local_layers() < 1)
+    return refusal(
+        fmt::format("model.global_layers={} model.global_every={} of model.layers={}: no layer has the window of {} tokens",
+                    w.global_layers, w.global_every, m.layers, w.tokens),
+        "leave a layer for it, or set model.window: 0");
+  if (!(w.rope_theta >= 0))
+    return refusal(fmt::format("model.local_rope_theta={} is negative", w.rope_theta), "use 10000, or 0 for model.rope_theta");
+  if (w.rope_theta > 0 && !m.is_llama())
+    return refusal(fmt::format("model.local_rope_theta={} in the gpt family, which learns its positions", w.rope_theta),
+                   "leave model.local_rope_theta out");
+  return {};
+}
+
 Result<void> check_experts(const Model& m) {
   const Experts& e = m.experts;
   if (e == Experts{}) return {};
@@ -280,16 +300,32 @@ int64_t Model::mixture_layers() const {
   return std::max<int64_t>(0, layers / experts.every - std::min(layers, experts.dense_layers) / experts.every);
 }
 
+int64_t Model::local_layers() const {
+  if (!has_windows()) return 0;
+  const int64_t behind = std::max<int64_t>(0, layers - window.global_layers);
+  return window.global_every == 0 ? behind : behind - behind / window.global_every;
+}
+
+double mean_keys(int64_t seq_len, int64_t window) {
+  const auto s = static_cast<double>(seq_len), w = static_cast<double>(window);
+  return window == 0 || window >= seq_len ? s / 2 : w - w * w / (2 * s);
+}
+
+double model_flops_per_token(const Model& model, double global, double local) {
+  const double locals = static_cast<double>(model.local_layers());
+  const double keys = (static_cast<double>(model.layers) - locals) * global + locals * local;
+  return 6.0 * matmul_parameters(model) + 6.0 * static_cast<double>(model.heads * (model.head_dim + model.value_dim())) * keys;
+}
+
 double model_flops_per_token(const Model& model, int64_t seq_len) {
-  const double attention = static_cast<double>(model.layers) *
-                           static_cast<double>(model.heads * (model.head_dim + model.value_dim())) * static_cast<double>(seq_len);
-  return 6.0 * matmul_parameters(model) + 3.0 * attention;
+  return model_flops_per_token(model, mean_keys(seq_len, 0), mean_keys(seq_len, model.window.tokens));
 }
 
 Result<void> check(const Model& m) {
   SHARDLAB_TRY(check_sizes(m));
   SHARDLAB_TRY(check_experts(m));
   SHARDLAB_TRY(check_latent(m));
+  SHARDLAB_TRY(check_window(m));
   if (m.heads % m.kv_heads != 0)
     return refusal(
         fmt::format("model.heads={} is not divisible by model.kv_heads={}: every KV head must serve the same number of query "

@@ -61,6 +61,18 @@ struct LatentAttention {
   friend bool operator==(const LatentAttention&, const LatentAttention&) = default;
 };
 
+/// Attention within a window in some layers, which are called local; the others are global. A query at position i of the text sees, in a
+/// local layer, the keys at the positions j with i - tokens < j <= i: itself and `tokens` - 1 before it (Beltagy et al., "Longformer"
+/// (2020), section 3.1; Jiang et al., "Mistral 7B" (2023), section 2; transformers, `sliding_window`).
+struct SlidingWindow {
+  int64_t tokens = 0;  ///< keys that a query sees at most in a local layer; 0: every layer is global
+  /// Which layers are global: the first `global_layers` (Qwen2, `max_window_layers`), and of those behind them each `global_every`-th
+  /// (Gemma 2: 2; Gemma 3: 6); 0: none of those.
+  int64_t global_layers = 0, global_every = 0;
+  float rope_theta = 0;  ///< base of the rotary embedding in local layers (Gemma 3); 0: the model's
+  friend bool operator==(const SlidingWindow&, const SlidingWindow&) = default;
+};
+
 struct Model {
   std::string name;
   Family family = Family::kGpt;
@@ -80,6 +92,7 @@ struct Model {
   float rope_theta = 10000.0f;
   float init_deviation = 0.02f;
   LatentAttention latent;
+  SlidingWindow window;
   Experts experts;
   friend bool operator==(const Model&, const Model&) = default;
 
@@ -90,6 +103,15 @@ struct Model {
   bool is_mixture(int64_t layer) const { return is_mixture() && layer >= experts.dense_layers && (layer + 1) % experts.every == 0; }
   int64_t mixture_layers() const;
   bool is_latent() const { return latent.kv_rank > 0; }
+  /// Whether some layers attend within a window, and whether layer `layer` does.
+  bool has_windows() const { return window.tokens > 0; }
+  bool is_local(int64_t layer) const {
+    return has_windows() && layer >= window.global_layers &&
+           (window.global_every == 0 || (layer - window.global_layers + 1) % window.global_every != 0);
+  }
+  int64_t local_layers() const;
+  /// Base of the rotary embedding in local layers.
+  float local_rope_theta() const { return window.rope_theta > 0 ? window.rope_theta : rope_theta; }
   /// Elements of a head of v.
   int64_t value_dim() const { return is_latent() ? latent.v : head_dim; }
   /// Rows of q, k and v, grouped by kv head: what the fused projection makes and attention takes.
@@ -117,10 +139,16 @@ std::vector<ModelParameter> parameters_of(const Model& model);
 /// Sum of the elements of `parameters_of`.
 int64_t parameter_count(const Model& model);
 
+/// Keys that a query sees on average, itself half: s / 2 of s tokens, and w - w^2 / (2 s) within a window of w < s.
+double mean_keys(int64_t seq_len, int64_t window);
+
 /// Training flops of one token, forward and backward, matmuls and causal attention, no recompute: what MFU counts.
-/// Formula: 6 * (matmul parameters that the token is multiplied by, the head's included, embedding look-ups not) + 3 * layers * heads * (head_dim +
-/// value_dim) * seq_len (QK^T and PV at 2 flops each way, halved for causality, times three). Source: Narayanan et al. 2021, appendix; PaLM, appendix B.
+/// Formula: 6 * (matmul parameters that the token is multiplied by, the head's included, embedding look-ups not) + 6 * heads * (head_dim +
+/// value_dim) * keys, summed over the layers (QK^T and PV at 2 flops each way, times three). keys: `mean_keys` of the layer's window.
+/// Source: Narayanan et al. 2021, appendix; PaLM, appendix B.
 double model_flops_per_token(const Model& model, int64_t seq_len);
+/// The same where a query sees `global` keys on average in global layers, and `local` in local ones.
+double model_flops_per_token(const Model& model, double global, double local);
 
 /// Refuses a shape that no transformer has (non-positive sizes, heads not divisible by kv_heads, odd head_dim under RoPE).
 Result<void> check(const Model& model);

@@ -135,7 +135,8 @@ struct LatentHeads {
   bool packed = false;
 };
 
-/// Causal attention core. F: qkv, (positions) -> o[b,s,heads*d], lse[b,heads,s]. I: do, o, lse, qkv, (positions) -> dqkv. `heads` and
+/// Causal attention core. With `window` w > 0, here and in AttentionBlock, a query at position i of the text sees only keys behind position
+/// i - w: w of them, itself among them. F: qkv, (positions) -> o[b,s,heads*d], lse[b,heads,s]. I: do, o, lse, qkv, (positions) -> dqkv. `heads` and
 /// `kv_heads` count the heads of this rank. `packed`: a token attends to the tokens of its own document. `document` tokens are expected
 /// of one, for the work alone; 0: nothing is known, and the work is that of sequences of one document.
 /// `v_dim`, here and below: elements of a head of v, and of o, where these are not head_dim; then qkv[b,s,heads*d+kv_heads*(d+v_dim)],
@@ -147,7 +148,8 @@ struct Attention {
   int head_dim = 0;
   bool packed = false;
   int64_t document = 0;
-  int v_dim = 0;  ///< 0: head_dim
+  int v_dim = 0;       ///< 0: head_dim
+  int64_t window = 0;  ///< 0: all keys before
 };
 
 /// Takes the rows of qkv apart, for attention in blocks. F: qkv -> q[b,s,heads*d], kv[b,s,kv_heads*2*d] (by kv head a key and a value).
@@ -180,7 +182,8 @@ struct AttentionBlock {
   bool partial = false;
   bool packed = false;
   int64_t document = 0;
-  int v_dim = 0;  ///< 0: head_dim
+  int v_dim = 0;       ///< 0: head_dim
+  int64_t window = 0;  ///< as of Attention: one and the same for all blocks of a layer
 };
 
 /// What partial AttentionBlocks of the n ranks along an axis made, combined by the canonical tree in the order of the ranks. Operand

@@ -89,6 +89,7 @@ void op_fields(A& a, Attention& w) {
   a.flag("packed", w.packed);
   a.number("document", w.document, int64_t{0});
   a.number("v_dim", w.v_dim, 0);
+  a.number("window", w.window, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, SplitHeads& w) {
@@ -109,6 +110,7 @@ void op_fields(A& a, AttentionBlock& w) {
   a.flag("packed", w.packed);
   a.number("document", w.document, int64_t{0});
   a.number("v_dim", w.v_dim, 0);
+  a.number("window", w.window, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, AttentionMerge& w) {

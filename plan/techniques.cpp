@@ -157,6 +157,9 @@ constexpr Fact kMixture{[](const Case& c) { return c.model.is_mixture(); },
 constexpr Fact kMixedLayers{
     [](const Case& c) { return c.model.is_mixture() && c.model.mixture_layers() < c.model.layers; },
     [](const Case& c) { return fmt::format("{} of {} layers with experts", c.model.mixture_layers(), c.model.layers); }};
+constexpr Fact kSomeLocal{
+    [](const Case& c) { return c.model.has_windows() && c.model.local_layers() < c.model.layers; },
+    [](const Case& c) { return fmt::format("{} of {} layers with a window", c.model.local_layers(), c.model.layers); }};
 constexpr Fact kCanonicalSlices{
     [](const Case& c) { return c.canonical && c.layout.zero == 1 && c.train.grad_accumulation > 1; },
     [](const Case& c) { return fmt::format("canonical, zero=1 and grad_accumulation={}", c.train.grad_accumulation); }};
@@ -263,6 +266,9 @@ constexpr Apart kLatentApart[] = {
     {kFp8, "its products have no scales yet", "use precision: bf16 or fp32"},
     {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
 };
+constexpr Apart kWindowApart[] = {
+    {kCudnn, ", whose graphs here know no windows", "use attention: auto or own"},
+};
 constexpr Apart kRouterBiasApart[] = {
     {kServers, kMissing, "set parameter_server.servers: 0, or model.bias_update_rate: 0"},
     {kDilocoAtAll, kMissing, "set diloco.steps: 0, or model.bias_update_rate: 0"},
@@ -314,6 +320,7 @@ constexpr std::string_view kUntested = "no test has yet told such layers apart t
 constexpr std::string_view kOneForAll = "use one recompute for all layers";
 constexpr Apart kBudgetApart[] = {
     {kMixedLayers, "layers are taken to be alike", "list what each layer makes again under recompute, as 3*full 5*none"},
+    {kSomeLocal, "layers are taken to be alike", "list what each layer makes again under recompute, as 3*full 5*none"},
     {kSomeRecompute, "", "leave recompute out: what each layer makes again is chosen within the budget"},
     {kLateSchedule, "",
      "list what each layer makes again under recompute, as 3*full 5*none; or use schedule: 1f1b and even stages"},
@@ -561,6 +568,7 @@ constexpr Choice kLatentChoices[] = {{"model.kv_lora_rank: 24", [](Case& c) {
                                         c.model.latent = {.q_rank = 32, .kv_rank = 24, .nope = 12, .rope = 8, .v = 16};
                                         c.model.head_dim = 20;
                                       }}};
+constexpr Choice kWindowChoices[] = {{"model.window: 5", [](Case& c) { c.model.window = {.tokens = 5, .global_every = 2}; }}};
 constexpr Choice kCapacityChoices[] = {{"model.capacity_factor: 1.25", [](Case& c) {
                                           mix_experts(c);
                                           c.model.experts.capacity_factor = 1.25f;
@@ -785,6 +793,11 @@ constexpr std::array kTable{
               .apart = kLatentApart,
               .check = check_latent_attention,
               .choices = kLatentChoices},
+    Technique{.id = "sliding-window",
+              .on = [](const Case& c) { return c.model.has_windows(); },
+              .text = [](const Case& c) { return fmt::format("model.window={}", c.model.window.tokens); },
+              .apart = kWindowApart,
+              .choices = kWindowChoices},
     Technique{.id = "expert-parallel",
               .on = shares_experts,
               .text = [](const Case& c) { return fmt::format("ep={}", c.layout.ep); },

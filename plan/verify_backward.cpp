@@ -425,6 +425,8 @@ class Replay {
   Held turned(const Act& act, int32_t slot, Held held);
   int axis_of_parts(int32_t slot) const;
   void check_complete(const Act& act);
+  int64_t attention_window(int32_t node) const;
+  void check_window(const Act& act, int32_t before);
   void meet_block(const Act& act, int32_t node);
   void meet_all(const Act& act, int32_t node);
   int32_t last_of(int32_t node) const;
@@ -808,6 +810,20 @@ void Replay::check_complete(const Act& act) {
 /// Whether two blocks are of one value, wherever each has come from.
 bool same_blocks(const Held& a, const Held& b) { return a.kind == b.kind && a.what == b.what && a.shift == b.shift; }
 
+/// The window of an op of attention to a block of keys; 0: none.
+int64_t Replay::attention_window(int32_t node) const {
+  const auto* block = std::get_if<AttentionBlock>(&rule_.node(node).op->work);
+  return block == nullptr ? 0 : block->window;
+}
+
+/// Blocks of one attention have one window.
+void Replay::check_window(const Act& act, int32_t before) {
+  const int64_t window = std::get<AttentionBlock>(act.op->work).window;
+  if (window != attention_window(before))
+    fault(Rule::kValues, act, "window={}, and %{} is of keys within a window of {}", window, name(act.reads[2]),
+          attention_window(before));
+}
+
 /// An attention meets the next block of keys: the one that the op says, and each once.
 void Replay::meet_block(const Act& act, int32_t node) {
   const AttentionBlock& w = std::get<AttentionBlock>(act.op->work);
@@ -829,6 +845,7 @@ void Replay::meet_block(const Act& act, int32_t node) {
       check_same(act, 0, rule_.read(before, 0), "the queries of the blocks before");
     if (met != nullptr && !same_blocks(held_[1], rule_.read(before, 1)))
       fault(Rule::kValues, act, "reads %{}, which is no block of the keys of the blocks before", name(act.reads[1]));
+    if (met != nullptr) check_window(act, before);
     if (met != nullptr) blocks.turns = met->turns;
     if (met != nullptr) rule_.blocks(before).next = node;
   }
@@ -861,6 +878,9 @@ void Replay::meet_all(const Act& act, int32_t node) {
     all.turns.insert(turn);
     rule_.blocks(maker).next = node;
     const int32_t first = held_[0].kind == Held::Kind::kValue ? rule_.maker(held_[0]) : -1;
+    if (i > 0 && first >= 0 && rule_.known_blocks(first) != nullptr && attention_window(maker) != attention_window(first))
+      fault(Rule::kValues, act, "merges %{} of a window of {} tokens with %{} of {}", name(act.reads[at]), attention_window(maker),
+            name(act.reads[0]), attention_window(first));
     if (i > 0 && first >= 0 && rule_.known_blocks(first) != nullptr &&
         (rule_.read(maker, 0) != rule_.read(first, 0) || !same_blocks(rule_.read(maker, 1), rule_.read(first, 1))))
       fault(Rule::kValues, act, "merges %{}, which is of other queries or keys than %{}", name(act.reads[at]), name(act.reads[0]));

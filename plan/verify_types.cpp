@@ -761,8 +761,13 @@ std::string Builder::settings_fault() const {
     if (document == 0 || (packed && document > 0 && document <= kMaxTokens)) return "";
     return fmt::format("document={}: tokens expected of a packed document, up to {}", document, kMaxTokens);
   };
+  const auto window_fault = [](int64_t window) -> std::string {
+    if (window >= 0 && window <= kMaxTokens) return "";
+    return fmt::format("window={}: keys that a query sees, 0 for all before it, at most {}", window, kMaxTokens);
+  };
   const auto of_attention = [&](const Attention& w) -> std::string {
     if (std::string fault = document_fault(w.packed, w.document); !fault.empty()) return fault;
+    if (std::string fault = window_fault(w.window); !fault.empty()) return fault;
     const bool forward = w.phase == Phase::kF;
     const Slot &qkv = forward ? read_slot(0) : read_slot(3), &o = forward ? write_slot(0) : read_slot(1),
                &lse = forward ? write_slot(1) : read_slot(2);
@@ -825,6 +830,7 @@ std::string Builder::settings_fault() const {
   };
   const auto of_block = [&](const AttentionBlock& w) -> std::string {
     if (std::string fault = document_fault(w.packed, w.document); !fault.empty()) return fault;
+    if (std::string fault = window_fault(w.window); !fault.empty()) return fault;
     const bool forward = w.phase == Phase::kF;
     if (w.heads < 1 || w.kv_heads < 1 || w.head_dim < 1 || w.heads % w.kv_heads != 0 ||
         std::max({w.heads, w.kv_heads, w.head_dim}) > kMaxHeads)

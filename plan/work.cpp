@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "plan/base/documents.h"
 #include "plan/base/tree.h"
 #include "plan/named_kernels.h"
 #include "plan/precision.h"
+#include "plan/rope_table.h"
 
 namespace shardlab {
 namespace {
@@ -111,10 +113,11 @@ int64_t flops_of(const HeadNorm& w, const Operands& o) {
   return n * (w.phase == Phase::kF ? 4 : w.phase == Phase::kI ? 7 : 3);
 }
 
-/// Pairs of a query and a key that it sees, in a sequence: those of one document, or what is expected of packed ones.
+/// Pairs of a query and a key that it sees, in a sequence: those of one document, or what is expected of packed ones. Within a window
+/// they are a band of the causal triangle, and the order of the tokens moves none.
 int64_t pairs_of_sequence(const Attention& w, int64_t tokens) {
-  if (w.document > 0) return std::llround(expected_pairs({}, tokens, w.document, 0, tokens, 0, tokens));
-  return tokens * (tokens + 1) / 2;
+  if (w.document > 0) return std::llround(expected_pairs({}, tokens, w.document, 0, tokens, 0, tokens, w.window));
+  return seen_pairs({}, tokens, 0, tokens, 0, tokens, w.window);
 }
 
 /// Per query head and causal (query, key) pair. F: products of d and of v_dim multiply-adds, scale, maximum, subtract, exp, sum.
@@ -566,13 +569,13 @@ int strip_axis(const Segment& segment, const Op& op, const Mesh& mesh) {
 }
 
 int64_t pairs_of_block(const Segment& segment, const Op& op, const Mesh& mesh, const TokenOrder& order, const Coordinates* at) {
-  const int64_t document = std::get<AttentionBlock>(op.work).document;
+  const int64_t document = std::get<AttentionBlock>(op.work).document, window = std::get<AttentionBlock>(op.work).window;
   const auto pairs = [&](const Coordinates& c) {
     const BlockParts p = block_parts(segment, op, mesh, c);
     if (document > 0)
-      return static_cast<int64_t>(std::llround(
-          expected_pairs(order, p.queries.total, document, p.queries.begin, p.queries.tokens, p.keys.begin, p.keys.tokens)));
-    return seen_pairs(order, p.queries.total, p.queries.begin, p.queries.tokens, p.keys.begin, p.keys.tokens);
+      return static_cast<int64_t>(std::llround(expected_pairs(order, p.queries.total, document, p.queries.begin, p.queries.tokens,
+                                                              p.keys.begin, p.keys.tokens, window)));
+    return seen_pairs(order, p.queries.total, p.queries.begin, p.queries.tokens, p.keys.begin, p.keys.tokens, window);
   };
   if (at != nullptr) return pairs(*at);
   // Ranks differ along the axes that cut the sequence of the queries.
@@ -643,10 +646,10 @@ void add_workspaces(Plan& plan, bool canonical) {
 
 void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, const Op&)>& scratch) {
   struct Needs {
-    std::vector<int64_t> scratch;  ///< by stream
-    int64_t table = 0;
+    std::vector<int64_t> scratch;     ///< by stream
+    std::map<float, int64_t> tables;  ///< elements, by base
   };
-  std::vector<Needs> by_segment(plan.segments.size(), {std::vector<int64_t>(plan.streams.size()), 0});
+  std::vector<Needs> by_segment(plan.segments.size(), {std::vector<int64_t>(plan.streams.size()), {}});
   std::vector<Space> space(plan.streams.size(), Space::kHost);  // of a stream's workspace: one that only hosts' ops need is theirs
   for (size_t s = 0; s < plan.segments.size(); ++s)
     for (const Step& step : plan.segments[s].steps)
@@ -655,15 +658,18 @@ void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, cons
         const int64_t bytes = scratch(plan.segments[s], *op);
         if (bytes > 0 && !works_on_host(plan.segments[s], *op)) space[op->stream.index()] = Space::kDevice;
         most = std::max(most, bytes);
-        by_segment[s].table = std::max(by_segment[s].table, rope_table_elements(plan.segments[s], *op));
+        if (const auto base = rope_base(*op)) {
+          int64_t& table = by_segment[s].tables[*base];
+          table = std::max(table, rope_table_elements(plan.segments[s], *op));
+        }
       }
   for (Role& role : plan.roles) {
-    Needs needs{std::vector<int64_t>(plan.streams.size()), 0};
+    Needs needs{std::vector<int64_t>(plan.streams.size()), {}};
     for (const Item& item : role.program)
       if (const Call* call = std::get_if<Call>(&item)) {
         const Needs& n = by_segment[call->segment.index()];
         for (size_t i = 0; i < needs.scratch.size(); ++i) needs.scratch[i] = std::max(needs.scratch[i], n.scratch[i]);
-        needs.table = std::max(needs.table, n.table);
+        for (const auto& [base, elements] : n.tables) needs.tables[base] = std::max(needs.tables[base], elements);
       }
     const auto add = [&](std::string name, DType dtype, int64_t elements, Space where) {
       if (elements == 0) return;
@@ -685,7 +691,8 @@ void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, cons
     };
     for (size_t i = 0; i < needs.scratch.size(); ++i)
       add("workspace." + plan.streams[i], DType::f32, needs.scratch[i] / 4, space[i]);
-    add("rope.table", DType::f32, needs.table, Space::kDevice);
+    for (const auto& [base, elements] : needs.tables)
+      add(needs.tables.size() == 1 ? kRopeTable : rope_table_of(base), DType::f32, elements, Space::kDevice);
   }
 }
 

@@ -77,6 +77,8 @@ std::string loss_key(const Case& c) {
   if (m.qkv_biases) key += " biases of q, k and v";
   if (const LatentAttention& l = m.latent; m.is_latent())
     key += fmt::format(" latent {} {} {} {} {}", l.q_rank, l.kv_rank, l.nope, l.rope, l.v);
+  if (const SlidingWindow& w = m.window; m.has_windows())
+    key += fmt::format(" window {} {} {} {}", w.tokens, w.global_layers, w.global_every, w.rope_theta);
   if (const Guard& g = t.guard; g.spike != GuardAction::kNone)
     key += fmt::format(" spikes {} {} {}", g.loss_factor, g.norm_factor, g.window);
   key += " " + c.checkpoint.resume;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -126,7 +127,7 @@ class CpuBackend final : public Backend {
 
   const kernels::Kernels& k_;
   const CpuOptions options_;
-  std::function<void()> fill_rope_table_;  ///< none without Rope
+  std::map<float*, std::function<void()>> fill_rope_tables_;  ///< by table; none without rotary ops
 };
 
 template <class Args>
@@ -189,7 +190,7 @@ Result<Launch> CpuBackend::lend_scratch(const BoundOp& op, Result<ScratchLaunch>
 void CpuBackend::want_rope_table(const BoundOp& op, int width, float theta) {
   const Type& qkv = *op.writes[0].type;
   SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
-  fill_rope_table_ = [rows = rope_rows(op, qkv), width, theta, table = op.rope_table] {
+  fill_rope_tables_[op.rope_table] = [rows = rope_rows(op, qkv), width, theta, table = op.rope_table] {
     kernels::rope_table(rows.begin, rows.count, width, theta, table, rows.order, rows.total);
   };
 }
@@ -198,7 +199,8 @@ void CpuBackend::enter_thread(int stream) {
 #ifdef _OPENMP
   omp_set_num_threads(options_.threads_per_rank);
 #endif
-  if (stream == 0 && fill_rope_table_) fill_rope_table_();
+  if (stream != 0) return;
+  for (const auto& [table, fill] : fill_rope_tables_) fill();
 }
 
 // ---- input and embeddings

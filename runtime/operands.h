@@ -59,7 +59,8 @@ inline kernels::AttentionBlockShape block_shape(const BoundOp& op, const Attenti
           op.plan->token_order,
           canonical,
           positions ? op.reads[*positions].as<const int32_t>() : nullptr,
-          w.v_dim};
+          w.v_dim,
+          w.window};
 }
 
 /// Whole sequences of an Attention on this rank.
@@ -70,7 +71,7 @@ inline kernels::AttentionShape attention_shape(const BoundOp& op, const Attentio
           w.heads,    w.kv_heads,
           w.head_dim, op.plan->token_order,
           canonical,  positions ? op.reads[*positions].as<const int32_t>() : nullptr,
-          w.v_dim};
+          w.v_dim,    w.window};
 }
 
 /// Rows of the table of rotations that a rank reads: of its tokens' places or, of packed documents, of every position of a sequence.

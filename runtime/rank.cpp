@@ -13,6 +13,7 @@
 #include "plan/base/world_error.h"
 #include "plan/collective_steps.h"
 #include "plan/period.h"
+#include "plan/rope_table.h"
 
 namespace shardlab::runtime {
 
@@ -217,7 +218,10 @@ void Rank::bind_workspace(BoundOp& op) const {
   if (const auto id = find(fmt::format("workspace.{}", stream)))
     if (const Buffer& b = role_.buffers[id->index()]; device_ == nullptr || (b.space == Space::kHost) == op.on_host)
       op.workspace = {static_cast<std::byte*>(address(*id)), static_cast<size_t>(b.type.bytes())};
-  if (const auto id = find("rope.table")) op.rope_table = static_cast<float*>(address(*id));
+  if (const auto base = rope_base(op.op())) {
+    const auto own = find(rope_table_of(*base)), table = own ? own : find(kRopeTable);
+    if (table) op.rope_table = static_cast<float*>(address(*table));
+  }
 }
 
 Communicator& Rank::communicator(CommId comm, Transport& transport) {

@@ -109,8 +109,7 @@ class CopyAdder {
   AxisSet summed_over(int unit, int parameter) { return partial_axes(gradient_type(draft_, unit, parameter), early_); }
 
   SegmentId sum_segment(UnitKind kind, int unit) {
-    static constexpr std::string_view kNames[] = {"parts.embed", "parts.layer", "parts.head", "parts.dense"};
-    const std::string name(kNames[static_cast<size_t>(kind)]);
+    const std::string name = "parts." + std::string(name_of(kind));
     return draft_.cached(name, [&] {
       Segment s;
       s.name = name;
@@ -144,8 +143,7 @@ class CopyAdder {
   }
 
   SegmentId segment(UnitKind kind, int unit) {
-    static constexpr std::string_view kNames[] = {"add.embed", "add.layer", "add.head", "add.dense"};
-    const std::string name(kNames[static_cast<size_t>(kind)]);
+    const std::string name = "add." + std::string(name_of(kind));
     return draft_.cached(name, [&] {
       Segment s;
       s.name = name;

@@ -1,6 +1,7 @@
 #include "strategies/build_step.h"
 
 #include <cmath>
+#include <set>
 
 #include "plan/base/tree.h"
 #include "strategies/diloco.h"
@@ -15,14 +16,15 @@ constexpr std::string_view kPositionsSlot = "positions";
 /// Adds the slots and ops of one unit kind's segments. Shapes: b sequences of a micro-batch, s tokens of each on this rank, h hidden.
 class UnitBuilder {
  public:
-  UnitBuilder(Draft& draft, UnitKind kind, std::string_view name)
+  UnitBuilder(Draft& draft, UnitKind kind)
       : draft_(draft),
         config_(draft.config),
         model_(config_.model),
         unit_(draft.of(kind)),
-        mixture_(model_.is_mixture() && kind == UnitKind::kLayer) {
-    unit_.forward.segment.name = std::string(name) + ".F";
-    unit_.backward.segment.name = std::string(name) + ".B";
+        mixture_(draft.is_mixture(kind)),
+        local_(kind == UnitKind::kLocal || kind == UnitKind::kLocalDense || model_.local_layers() == model_.layers) {
+    unit_.forward.segment.name = std::string(name_of(kind)) + ".F";
+    unit_.backward.segment.name = std::string(name_of(kind)) + ".B";
   }
 
   void build_embed();
@@ -123,8 +125,10 @@ class UnitBuilder {
             .head_dim = static_cast<int>(model_.head_dim),
             .packed = packed(),
             .document = packed() ? config_.data.document_tokens : 0,
-            .v_dim = model_.is_latent() ? static_cast<int>(model_.latent.v) : 0};
+            .v_dim = model_.is_latent() ? static_cast<int>(model_.latent.v) : 0,
+            .window = local_ ? model_.window.tokens : 0};
   }
+  float rope_theta() const { return local_ ? model_.local_rope_theta() : model_.rope_theta; }
   LatentHeads latent_heads(Phase phase) const {
     const LatentAttention& l = model_.latent;
     return {.phase = phase,
@@ -132,7 +136,7 @@ class UnitBuilder {
             .nope = static_cast<int>(l.nope),
             .rope = static_cast<int>(l.rope),
             .v_dim = static_cast<int>(l.v),
-            .theta = model_.rope_theta,
+            .theta = rope_theta(),
             .packed = packed()};
   }
   Rope rope(Phase phase) const {
@@ -140,7 +144,7 @@ class UnitBuilder {
             .heads = static_cast<int>(model_.heads),
             .kv_heads = static_cast<int>(model_.kv_heads),
             .head_dim = static_cast<int>(model_.head_dim),
-            .theta = model_.rope_theta,
+            .theta = rope_theta(),
             .packed = packed()};
   }
 
@@ -176,6 +180,7 @@ class UnitBuilder {
   const Model& model_;
   UnitTemplate& unit_;
   const bool mixture_;  ///< of a layer: it has experts
+  const bool local_;    ///< of a layer: it attends within the window
   // Indices of the layer's parameters; -1 where the family has none.
   int norm1_ = -1, beta1_ = -1, wqkv_ = -1, bqkv_ = -1, wo_ = -1, bo_ = -1;
   int norm2_ = -1, beta2_ = -1, wup_ = -1, bup_ = -1, wdown_ = -1, bdown_ = -1;
@@ -624,8 +629,7 @@ void add_units(Draft& draft) {
     draft.units.push_back(std::move(unit));
   };
   add_unit(UnitKind::kEmbed, -1);
-  for (int layer = 0; layer < model.layers; ++layer)
-    add_unit(model.is_mixture() && !model.is_mixture(layer) ? UnitKind::kDense : UnitKind::kLayer, layer);
+  for (int layer = 0; layer < model.layers; ++layer) add_unit(layer_kind(model, layer), layer);
   add_unit(UnitKind::kHead, -1);
 }
 
@@ -694,13 +698,11 @@ Draft build_step(const Case& config, bool training) {
   // Where each micro-batch is summed over the ranks by itself, in canonical mode they share it out in the order of the tree.
   if (config.canonical && ((l.zero >= 2 && l.shard_ranks() > 1) || l.expert_shards_of_dp() > 1) && draft.micro_batches() > 1)
     draft.plan.together = sequence_axes(draft.plan.mesh);
-  UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
-  UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();
-  UnitBuilder(draft, UnitKind::kHead, "head").build_head();
-  if (config.model.is_mixture() && config.model.mixture_layers() < config.model.layers) {
-    draft.templates.emplace_back();
-    UnitBuilder(draft, UnitKind::kDense, "dense").build_layer();
-  }
+  UnitBuilder(draft, UnitKind::kEmbed).build_embed();
+  UnitBuilder(draft, UnitKind::kHead).build_head();
+  std::set<UnitKind> kinds;
+  for (int64_t layer = 0; layer < config.model.layers; ++layer) kinds.insert(layer_kind(config.model, layer));
+  for (const UnitKind kind : kinds) UnitBuilder(draft, kind).build_layer();
   add_units(draft);
   deal_batch(draft);
   deal_sequences(draft);

@@ -285,7 +285,8 @@ class Blocks {
             .turn = turn,
             .packed = core_.packed,
             .document = core_.document,
-            .v_dim = core_.v_dim};
+            .v_dim = core_.v_dim,
+            .window = core_.window};
   }
   AttentionMerge merge(Phase phase, int step, bool keys = false) const {
     return {phase, core_.heads, core_.kv_heads, core_.head_dim, step, keys, core_.v_dim};
@@ -449,32 +450,33 @@ class Blocks {
 void sum_loads(Draft& draft) {
   constexpr std::string_view kLoad = "moe.load";
   const AxisSet axes = context_axes(draft.plan.mesh);
-  UnitTemplate& layer = draft.of(UnitKind::kLayer);
-  for (DraftSegment* segment : {&layer.forward, &layer.backward}) {
-    auto& steps = segment->segment.steps;
-    const auto at = std::ranges::find_if(steps, [](const Step& s) { return std::holds_alternative<Route>(std::get<Op>(s).work); });
-    SHARDLAB_CHECK(at != steps.end(), "{} has no router", segment->segment.name);
-    Op& router = std::get<Op>(*at);
-    std::get<Route>(router.work).sequence = draft.config.train.seq_len;
-    if (segment == &layer.forward) continue;
-    Type type = segment->slot(segment->find("moe.logits")).type;  // which says how sequences are dealt
-    type.shape = {type.shape[0], type.shape[2]};
-    const SlotId load =
-        segment->add(std::string(kLoad), placed(type, axes, Placement::replicate()), Use::kLocal, BufferClass::kTemporary);
-    const SlotId part = segment->add_view(std::string(kLoad) + ".part", load, placed(type, axes, Placement::partial()));
-    router.reads.push_back(load);
-    const auto op = [&](Work work, SlotId from, SlotId to, std::string_view label) {
-      Op o;
-      o.work = std::move(work);
-      o.reads = {from};
-      o.writes = {to};
-      o.label = label;
-      o.strategy = kContextParallelName;
-      return Step(std::move(o));
-    };
-    const Collective sum{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("cp.load", axes), draft.algorithm()};
-    steps.insert(at, {op(ExpertLoad{}, segment->find("moe.choice"), part, kLoad), op(sum, part, load, "moe.load.all")});
-  }
+  for (const UnitKind kind : draft.mixture_kinds())
+    for (DraftSegment* segment : {&draft.of(kind).forward, &draft.of(kind).backward}) {
+      auto& steps = segment->segment.steps;
+      const auto at =
+          std::ranges::find_if(steps, [](const Step& s) { return std::holds_alternative<Route>(std::get<Op>(s).work); });
+      SHARDLAB_CHECK(at != steps.end(), "{} has no router", segment->segment.name);
+      Op& router = std::get<Op>(*at);
+      std::get<Route>(router.work).sequence = draft.config.train.seq_len;
+      if (segment == &draft.of(kind).forward) continue;
+      Type type = segment->slot(segment->find("moe.logits")).type;  // which says how sequences are dealt
+      type.shape = {type.shape[0], type.shape[2]};
+      const SlotId load =
+          segment->add(std::string(kLoad), placed(type, axes, Placement::replicate()), Use::kLocal, BufferClass::kTemporary);
+      const SlotId part = segment->add_view(std::string(kLoad) + ".part", load, placed(type, axes, Placement::partial()));
+      router.reads.push_back(load);
+      const auto op = [&](Work work, SlotId from, SlotId to, std::string_view label) {
+        Op o;
+        o.work = std::move(work);
+        o.reads = {from};
+        o.writes = {to};
+        o.label = label;
+        o.strategy = kContextParallelName;
+        return Step(std::move(o));
+      };
+      const Collective sum{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("cp.load", axes), draft.algorithm()};
+      steps.insert(at, {op(ExpertLoad{}, segment->find("moe.choice"), part, kLoad), op(sum, part, load, "moe.load.all")});
+    }
 }
 
 }  // namespace

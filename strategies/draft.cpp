@@ -67,9 +67,23 @@ bool StageDraft::holds(int unit) const { return std::ranges::binary_search(units
 
 bool StageDraft::begins_part(int unit) const { return std::ranges::find(parts, unit, &PartDraft::first_unit) != parts.end(); }
 
+UnitKind layer_kind(const Model& model, int64_t layer) {
+  const bool dense = model.is_mixture() && !model.is_mixture(layer);
+  const bool local = model.is_local(layer) && model.local_layers() < model.layers;
+  return dense ? (local ? UnitKind::kLocalDense : UnitKind::kDense) : local ? UnitKind::kLocal : UnitKind::kLayer;
+}
+
 std::vector<UnitKind> Draft::layer_kinds() const {
-  if (std::ranges::find(units, UnitKind::kDense, &Unit::kind) == units.end()) return {UnitKind::kLayer};
-  return {UnitKind::kLayer, UnitKind::kDense};
+  std::vector<UnitKind> kinds;
+  for (const UnitKind kind : {UnitKind::kLayer, UnitKind::kDense, UnitKind::kLocal, UnitKind::kLocalDense})
+    if (std::ranges::find(units, kind, &Unit::kind) != units.end()) kinds.push_back(kind);
+  return kinds;
+}
+
+std::vector<UnitKind> Draft::mixture_kinds() const {
+  std::vector<UnitKind> kinds = layer_kinds();
+  std::erase_if(kinds, [&](UnitKind kind) { return !is_mixture(kind); });
+  return kinds;
 }
 
 StageDraft& Draft::embedding_stage() {

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
@@ -21,10 +22,16 @@
 
 namespace shardlab::strategies {
 
-/// kDense: a layer with the feed-forward of a dense model, where other layers, of kind kLayer, are mixtures of experts.
-enum class UnitKind : uint8_t { kEmbed, kLayer, kHead, kDense };
-inline constexpr int kUnitKinds = 3;  ///< that every model has
-inline bool is_layer(UnitKind kind) { return kind == UnitKind::kLayer || kind == UnitKind::kDense; }
+/// kDense: a layer with the feed-forward of a dense model, where other layers are mixtures of experts. kLocal: a layer that attends within
+/// a window, where other layers attend to all before. kLocalDense: a layer that is both. A layer of a model whose layers are alike is of
+/// kind kLayer.
+enum class UnitKind : uint8_t { kEmbed, kLayer, kHead, kDense, kLocal, kLocalDense };
+inline constexpr std::string_view kUnitNames[] = {"embed", "layer", "head", "dense", "local", "local_dense"};
+inline constexpr size_t kUnitKinds = std::size(kUnitNames);
+inline bool is_layer(UnitKind kind) { return kind != UnitKind::kEmbed && kind != UnitKind::kHead; }
+inline std::string_view name_of(UnitKind kind) { return kUnitNames[static_cast<size_t>(kind)]; }
+/// The kind of layer `layer` of a model.
+UnitKind layer_kind(const Model& model, int64_t layer);
 
 /// The kind of buffer that a slot of a unit's segment is bound to.
 enum class Use : uint8_t {
@@ -230,7 +237,7 @@ struct StageDraft {
 struct Draft {
   Case config;
   Plan plan;  ///< mesh, comms, streams, parameters and registered segments grow here; roles come last
-  /// By kind, kDense only where some layers are; then variants of some (layers of which backward makes more again).
+  /// By kind, empty where the model has no such unit; then variants of some (layers of which backward makes more again).
   std::vector<UnitTemplate> templates{kUnitKinds};
   std::vector<Unit> units;
   std::vector<StageDraft> stages;
@@ -238,8 +245,12 @@ struct Draft {
   bool training = true;
 
   UnitTemplate& of(UnitKind kind) { return templates[static_cast<size_t>(kind)]; }
-  /// The kinds of layers that the model has.
+  /// The kinds of layers that the model has; and those that are mixtures of experts.
   std::vector<UnitKind> layer_kinds() const;
+  std::vector<UnitKind> mixture_kinds() const;
+  bool is_mixture(UnitKind kind) const {
+    return config.model.is_mixture() && (kind == UnitKind::kLayer || kind == UnitKind::kLocal);
+  }
   UnitTemplate& of_unit(int unit) { return templates[units[static_cast<size_t>(unit)].form]; }
   const UnitTemplate& of_unit(int unit) const { return templates[units[static_cast<size_t>(unit)].form]; }
   int micro_batches() const { return static_cast<int>(config.train.grad_accumulation); }

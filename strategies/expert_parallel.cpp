@@ -34,9 +34,10 @@ constexpr std::string_view kExpertParallelName = "expert-parallel";
 
 class ExpertParallel {
  public:
-  explicit ExpertParallel(Draft& draft)
+  ExpertParallel(Draft& draft, UnitKind kind)
       : draft_(draft),
-        layer_(draft.of(UnitKind::kLayer)),
+        kind_(kind),
+        layer_(draft.of(kind)),
         axes_(expert_axes(draft)),
         size_(draft.config.layout.ep),
         comm_(draft.comm("ep", axes_)) {
@@ -89,7 +90,7 @@ class ExpertParallel {
     for (UnitParameter& p : layer_.parameters)
       if (is_expert_weight(p.name)) share(p.type);
     for (const Unit& u : draft_.units)
-      if (u.kind == UnitKind::kLayer)
+      if (u.kind == kind_)
         for (size_t i = 0; i < u.parameters.size(); ++i)
           draft_.plan.parameters[u.parameters[i].index()].type = layer_.parameters[i].type;
   }
@@ -209,6 +210,7 @@ class ExpertParallel {
   }
 
   Draft& draft_;
+  UnitKind kind_;
   UnitTemplate& layer_;
   AxisSet axes_;
   int size_;
@@ -219,6 +221,8 @@ class ExpertParallel {
 
 }  // namespace
 
-void expert_parallel(Draft& draft) { ExpertParallel(draft).run(); }
+void expert_parallel(Draft& draft) {
+  for (const UnitKind kind : draft.mixture_kinds()) ExpertParallel(draft, kind).run();
+}
 
 }  // namespace shardlab::strategies

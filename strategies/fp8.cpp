@@ -92,7 +92,7 @@ enum class Keep : uint8_t {
 /// Rewrites the products of a layer, forward and backward.
 class Rounding {
  public:
-  explicit Rounding(Draft& draft) : draft_(draft), layer_(draft.of(UnitKind::kLayer)), scaling_(scaling_of(draft.config)) {}
+  Rounding(Draft& draft, UnitKind kind) : draft_(draft), layer_(draft.of(kind)), scaling_(scaling_of(draft.config)) {}
 
   void run() {
     rewrite(layer_.forward, [&](const Op& op) { return forward(op); });
@@ -321,8 +321,7 @@ class History {
  public:
   History(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage) {
     for (const int unit : stage.units)
-      if (draft.units[static_cast<size_t>(unit)].kind == UnitKind::kLayer)
-        layers_.push_back(draft.units[static_cast<size_t>(unit)].layer);
+      if (is_layer(draft.units[static_cast<size_t>(unit)].kind)) layers_.push_back(draft.units[static_cast<size_t>(unit)].layer);
     const int64_t rows = kForward + kBackward;
     if (draft.training) amax_ = add("fp8.amax", numbers(draft.plan.mesh, rows * static_cast<int64_t>(layers_.size()), true));
   }
@@ -423,7 +422,9 @@ class History {
 
 }  // namespace
 
-void multiply_in_fp8(Draft& draft) { Rounding(draft).run(); }
+void multiply_in_fp8(Draft& draft) {
+  for (const UnitKind kind : draft.layer_kinds()) Rounding(draft, kind).run();
+}
 
 void remember_amax(Draft& draft) {
   for (StageDraft& stage : draft.stages) History(draft, stage).run();

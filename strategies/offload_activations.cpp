@@ -125,10 +125,10 @@ Slot nvme_slot(Slot slot) {
 
 SegmentId parking_segment(Draft& draft, int unit, Event::Kind kind) {
   using Kind = Event::Kind;
-  // Layers that differ in what backward makes again keep different tensors.
-  const size_t form = draft.units[static_cast<size_t>(unit)].form;
-  const std::string what = kind == Kind::kPark ? "park.layer" : kind == Kind::kRead ? "read.layer" : "fetch.layer";
-  const std::string name = form == static_cast<size_t>(UnitKind::kLayer) ? what : fmt::format("{}.{}", what, form);
+  // Layers of several kinds, and those that differ in what backward makes again, keep different tensors.
+  const std::string& forward = draft.of_unit(unit).forward.segment.name;  // "layer.F", "layer.again.F"
+  const char* what = kind == Kind::kPark ? "park" : kind == Kind::kRead ? "read" : "fetch";
+  const std::string name = fmt::format("{}.{}", what, forward.substr(0, forward.rfind('.')));
   return draft.cached(name, [&] {
     const DraftSegment& backward = draft.of_unit(unit).backward;
     const bool overlap = draft.config.layout.overlap, nvme = draft.config.layout.offload.activations == OffloadTo::kNvme;

@@ -128,7 +128,8 @@ SegmentId message_segment(Draft& draft, bool send, bool gradients, int from, int
     op.stream = draft.stream("pp." + traffic + (send ? ".send" : ".receive"));
     op.label = send ? "send" : "receive";
     op.strategy = kPipelineName;
-    const DraftSegment& layer = gradients ? draft.of(UnitKind::kLayer).backward : draft.of(UnitKind::kLayer).forward;
+    const UnitTemplate& any = draft.of(draft.layer_kinds().front());
+    const DraftSegment& layer = gradients ? any.backward : any.forward;
     Segment segment;
     segment.name = name;
     Slot slot = layer.slot(layer.find(gradients ? "d.y" : "x"));

@@ -36,7 +36,7 @@ class RouterBias {
   RouterBias(Draft& draft, StageDraft& stage)
       : draft_(draft), stage_(stage), numbers_(draft, stage, kName), experts_(draft.config.model.experts.count) {
     for (const int unit : stage.units)
-      if (draft.units[static_cast<size_t>(unit)].kind == UnitKind::kLayer)
+      if (draft.is_mixture(draft.units[static_cast<size_t>(unit)].kind))
         layers_.push_back(draft.units[static_cast<size_t>(unit)].layer);
   }
 
@@ -60,7 +60,7 @@ class RouterBias {
   }
 
   void follow_load() {
-    const DraftSegment& backward = draft_.of(UnitKind::kLayer).backward;
+    const DraftSegment& backward = draft_.of(draft_.mixture_kinds().front()).backward;
     const Type summand = backward.slot(backward.find(kRouterLoadSlot)).type;
     AxisSet axes;
     Type sum = summand;

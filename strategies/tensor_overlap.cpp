@@ -193,9 +193,11 @@ class InStrips {
 }  // namespace
 
 void tensor_overlap(Draft& draft) {
-  UnitTemplate& layer = draft.of(UnitKind::kLayer);
-  InStrips(draft, layer.forward).run();
-  InStrips(draft, layer.backward).run();
+  for (const UnitKind kind : draft.layer_kinds()) {
+    UnitTemplate& layer = draft.of(kind);
+    InStrips(draft, layer.forward).run();
+    InStrips(draft, layer.backward).run();
+  }
 }
 
 }  // namespace shardlab::strategies

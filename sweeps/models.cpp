@@ -89,21 +89,13 @@ class ConfigReader {
     return otherwise;
   }
   bool lenient() const { return lenient_; }
-  /// Layers with a sliding window: by `layer_types`, else all but every `pattern`-th.
-  int64_t windowed_layers(int64_t layers, int64_t pattern) {
-    if (!has("layer_types")) return layers - layers / std::max<int64_t>(1, pattern);
-    const Json& list = json_["layer_types"];
-    int64_t windowed = 0;
-    if (list.is_array() && static_cast<int64_t>(list.size()) == layers) {
-      for (const Json& type : list)
-        if (type == "sliding_attention")
-          ++windowed;
-        else if (type != "full_attention")
-          return refuse(fmt::format("`layer_types` has {}", shown(type)), "implemented: sliding_attention and full_attention"), 0;
-      return windowed;
-    }
-    refuse(fmt::format("`layer_types` is {}, no list of {} layers", shown(list), layers), "one word a layer");
-    return 0;
+  /// A window of `window.tokens` in the layers that `layer_types` calls sliding, else as `window` says. A window that hides nothing, and one
+  /// that no layer has, is none.
+  void read_layers_of(SlidingWindow window, Model& m) {
+    if (has("layer_types")) window = layers_named(window, m.layers);
+    m.window = window;
+    const bool hides = m.local_layers() > 0 && (m.max_positions == 0 || window.tokens < m.max_positions);
+    if (window.tokens > 0 && !hides) m.window = {};
   }
   bool flag_or(const char* key, bool otherwise) {
     if (!has(key)) return otherwise;
@@ -144,6 +136,35 @@ class ConfigReader {
   const std::optional<Error>& error() const { return error_; }
 
  private:
+  /// The window in the layers that `layer_types` calls sliding: all from one on, but perhaps every n-th.
+  SlidingWindow layers_named(SlidingWindow window, int64_t layers) {
+    const Json& list = json_["layer_types"];
+    const auto refused = [&](std::string message, const char* hint) {
+      refuse(std::move(message), hint);
+      return SlidingWindow{};
+    };
+    if (!list.is_array() || static_cast<int64_t>(list.size()) != layers)
+      return refused(fmt::format("`layer_types` is {}, no list of {} layers", shown(list), layers), "one word a layer");
+    for (const Json& type : list)
+      if (type != "sliding_attention" && type != "full_attention")
+        return refused(fmt::format("`layer_types` has {}", shown(type)), "implemented: sliding_attention and full_attention");
+    const auto next = [&](int64_t from, const char* word) {
+      while (from < layers && list[static_cast<size_t>(from)] != word) ++from;
+      return from;
+    };
+    window.global_layers = next(0, "sliding_attention");
+    const int64_t again = next(window.global_layers, "full_attention");
+    window.global_every = again < layers ? again - window.global_layers + 1 : 0;
+    if (window.global_layers == layers) return {};
+    Model m;
+    m.layers = layers, m.window = window;
+    for (int64_t layer = 0; layer < layers; ++layer)
+      if (m.is_local(layer) != (list[static_cast<size_t>(layer)] == "sliding_attention"))
+        return refused(fmt::format("`layer_types` has {} at layer {}, which breaks the pattern of the layers before",
+                                   shown(list[static_cast<size_t>(layer)]), layer),
+                       "implemented: full_attention in the first layers, and in every n-th of those behind them");
+    return window;
+  }
   /// " of model_type llama", where the file says one.
   std::string of_type(const char* preposition = " of") const {
     const auto type = json_.find("model_type");
@@ -199,25 +220,30 @@ void read_sizes(ConfigReader& in, Model& m) {
   m.rope_theta = in.number_or("rope_theta", 10000.0f);
 }
 
-void read_llama_sizes(ConfigReader& in, Model& m) {
+/// A window of all layers (Mistral, Phi-3), or that Qwen states beside the switch that turns it on and the number of first layers without.
+void read_window(ConfigReader& in, Model& m, bool switched) {
+  if (const int64_t tokens = in.size_or("sliding_window", 0); tokens != 0 && in.flag_or("use_sliding_window", !switched))
+    in.read_layers_of({.tokens = tokens, .global_layers = switched ? in.size_or("max_window_layers", 28) : 0}, m);
+}
+
+void read_llama_sizes(ConfigReader& in, Model& m, bool switched = false) {
   read_sizes(in, m);
-  // Qwen states a window beside the switch that leaves it off.
-  if (const int64_t window = in.size_or("sliding_window", 0); window > 0 && in.flag_or("use_sliding_window", true))
-    m.max_positions = m.max_positions > 0 ? std::min(m.max_positions, window) : window;
+  read_window(in, m, switched);
   m.tied_embeddings = in.flag_or("tie_word_embeddings", false);
   if (!in.lenient()) in.must_be("hidden_act", {"silu", "swish"});
 }
 
-void read_llama(ConfigReader& in, ModelConfig& c) {
-  read_llama_sizes(in, c.model);
+void read_llama_like(ConfigReader& in, ModelConfig& c, bool switched) {
+  read_llama_sizes(in, c.model, switched);
   if (in.lenient()) return;
   in.must_be_off("attention_bias");
   in.must_be_off("mlp_bias");
 }
 
+void read_llama(ConfigReader& in, ModelConfig& c) { read_llama_like(in, c, false); }
+
 void read_qwen2(ConfigReader& in, ModelConfig& c) {
-  read_llama_sizes(in, c.model);
-  in.must_be_off("use_sliding_window");
+  read_llama_sizes(in, c.model, true);
   c.model.qkv_biases = c.qkv_biases = true;
 }
 
@@ -240,7 +266,7 @@ void read_experts(ConfigReader& in, ModelConfig& c) {
 
 /// Biases of q, k and v; layers with experts, of which every token passes one more, gated (transformers, Qwen2MoeConfig).
 void read_qwen2_moe(ConfigReader& in, ModelConfig& c) {
-  read_llama_sizes(in, c.model);
+  read_llama_sizes(in, c.model, true);
   in.must_be_off("use_sliding_window");
   c.model.qkv_biases = c.qkv_biases = in.flag_or("qkv_bias", true);
   read_experts(in, c);
@@ -254,8 +280,7 @@ void read_qwen2_moe(ConfigReader& in, ModelConfig& c) {
 }
 
 void read_qwen3(ConfigReader& in, ModelConfig& c) {
-  read_llama(in, c);
-  in.must_be_off("use_sliding_window");
+  read_llama_like(in, c, true);
   c.model.qk_norm = c.qk_norm = true;
 }
 
@@ -267,6 +292,7 @@ void read_mixtral(ConfigReader& in, ModelConfig& c) {
 }
 
 void read_qwen3_moe(ConfigReader& in, ModelConfig& c) {
+  in.must_be_off("use_sliding_window");
   read_qwen3(in, c);
   read_experts(in, c);
 }
@@ -326,8 +352,7 @@ void read_gemma2(ConfigReader& in, ModelConfig& c) {
   c.model.tied_embeddings = in.flag_or("tie_word_embeddings", true);
   in.must_be("hidden_activation", {"gelu_pytorch_tanh"});
   in.must_be_off("attention_bias");
-  c.window = in.size_or("sliding_window", 4096);
-  c.windowed_layers = in.windowed_layers(c.model.layers, 2);
+  in.read_layers_of({.tokens = in.size_or("sliding_window", 4096), .global_every = 2}, c.model);
   c.post_norms = true;
   c.unexecuted = "its feed-forward is gated by gelu, and norms follow attention and feed-forward";
 }
@@ -344,8 +369,10 @@ void read_gemma3(ConfigReader& in, ModelConfig& c) {
   m.norm_epsilon = in.number_or("rms_norm_eps", 1e-6f), m.rope_theta = in.number_or("rope_theta", 1e6f);
   in.must_be("hidden_activation", {"gelu_pytorch_tanh"});
   in.must_be_off("attention_bias");
-  c.window = in.size_or("sliding_window", 1024);
-  c.windowed_layers = in.windowed_layers(m.layers, in.size_or("sliding_window_pattern", 6));
+  in.read_layers_of({.tokens = in.size_or("sliding_window", 1024),
+                     .global_every = in.size_or("sliding_window_pattern", 6),
+                     .rope_theta = in.number_or("rope_local_base_freq", 10000.0f)},
+                    m);
   c.post_norms = c.qk_norm = true;
   c.unexecuted = "its feed-forward is gated by gelu, and norms follow attention and feed-forward";
 }
@@ -359,10 +386,7 @@ void read_phi3(ConfigReader& in, ModelConfig& c) {
   in.must_be("hidden_act", {"silu", "swish"});
   in.must_be_off("attention_bias");
   if (rotates_part(in)) c.unexecuted = "it rotates a part of each head";
-  const int64_t window = in.size_or("sliding_window", 0);
-  if (window == 0 || (c.model.max_positions > 0 && window >= c.model.max_positions)) return;
-  c.window = window, c.windowed_layers = c.model.layers;
-  c.unexecuted = "its attention has a window";
+  read_window(in, c.model, false);
 }
 
 void read_olmo2(ConfigReader& in, ModelConfig& c) {
@@ -418,9 +442,8 @@ void read_gpt_oss(ConfigReader& in, ModelConfig& c) {
   c.sinks = c.expert_biases = true;
   c.experts = in.size("num_local_experts"), c.top_k = in.size("num_experts_per_tok");
   c.moe_ffn = c.model.ffn;
-  c.window = in.size_or("sliding_window", 128);
-  c.windowed_layers = in.windowed_layers(c.model.layers, 2);
-  c.unexecuted = kMixture;
+  in.read_layers_of({.tokens = in.size_or("sliding_window", 128), .global_every = 2}, c.model);
+  c.unexecuted = "its heads have sinks, and its experts and their router biases";
 }
 
 void read_gpt_neox(ConfigReader& in, ModelConfig& c) {
@@ -449,8 +472,7 @@ Result<void> check_sizes(const ModelConfig& c) {
                                     {"kv_lora_rank", c.kv_rank},
                                     {"qk_nope_head_dim", c.nope_dim},
                                     {"qk_rope_head_dim", c.rope_dim},
-                                    {"v_head_dim", c.v_dim},
-                                    {"sliding_window", c.window}})
+                                    {"v_head_dim", c.v_dim}})
     if (value < 0 || value >= int64_t{1} << 31)
       return refusal(fmt::format("{}={} is outside [0, 2^31)", name, value), "write a size that a model can have");
   const bool mixture = c.unexecuted.find("experts") != std::string::npos || c.model.experts != Experts{};
@@ -503,8 +525,8 @@ std::string describe(const ModelConfig& c) {
              "{} {} biases {} {} {} norms {} {} {} sinks {} rotary {} window {} of {} experts {} {} {} {} {} {} latent {} {} {} {} "
              "{}",
              c.type, c.unexecuted, c.qkv_biases, c.out_bias, c.expert_biases, c.qk_norm, c.qk_norm_whole, c.post_norms, c.sinks,
-             c.rotary, c.window, c.windowed_layers, c.experts, c.top_k, c.moe_ffn, c.shared_experts, c.dense_layers, c.router_bias,
-             c.q_rank, c.kv_rank, c.nope_dim, c.rope_dim, c.v_dim) +
+             c.rotary, c.model.window.tokens, c.model.local_layers(), c.experts, c.top_k, c.moe_ffn, c.shared_experts,
+             c.dense_layers, c.router_bias, c.q_rank, c.kv_rank, c.nope_dim, c.rope_dim, c.v_dim) +
          (c.shared_gate ? " gated" : "");
 }
 
@@ -532,6 +554,10 @@ std::string in_words_of(const Json& json, std::string message) {
                                                                  {"model.moe_ffn", "moe_intermediate_size"},
                                                                  {"model.moe_every", "decoder_sparse_step"},
                                                                  {"model.dense_layers", "first_k_dense_replace"},
+                                                                 {"model.window", "sliding_window"},
+                                                                 {"model.global_layers", "max_window_layers"},
+                                                                 {"model.global_every", "sliding_window_pattern"},
+                                                                 {"model.local_rope_theta", "rope_local_base_freq"},
                                                                  {"model.kv_lora_rank", "kv_lora_rank"},
                                                                  {"model.q_lora_rank", "q_lora_rank"},
                                                                  {"model.qk_nope_head_dim", "qk_nope_head_dim"},
@@ -550,9 +576,15 @@ std::string in_words_of(const Json& json, std::string message) {
   return message;
 }
 
-/// Transformers 5 has keys of rotary embeddings under `rope_parameters`: these, where the older ones are not there.
+/// Transformers 5 has keys of rotary embeddings under `rope_parameters`, of all layers or by kind of layer: these, where the older ones are
+/// not there.
 Json with_rope_parameters(Json json) {
   if (!json.contains("rope_parameters") || !json["rope_parameters"].is_object()) return json;
+  for (const auto& [kind, key] : {std::pair{"full_attention", "rope_theta"}, {"sliding_attention", "rope_local_base_freq"}}) {
+    const Json& all = json["rope_parameters"];
+    if (all.contains(kind) && all[kind].is_object() && all[kind].contains("rope_theta") && !json.contains(key))
+      json[key] = Json(all[kind]["rope_theta"]);
+  }
   for (const char* key : {"rope_theta", "partial_rotary_factor"})
     if (json["rope_parameters"].contains(key) && (!json.contains(key) || json[key].is_null()))
       json[key] = Json(json["rope_parameters"][key]);

@@ -28,9 +28,6 @@ struct ModelConfig {
   bool sinks = false;          ///< a learned logit a head that takes attention from the tokens (gpt-oss)
   bool rotary = false;         ///< of the gpt family: rotary positions in place of a learned table (GPT-NeoX)
 
-  /// In `windowed_layers` of the layers a token sees `window` tokens, itself included.
-  int64_t window = 0, windowed_layers = 0;
-
   /// All but `dense_layers` of the layers have `experts` of width `moe_ffn`, `top_k` for a token, and `shared_experts` of the same width
   /// that every token passes; `router_bias`: a learned correction an expert. 0 experts: dense.
   int64_t experts = 0, top_k = 0, moe_ffn = 0, shared_experts = 0, dense_layers = 0;
@@ -56,8 +53,8 @@ std::string describe(const ModelConfig& config);
 /// other activations, dense layers between mixtures) is refused by key. `rope_parameters`
 /// (transformers 5) is read where it stands for older keys. Not read, as they change no shape, flop or byte: dropout
 /// probabilities, rope_scaling (but for its kind, ModelConfig::rotary_scaling), token ids, how experts are chosen; nor the layers that predict further tokens
-/// (num_nextn_predict_layers), which published counts leave out. A sliding window of all layers is a limit on seq_len, below which
-/// attention is full; of some layers (Gemma, gpt-oss) and of Phi-3 it is counted. `assume`: the model_type that files of an unknown
+/// (num_nextn_predict_layers), which published counts leave out. A sliding window, of all layers or of those that
+/// `layer_types`, `max_window_layers` or the family's pattern name, is Model::window. `assume`: the model_type that files of an unknown
 /// one are read as, with the names that other files have for sizes. A size that such a file lacks is 0, for `--set model.KEY` to
 /// give; what is missing is then refused where the model is used.
 Result<ModelConfig> load_model_config(const std::string& name_or_path, const std::string& assume = "");

@@ -2,9 +2,9 @@
 // never [queries, keys].
 //
 // Scores put lanes along the keys (K transposed once a head), outputs and gradients along the head's depth. Of each leaf of keys a row
-// uses the first ones, which are not after it: what four rows have in common is done together, the rest of each row alone, so that
-// no masked term is ever added. Leaves that no row sees cost nothing. Of packed documents rows that are worked on together are of one
-// document, and of a leaf they use the keys from where their document begins on.
+// uses a run: up to itself, from where its document begins on, or its window. What the runs of four rows have in common is done together,
+// the rest of each row alone, so that no masked term is ever added. Leaves that no row sees cost nothing. Of packed documents rows that
+// are worked on together are of one document.
 #include "kernels/cpu/formulas.h"
 #include "kernels/cpu/panels.h"
 #include "kernels/cpu/sums.h"
@@ -34,6 +34,7 @@ struct View {
   int64_t q_stride, q_group;    ///< from one token's row to the next; from one kv head's queries to the next's
   int64_t kv_stride, kv_group;  ///< likewise of keys; a value follows its key
   int64_t values;               ///< depth of values, and of outputs
+  int64_t window;               ///< positions that a query sees, itself the last; 0: all
   int per_group() const { return heads / kv_heads; }
   int64_t padded_keys() const { return padded_to_lanes(keys); }
   int64_t padded_depth() const { return padded_to_lanes(depth); }
@@ -45,12 +46,17 @@ struct View {
   int64_t document(int64_t sequence, int64_t query) const {
     return positions == nullptr ? 0 : position(query) - positions[sequence * tokens + first_query + query];
   }
+  /// The first position that a query sees, of a document that begins at `document`.
+  int64_t first_seen(int64_t document, int64_t query) const {
+    const int64_t hidden = window == 0 ? -1 : position(query) - window;  // the last position behind the window
+    return hidden < document ? document : hidden + 1;
+  }
 };
 
 View view_of(const AttentionShape& s) {
   const int64_t group = s.group_width();
-  return {s.sequences, s.tokens,    s.tokens,    s.heads,       s.kv_heads, s.head_dim,    s.tokens, 0,         0,
-          s.order,     s.canonical, s.positions, s.qkv_width(), group,      s.qkv_width(), group,    s.values()};
+  return {s.sequences, s.tokens,    s.tokens,    s.heads,       s.kv_heads, s.head_dim,    s.tokens, 0,          0,
+          s.order,     s.canonical, s.positions, s.qkv_width(), group,      s.qkv_width(), group,    s.values(), s.window};
 }
 View view_of(const AttentionBlockShape& s) {
   return {s.sequences,  s.queries,
@@ -61,7 +67,7 @@ View view_of(const AttentionBlockShape& s) {
           s.canonical,  s.positions,
           s.q_width(),  int64_t{s.heads / s.kv_heads} * s.head_dim,
           s.kv_width(), int64_t{s.head_dim} + s.values(),
-          s.values()};
+          s.values(),   s.window};
 }
 
 /// Leaves of the places [first, first + extent), as offsets from `first`. None crosses a part of the order, so that positions
@@ -83,11 +89,28 @@ struct Leaves {
   }
 };
 
-/// Of each leaf, where the keys begin that rows of one document see, and how many a row sees from there on. Rows that are not there
-/// are as the last one.
+/// The keys [first, end) that each row uses of a run of keys; first = end where it uses none.
+struct Spans {
+  int32_t first[kQueryRows], end[kQueryRows];
+  int32_t keys(int row) const { return end[row] - first[row]; }
+  /// The keys [common_begin, common_end) that all of `rows` rows use.
+  int64_t common_begin(int rows) const {
+    int32_t begin = first[0];
+    for (int r = 1; r < rows; ++r) begin = first[r] > begin ? first[r] : begin;
+    return begin;
+  }
+  int64_t common_end(int rows) const {
+    int32_t to = end[0];
+    for (int r = 1; r < rows; ++r) to = end[r] < to ? end[r] : to;
+    return to;
+  }
+};
+
+/// Of each leaf, where the keys begin that some of the rows see, which of them from there on each row sees, and where the last one
+/// ends that some row sees. Rows that are not there are as the last one.
 struct Seen {
   int64_t begin[kMostLeaves];  ///< as an offset from the first key
-  int32_t keys[kMostLeaves][kQueryRows];
+  Spans keys[kMostLeaves];     ///< from `begin` on
   int32_t most[kMostLeaves];
 
   void look(const View& v, const Leaves& leaves, int64_t sequence, int64_t first, int rows) {
@@ -96,18 +119,24 @@ struct Seen {
       return from == to ? 0 : v.order.seen(v.first_key + from, v.first_key + to, position, v.tokens);
     };
     const int64_t document = v.document(sequence, first);
-    for (int i = 0; i < leaves.count; ++i) begin[i] = leaves.begin[i] + (document == 0 ? 0 : up_to(i, document - 1));
-    for (int r = 0; r < kQueryRows; ++r) {
-      if (r >= rows) {
-        for (int i = 0; i < leaves.count; ++i) keys[i][r] = keys[i][rows - 1];
-        continue;
-      }
-      const int64_t position = v.position(first + r);
-      for (int i = 0; i < leaves.count; ++i) keys[i][r] = static_cast<int32_t>(leaves.begin[i] + up_to(i, position) - begin[i]);
-    }
+    int64_t from[kQueryRows], position[kQueryRows];
+    for (int r = 0; r < rows; ++r) from[r] = v.first_seen(document, first + r), position[r] = v.position(first + r);
     for (int i = 0; i < leaves.count; ++i) {
+      int64_t left[kQueryRows], right[kQueryRows], least = leaves.begin[i + 1];
+      for (int r = 0; r < rows; ++r) {
+        left[r] = from[r] == 0 ? 0 : up_to(i, from[r] - 1);
+        right[r] = up_to(i, position[r]);
+        if (left[r] < right[r] && leaves.begin[i] + left[r] < least) least = leaves.begin[i] + left[r];
+      }
+      begin[i] = least;
       most[i] = 0;
-      for (int r = 0; r < kQueryRows; ++r) most[i] = keys[i][r] > most[i] ? keys[i][r] : most[i];
+      for (int r = 0; r < kQueryRows; ++r) {
+        const int at = r < rows ? r : rows - 1;
+        const bool any = left[at] < right[at];
+        keys[i].first[r] = any ? static_cast<int32_t>(leaves.begin[i] + left[at] - least) : 0;
+        keys[i].end[r] = any ? static_cast<int32_t>(leaves.begin[i] + right[at] - least) : 0;
+        most[i] = keys[i].end[r] > most[i] ? keys[i].end[r] : most[i];
+      }
     }
   }
 };
@@ -166,17 +195,24 @@ void dots(const float* const* rows, const float* transposed, int64_t begin, int6
   for (; key < end; key += kLanes) dot_strip<1>(rows, transposed + key, h, out + key);
 }
 
-/// V vectors of sums over the first keys[r] keys for row r of kQueryRows: weights[r][key] * matrix[key][d], keys ascending.
+/// V vectors of sums over the keys that row r of kQueryRows uses: weights[r][key] * matrix[key][d], keys ascending.
 template <int V>
-SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, const int32_t* keys, const Head& h, float* out) {
+SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, const Spans& keys, const Head& h, float* out) {
   Floats sum[kQueryRows][V];
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) sum[r][j] = zeros();
-  int64_t common = keys[0];
-  for (int r = 1; r < kQueryRows; ++r) common = keys[r] < common ? keys[r] : common;
-  for (int64_t key = 0; key < common; ++key) {
+  const int64_t begin = keys.common_begin(kQueryRows), end = keys.common_end(kQueryRows);
+  const auto alone = [&](int r, int64_t from, int64_t to) __attribute__((always_inline)) {
+    for (int64_t key = from; key < to; ++key)
+#pragma GCC unroll 4
+      for (int j = 0; j < V; ++j)
+        sum[r][j] = fma(floats(weights[r * h.padded_tokens + key]), load(matrix + key * h.padded_depth + j * kLanes), sum[r][j]);
+  };
+#pragma GCC unroll 4
+  for (int r = 0; r < kQueryRows; ++r) alone(r, keys.first[r], begin < keys.end[r] ? begin : keys.end[r]);
+  for (int64_t key = begin; key < end; ++key) {
     Floats v[V];
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) v[j] = load(matrix + key * h.padded_depth + j * kLanes);
@@ -188,19 +224,15 @@ SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, c
     }
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < kQueryRows; ++r)
-    for (int64_t key = common; key < keys[r]; ++key)
-#pragma GCC unroll 4
-      for (int j = 0; j < V; ++j)
-        sum[r][j] = fma(floats(weights[r * h.padded_tokens + key]), load(matrix + key * h.padded_depth + j * kLanes), sum[r][j]);
+  for (int r = 0; r < kQueryRows; ++r) alone(r, begin < end ? end : begin, keys.end[r]);
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) store(out + r * h.padded_depth + j * kLanes, sum[r][j]);
 }
 
-/// out[r][d] = sum over the first keys[r] keys of weights[r][key] * matrix[key][d]; out is [kQueryRows, padded_depth].
-void weighted_rows(const float* weights, const float* matrix, const int32_t* keys, const Head& h, float* out) {
+/// out[r][d] = sum over the keys that row r uses of weights[r][key] * matrix[key][d]; out is [kQueryRows, padded_depth].
+void weighted_rows(const float* weights, const float* matrix, const Spans& keys, const Head& h, float* out) {
   int64_t d = 0;
   for (; d + kVectors * kLanes <= h.padded_depth; d += kVectors * kLanes)
     weighted_strip<kVectors>(weights, matrix + d, keys, h, out + d);
@@ -209,19 +241,34 @@ void weighted_rows(const float* weights, const float* matrix, const int32_t* key
 
 /// V vectors of matrix[key][d] = fma(weights[r][key], row_r[d], matrix[key][d]), r ascending, for the rows r that see the key.
 template <int V>
-SHARDLAB_INLINE void scatter_strip(const float* weights, const float* rows_of, const int32_t* keys, int rows, const Head& h,
+SHARDLAB_INLINE void scatter_strip(const float* weights, const float* rows_of, const Spans& keys, int rows, const Head& h,
                                    float* matrix) {
   Floats row[kQueryRows][V];
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) row[r][j] = load(rows_of + r * h.padded_depth + j * kLanes);
-  int64_t common = rows == kQueryRows ? keys[0] : 0, most = keys[0];  // keys that all four rows see, and that any does
+  // Keys that all four rows use, and those that some do.
+  int64_t least = keys.first[0], most = keys.end[0];
   for (int r = 1; r < rows; ++r) {
-    common = keys[r] < common ? keys[r] : common;
-    most = keys[r] > most ? keys[r] : most;
+    least = keys.first[r] < least ? keys.first[r] : least;
+    most = keys.end[r] > most ? keys.end[r] : most;
   }
-  for (int64_t key = 0; key < common; ++key)
+  int64_t begin = keys.common_begin(rows), end = keys.common_end(rows);
+  if (rows < kQueryRows || begin > end) begin = end = least;
+  const auto some = [&](int64_t from, int64_t to) {
+    for (int64_t key = from; key < to; ++key)
+      for (int j = 0; j < V; ++j) {
+        float* at = matrix + key * h.padded_depth + j * kLanes;
+        Floats sum = load(at);
+        for (int64_t r = 0; r < rows; ++r)
+          if (key >= keys.first[r] && key < keys.end[r])
+            sum = fma(floats(weights[r * h.padded_tokens + key]), load(rows_of + r * h.padded_depth + j * kLanes), sum);
+        store(at, sum);
+      }
+  };
+  some(least, begin);
+  for (int64_t key = begin; key < end; ++key)
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) {
       float* to = matrix + key * h.padded_depth + j * kLanes;
@@ -230,18 +277,10 @@ SHARDLAB_INLINE void scatter_strip(const float* weights, const float* rows_of, c
       for (int r = 0; r < kQueryRows; ++r) sum = fma(floats(weights[r * h.padded_tokens + key]), row[r][j], sum);
       store(to, sum);
     }
-  for (int64_t key = common; key < most; ++key)
-    for (int j = 0; j < V; ++j) {
-      float* to = matrix + key * h.padded_depth + j * kLanes;
-      Floats sum = load(to);
-      for (int64_t r = 0; r < rows; ++r)
-        if (key < keys[r])
-          sum = fma(floats(weights[r * h.padded_tokens + key]), load(rows_of + r * h.padded_depth + j * kLanes), sum);
-      store(to, sum);
-    }
+  some(end, most);
 }
 
-void scatter_rows(const float* weights, const float* rows_of, const int32_t* keys, int rows, const Head& h, float* matrix) {
+void scatter_rows(const float* weights, const float* rows_of, const Spans& keys, int rows, const Head& h, float* matrix) {
   int64_t d = 0;
   for (; d + kVectors * kLanes <= h.padded_depth; d += kVectors * kLanes)
     scatter_strip<kVectors>(weights, rows_of + d, keys, rows, h, matrix + d);
@@ -431,8 +470,9 @@ void forward(const View& v, const float* q, const float* kv, const ForwardResult
             for (int r = 0; r < kQueryRows; ++r) {
               part.m[r] = -__builtin_inff();
               part.l[r] = 0;
-              if (r < rows && seen.keys[leaf][r] > 0)
-                softmax_row(scores + r * h.padded_tokens + begin, seen.keys[leaf][r], v.scale(), part.m[r], part.l[r]);
+              if (const Spans& keys_of = seen.keys[leaf]; r < rows && keys_of.keys(r) > 0)
+                softmax_row(scores + r * h.padded_tokens + begin + keys_of.first[r], keys_of.keys(r), v.scale(), part.m[r],
+                            part.l[r]);
             }
             weighted_rows(scores + begin, values + begin * of_values.padded_depth, seen.keys[leaf], of_values, part.o);
           }
@@ -497,8 +537,9 @@ void backward_rows(const View& v, const Backward& a, const Head& h, const Head& 
     const Floats delta = floats(lanes(v.values, [&](int64_t d, int n) { return load_some(dout[r] + d, n) * load_some(o + d, n); }));
     const Floats log_sum = floats(lse[r]);
     for (int leaf = 0; leaf < leaves.count; ++leaf) {
-      float *p = x.p + r * h.padded_tokens + seen.begin[leaf], *ds = x.ds + r * h.padded_tokens + seen.begin[leaf];
-      for_vectors(seen.keys[leaf][r], [&](int64_t j, int n) {
+      const int64_t begin = seen.begin[leaf] + seen.keys[leaf].first[r];
+      float *p = x.p + r * h.padded_tokens + begin, *ds = x.ds + r * h.padded_tokens + begin;
+      for_vectors(seen.keys[leaf].keys(r), [&](int64_t j, int n) {
         const Floats weight = exp_formula(load(p + j) * scale - log_sum);
         store_some(p + j, weight, n);
         store_some(ds + j, (weight * (load(ds + j) - delta)) * scale, n);

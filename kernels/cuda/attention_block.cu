@@ -1,10 +1,10 @@
 // Attention of a part of a sequence to a part, on the fp32 units, for operands of any type; and of a whole sequence where its sums
-// have leaves or its tokens an order of their own.
+// have leaves, its tokens an order of their own, or its queries a window.
 //
 // The keys of a block lie in leaves within which positions ascend (docs/canonical-order.md). Of each leaf a block of threads visits
 // the tiles that its queries see, online. In canonical mode a leaf gives a part of the softmax, or of a gradient, and the
 // parts are combined by the fixed tree; else one sum runs on over all leaves. Of packed documents a query sees none that lie before its
-// own; tiles of which no query sees a key are passed over.
+// own, and with a window none behind which the window begins; tiles of which no query sees a key are passed over.
 #include <cmath>
 
 #include "kernels/cuda/elementwise.h"
@@ -37,9 +37,11 @@ struct View {
   SHARDLAB_DEVICE int64_t row_at(int64_t sequence, int64_t head) const { return (sequence * s.heads + head) * s.queries; }
   SHARDLAB_DEVICE int64_t query_position(int64_t i) const { return s.order.position(s.first_query + i, s.tokens); }
   SHARDLAB_DEVICE int64_t key_position(int64_t j) const { return s.order.position(s.first_key + j, s.tokens); }
-  /// The position at which the document of query i begins.
-  SHARDLAB_DEVICE int64_t document(int64_t sequence, int64_t i) const {
-    return s.positions == nullptr ? 0 : query_position(i) - s.positions[sequence * s.tokens + s.first_query + i];
+  /// The first position that query i sees: where its document begins, or its window where that begins later.
+  SHARDLAB_DEVICE int64_t first_seen(int64_t sequence, int64_t i) const {
+    const int64_t at = query_position(i);
+    const int64_t document = s.positions == nullptr ? 0 : at - s.positions[sequence * s.tokens + s.first_query + i];
+    return s.window > 0 && at - s.window >= document ? at - s.window + 1 : document;
   }
   SHARDLAB_DEVICE float scale() const { return 1.0f / ::sqrtf(static_cast<float>(s.head_dim)); }
 };
@@ -54,15 +56,15 @@ struct Sight {
   SHARDLAB_DEVICE Sight(const Thread& t, const View& v, int64_t sequence, int64_t query, int tile) : first(v.s.tokens) {
     for (int i = 0; i < Tiles::kRows; ++i) {
       const int64_t q = query + Tiles::row(t, i);
-      from[i] = q < v.s.queries ? v.document(sequence, q) : 0;
+      from[i] = q < v.s.queries ? v.first_seen(sequence, q) : 0;
       to[i] = q < v.s.queries ? v.query_position(q) : -1;
     }
     for (int64_t q = query; q < query + tile && q < v.s.queries; ++q) {
       last = v.query_position(q) > last ? v.query_position(q) : last;
-      first = v.document(sequence, q) < first ? v.document(sequence, q) : first;
+      first = v.first_seen(sequence, q) < first ? v.first_seen(sequence, q) : first;
     }
   }
-  /// Whether the documents of all queries of the tile begin behind the keys before the place `end`, up to which positions ascend.
+  /// Whether what the queries of the tile see begins behind the keys before the place `end`, up to which positions ascend.
   SHARDLAB_DEVICE bool passes_over(const View& v, int64_t end) const { return v.key_position(end - 1) < first; }
 };
 
@@ -393,7 +395,7 @@ struct BlockKeyGradient {
       for_leaves(v.s, v.s.first_query, v.s.queries, [&](int64_t begin, int64_t end) {
         for (int64_t query = begin; query < end; query += kTile) {
           const int64_t last = (query + kTile < end ? query + kTile : end) - 1;
-          if (v.query_position(last) < least || v.document(sequence, query) > most) continue;
+          if (v.query_position(last) < least || v.first_seen(sequence, query) > most) continue;
           t.barrier();
           Tiles::fetch(t, v.q, v.query_at(sequence, head), v.q_stride, query, end, v.s.head_dim, queries);
           Tiles::fetch(t, a.dout, v.out_at(sequence, head), v.out_stride, query, end, v.s.head_dim, douts);
@@ -430,7 +432,7 @@ struct BlockKeyGradient {
     for (int j = 0; j < kRows; ++j) {
       const int64_t q = query + Tiles::column(t, j);
       const bool inside = q < end;
-      const int64_t to = inside ? a.v.query_position(q) : -1, from = inside ? a.v.document(sequence, q) : 0;
+      const int64_t to = inside ? a.v.query_position(q) : -1, from = inside ? a.v.first_seen(sequence, q) : 0;
       const float lse = inside ? a.lse[row + q] : 0.0f, dot = inside ? a.dots[row + q] : 0.0f;
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -501,7 +503,8 @@ View view_of(const AttentionBlockShape& s, const Input& q, const Input& kv) {
 }
 View view_of(const AttentionShape& s, const Input& qkv) {
   const int64_t d = s.head_dim, queries = s.heads / s.kv_heads * d;
-  return {{s.sequences, s.tokens, s.tokens, s.heads, s.kv_heads, s.head_dim, s.tokens, 0, 0, s.order, s.canonical, s.positions},
+  return {{s.sequences, s.tokens, s.tokens, s.heads, s.kv_heads, s.head_dim, s.tokens, 0, 0, s.order, s.canonical, s.positions,
+           s.window},
           qkv,
           qkv,
           s.qkv_width(),

@@ -212,13 +212,14 @@ struct AttentionShape {
   bool canonical = false;                     ///< sums of 16 leaves of the sequence, which can be cut over ranks
   TokenOrder order{};                         ///< of the tokens; canonical: its parts divide 16
   const int32_t* positions = nullptr;         ///< as kernels::AttentionShape's: the documents that a query sees no further than
+  int64_t window = 0;                         ///< as kernels::AttentionShape's
   constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
   constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
 };
 
 /// F. qkv -> o[sequences,tokens,heads*head_dim], lse f32[sequences,heads,tokens]. Causal. bf16 and f16 run on the tensor cores
-/// with fp32 sums (probabilities are rounded to T before they meet the values); f32, and all types in leaves, in an order of their own or
-/// within documents, on the fp32 units. No S x S matrix.
+/// with fp32 sums (probabilities are rounded to T before they meet the values); f32, and all types in leaves, in an order of their own,
+/// within documents or within a window, on the fp32 units. No S x S matrix.
 /// Flops: 2 sequences heads tokens (tokens + 1) head_dim. Source: Dao 2023 (FlashAttention-2).
 struct AttentionForward {
   AttentionShape shape;
@@ -255,6 +256,7 @@ struct AttentionBlockShape {
   TokenOrder order{};
   bool canonical = false;
   const int32_t* positions = nullptr;  ///< of the whole sequence
+  int64_t window = 0;                  ///< as kernels::AttentionShape's
 };
 
 /// F. As kernels::AttentionBlockForward; q and kv of any type, worked on as fp32.

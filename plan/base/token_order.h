@@ -72,10 +72,11 @@ constexpr int64_t pairs_up_to(int64_t first, int64_t n, int64_t other, int64_t m
   return rising * least + rising * (rising - 1) / 2 + (n - to) * m;
 }
 
-/// Pairs of a query among the places [first_query, first_query + queries) and a key among [first_key, first_key + keys) that it sees.
-constexpr int64_t seen_pairs(const TokenOrder& order, int64_t tokens, int64_t first_query, int64_t queries, int64_t first_key,
-                             int64_t keys) {
-  if (order.kind == TokenOrder::Kind::kContiguous) return pairs_up_to(first_query, queries, first_key, keys);
+/// Pairs of a query among the places [first_query, first_query + queries) and a key among [first_key, first_key + keys) whose position is
+/// not after the query's less `behind`.
+constexpr int64_t pairs_behind(const TokenOrder& order, int64_t tokens, int64_t behind, int64_t first_query, int64_t queries,
+                               int64_t first_key, int64_t keys) {
+  if (order.kind == TokenOrder::Kind::kContiguous) return pairs_up_to(first_query - behind, queries, first_key, keys);
   // Places whose positions are `step` apart: in zigzag half a part, in striped a part.
   const bool striped = order.kind == TokenOrder::Kind::kStriped;
   const int64_t length = striped ? tokens / order.parts : tokens / order.parts / 2;
@@ -87,12 +88,23 @@ constexpr int64_t seen_pairs(const TokenOrder& order, int64_t tokens, int64_t fi
   for (int64_t q = first_query; q < first_query + queries; q = end_of(q, first_query + queries))
     for (int64_t k = first_key; k < first_key + keys; k = end_of(k, first_key + keys)) {
       const int64_t n = end_of(q, first_query + queries) - q, m = end_of(k, first_key + keys) - k;
-      if (striped)  // position p = part + parts * at: a later part's token at the same place is later in the text
-        pairs += pairs_up_to(q % length, n, k % length + (k / length > q / length ? 1 : 0), m);
-      else
-        pairs += pairs_up_to(order.position(q, tokens), n, order.position(k, tokens), m);
+      if (striped) {  // position p = part + parts * at: k's at is up to q's plus (q's part - k's part - behind) / parts, rounded down
+        const int64_t ahead = q / length - k / length - behind;
+        const int64_t places = ahead >= 0 ? ahead / order.parts : -((order.parts - 1 - ahead) / order.parts);
+        pairs += pairs_up_to(q % length + places, n, k % length, m);
+      } else {
+        pairs += pairs_up_to(order.position(q, tokens) - behind, n, order.position(k, tokens), m);
+      }
     }
   return pairs;
+}
+
+/// Pairs of a query among the places [first_query, first_query + queries) and a key among [first_key, first_key + keys) that it sees: the
+/// keys that are not after it and, with a window w > 0, less than w before it.
+constexpr int64_t seen_pairs(const TokenOrder& order, int64_t tokens, int64_t first_query, int64_t queries, int64_t first_key,
+                             int64_t keys, int64_t window = 0) {
+  const int64_t before = pairs_behind(order, tokens, 0, first_query, queries, first_key, keys);
+  return window == 0 ? before : before - pairs_behind(order, tokens, window, first_query, queries, first_key, keys);
 }
 
 #undef SHARDLAB_ORDER

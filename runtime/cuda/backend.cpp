@@ -127,8 +127,7 @@ class CudaBackend final : public Backend {
   const std::unique_ptr<Backend> host_;                     ///< of ops whose operands are all in host memory
   std::vector<std::unique_ptr<std::byte[]>> host_scratch_;  ///< for such ops on streams whose workspace is the device's
   std::map<int, StreamLibraries> libraries_;                ///< by stream; addresses stay
-  std::vector<float> rope_values_;                          ///< of the role's table, none without Rope
-  float* rope_table_ = nullptr;
+  std::map<float*, std::vector<float>> rope_values_;        ///< of the role's tables, by table; none without Rope
 };
 
 // ---- what can be bound
@@ -286,7 +285,8 @@ Result<Launch> CudaBackend::bind_kernel(const BoundOp& op, const Kernel& w) {
 
 void CudaBackend::enter_thread(int stream) {
   if (stream == 0 && !rope_values_.empty()) {
-    device_.copy(rope_table_, rope_values_.data(), static_cast<int64_t>(rope_values_.size() * sizeof(float)), 0);
+    for (const auto& [table, values] : rope_values_)
+      device_.copy(table, values.data(), static_cast<int64_t>(values.size() * sizeof(float)), 0);
     device_.synchronise();
   }
   const auto found = libraries_.find(stream);
@@ -567,11 +567,11 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
   const Tokens tokens = tokens_of(op, qkv);
   check_in_place(op, op.writes[0], op.reads[0]);
   SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
-  rope_table_ = op.rope_table;
   const RopeRows rows = rope_rows(op, qkv);
   const DocumentPositions documents = document_positions(op, qkv);
-  rope_values_.resize(static_cast<size_t>(rows.count * w.head_dim));
-  kernels::rope_table(rows.begin, rows.count, w.head_dim, w.theta, rope_values_.data(), rows.order, rows.total);
+  std::vector<float>& values = rope_values_[op.rope_table];
+  values.resize(static_cast<size_t>(rows.count * w.head_dim));
+  kernels::rope_table(rows.begin, rows.count, w.head_dim, w.theta, values.data(), rows.order, rows.total);
   return launch(op, k_.rope,
                 gpu::Rope{.qkv = output(op.writes[0]),
                           .sequences = tokens.sequences,
@@ -605,17 +605,23 @@ Result<Launch> CudaBackend::bind_attention(const BoundOp& op, const Attention& w
   const bool backward = w.phase == Phase::kI;
   const Type& out = *(backward ? op.reads[0] : op.writes[0]).type;
   const kernels::AttentionShape whole = attention_shape(op, w, options_.canonical);
-  const gpu::AttentionShape shape{whole.sequences, whole.tokens,    whole.heads, whole.kv_heads,
-                                  whole.head_dim,  whole.canonical, whole.order, whole.positions};
+  const gpu::AttentionShape shape{whole.sequences, whole.tokens, whole.heads,     whole.kv_heads, whole.head_dim,
+                                  whole.canonical, whole.order,  whole.positions, whole.window};
   gpu::LibraryAttention* library = nullptr;
   const bool reordered = shape.order.kind != TokenOrder::Kind::kContiguous;  // libraries mask by the place in memory
-  std::string reason = options_.canonical ? "canonical order" : w.packed ? "packed documents" : reordered ? "order of tokens" : "";
+  std::string reason = options_.canonical ? "canonical order"
+                       : w.packed         ? "packed documents"
+                       : w.window > 0     ? "a window"
+                       : reordered        ? "order of tokens"
+                                          : "";
   if (reordered && options_.attention == AttentionBy::kCudnn && !options_.canonical)
     return refuse(op, fmt::format("cannot run on cuDNN: tokens lie in {} parts, not in the order of the text", shape.order.parts),
                   "use attention: auto, or own");
   if (w.packed && options_.attention == AttentionBy::kCudnn && !options_.canonical)
     return refuse(op, "cannot run on cuDNN: its graphs here know no documents", "use attention: auto, or own");
-  if (options_.attention != AttentionBy::kOwn && !options_.canonical && !reordered && !w.packed) {
+  if (w.window > 0 && options_.attention == AttentionBy::kCudnn && !options_.canonical)
+    return refuse(op, "cannot run on cuDNN: its graphs here know no windows", "use attention: auto, or own");
+  if (options_.attention != AttentionBy::kOwn && !options_.canonical && !reordered && !w.packed && w.window == 0) {
     StreamLibraries& shared = libraries_[op.instruction->stream];
     const Result<void> prepared = prepare_cudnn(shared, shape, out.dtype, backward);
     if (!prepared.ok() && options_.attention == AttentionBy::kCudnn)
@@ -657,8 +663,8 @@ Launch CudaBackend::bind_work(const BoundOp& op, const SplitHeads& w) {
 
 Result<Launch> CudaBackend::bind_block(const BoundOp& op, const AttentionBlock& w) {
   const kernels::AttentionBlockShape b = block_shape(op, w, options_.canonical);
-  const gpu::AttentionBlockShape shape{b.sequences, b.queries,     b.keys,      b.heads, b.kv_heads,  b.head_dim,
-                                       b.tokens,    b.first_query, b.first_key, b.order, b.canonical, b.positions};
+  const gpu::AttentionBlockShape shape{b.sequences,   b.queries,   b.keys,  b.heads,     b.kv_heads,  b.head_dim, b.tokens,
+                                       b.first_query, b.first_key, b.order, b.canonical, b.positions, b.window};
   if (const auto why = gpu::attention_refusal(shape); !why.empty())
     return refuse(op, fmt::format("cannot run: {}", why), "choose a model with smaller heads");
   if (w.phase == Phase::kF) {

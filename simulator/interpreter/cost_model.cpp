@@ -206,9 +206,12 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
   if (std::holds_alternative<Linear>(op.work)) return matmul_extents(segment, op);
   if (const auto* a = std::get_if<Attention>(&op.work)) {
     const Shape& s = slot(segment, op.reads[0]).type.shape;
-    if (a->document == 0) return {s[0], a->heads, s[1], depth_of(*a)};
-    // Packed documents cost what sequences of one length do that have as many tokens and pairs: n of t tokens have n t (t + 1) / 2.
-    const double seen = expected_pairs({}, s[1], a->document, 0, s[1], 0, s[1]) / static_cast<double>(s[1]);
+    if (a->document == 0 && (a->window == 0 || a->window >= s[1])) return {s[0], a->heads, s[1], depth_of(*a)};
+    // Packed documents, and a band, cost what sequences of one length do that have as many tokens and pairs: n of t tokens have
+    // n t (t + 1) / 2.
+    const double pairs = a->document > 0 ? expected_pairs({}, s[1], a->document, 0, s[1], 0, s[1], a->window)
+                                         : static_cast<double>(seen_pairs({}, s[1], 0, s[1], 0, s[1], a->window));
+    const double seen = pairs / static_cast<double>(s[1]);
     const int64_t length = std::max<int64_t>(1, std::llround(2 * seen - 1));
     return {std::max<int64_t>(1, s[0] * s[1] / length), a->heads, length, depth_of(*a)};
   }

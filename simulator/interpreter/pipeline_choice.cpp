@@ -65,6 +65,10 @@ Result<UnitSeconds> unit_seconds(const Case& config, const std::function<Result<
     return refusal(fmt::format("stages are dealt evenly by time where layers are alike, and {} of {} have experts",
                                m.mixture_layers(), m.layers),
                    "name a schedule, and stage_layers where they are to be uneven");
+  if (const Model& m = config.model; m.has_windows() && m.local_layers() < m.layers)
+    return refusal(fmt::format("stages are dealt evenly by time where layers are alike, and {} of {} attend within a window",
+                               m.local_layers(), m.layers),
+                   "name a schedule, and stage_layers where they are to be uneven");
   const auto plan = lower(probe_of(config));
   if (!plan.ok()) return plan.error();
   std::map<std::string, double, std::less<>> by_segment;  // of one call

@@ -168,6 +168,31 @@ TEST_CASE("the config.json of a model is read back as that model, and what trans
     CHECK(again->qkv_biases == m.qkv_biases);
     CHECK(again->qk_norm == m.qk_norm);
   }
+  constexpr SlidingWindow kAll{.tokens = 5}, kSome{.tokens = 5, .global_layers = 1, .global_every = 2};
+  const auto with_window = [](Model model, const SlidingWindow& window) {
+    model.layers = 4;
+    model.window = window;
+    return model;
+  };
+  Model llama = tiny_case(Family::kLlama).model, qwen2 = llama, qwen3 = llama;
+  qwen2.qkv_biases = qwen3.qk_norm = true;
+  for (const auto& [type, model] : {std::pair{"mistral", with_window(llama, kAll)},
+                                    {"qwen2", with_window(qwen2, kAll)},
+                                    {"qwen2", with_window(qwen2, kSome)},
+                                    {"qwen3", with_window(qwen3, kSome)},
+                                    {"mixtral", with_window(mixture_of("mixtral"), kAll)}}) {
+    REQUIRE(interop::hugging_face_type(model).value() == type);
+    const auto again = sweeps::parse_model(interop::hugging_face_config(model), model.name);
+    INFO((again.ok() ? "" : to_string(again.error())));
+    REQUIRE(again.ok());
+    CHECK(again->window == model.window);
+  }
+  for (const Model& model :
+       {with_window(llama, kSome), with_window(mixture_of("mixtral"), kSome), with_window(mixture_of("qwen3_moe"), kAll),
+        with_window(tiny_case(Family::kGpt).model, kAll), with_window(qwen3, {.tokens = 5, .global_every = 2, .rope_theta = 100})})
+    CHECK_FALSE(interop::hugging_face_type(model).ok());
+  CHECK(interop::hugging_face_type(with_window(llama, kSome)).error().message ==
+        "tiny is no model of transformers: some of its layers attend within a window, and its heads have no norms");
   Model m = mixture_of("qwen2_moe");
   m.experts.shared_gate = false;
   CHECK(interop::hugging_face_type(m).error().message ==
@@ -315,7 +340,8 @@ void norm_heads(const Foreign& f, Matrix& x, const std::string& name, size_t d, 
 }
 
 /// Causal attention; q has heads * d columns, k and v kv_heads * d.
-Matrix attention(const Matrix& q, const Matrix& k, const Matrix& v, const Model& m) {
+/// `sliding`: a mask hides the keys at positions up to the query's less the window.
+Matrix attention(const Matrix& q, const Matrix& k, const Matrix& v, const Model& m, bool sliding = false) {
   const auto d = static_cast<size_t>(m.head_dim), heads = static_cast<size_t>(m.heads),
              share = heads / static_cast<size_t>(m.kv_heads);
   Matrix o(q.size(), std::vector<double>(heads * d));
@@ -325,6 +351,7 @@ Matrix attention(const Matrix& q, const Matrix& k, const Matrix& v, const Model&
       double most = -1e300, sum = 0;
       for (size_t u = 0; u <= t; ++u) {
         for (size_t i = 0; i < d; ++i) score[u] += q[t][h * d + i] * k[u][h / share * d + i] / std::sqrt(static_cast<double>(d));
+        if (sliding && static_cast<int64_t>(u) <= static_cast<int64_t>(t) - m.window.tokens) score[u] = -1e300;
         most = std::max(most, score[u]);
       }
       for (double& s : score) sum += s = std::exp(s - most);
@@ -449,7 +476,7 @@ Matrix logits_llama(const Foreign& f, const Model& m, int64_t sequence, int64_t 
       if (m.qk_norm) norm_heads(f, *heads, p + "self_attn." + name, static_cast<size_t>(m.head_dim), m.norm_epsilon);
     rotate(q, static_cast<size_t>(m.head_dim), m.rope_theta);
     rotate(k, static_cast<size_t>(m.head_dim), m.rope_theta);
-    add(x, linear(f, attention(q, k, v, m), p + "self_attn.o_proj.weight"));
+    add(x, linear(f, attention(q, k, v, m, m.is_local(l)), p + "self_attn.o_proj.weight"));
     const Matrix g = norm(f, x, p + "post_attention_layernorm", m.norm_epsilon, true);
     add(x, m.is_mixture(l) ? experts(f, g, m, p)
                            : swiglu(f, g, p + "mlp.gate_proj.weight", p + "mlp.up_proj.weight", p + "mlp.down_proj.weight"));
@@ -530,6 +557,10 @@ TEST_CASE("the exported tensors, read as transformers reads them, give the loss 
     }
   Case c = weights_case(Family::kLlama, 1, 1, 1, 0, false);
   c.model.qkv_biases = true;  // as Qwen2
+  compare_losses(c);
+  c.model.window = {.tokens = 5, .global_layers = 1};  // which has windows behind the first layers
+  compare_losses(c);
+  c.model.qkv_biases = false, c.model.window = {.tokens = 3};  // as Mistral
   compare_losses(c);
   for (const char* type : kMixtures) {
     c.model = mixture_of(type);

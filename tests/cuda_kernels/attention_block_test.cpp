@@ -66,7 +66,8 @@ void put_rows(Floats& to, const Floats& from, int64_t sequences, int64_t tokens,
 AttentionBlockShape block(const AttentionShape& s, int64_t parts, int64_t query, int64_t key) {
   const int64_t n = s.tokens / parts;
   return {s.sequences, n,         key < 0 ? s.tokens : n, s.heads, s.kv_heads,  s.head_dim,
-          s.tokens,    query * n, key < 0 ? 0 : key * n,  s.order, s.canonical, s.positions};
+          s.tokens,    query * n, key < 0 ? 0 : key * n,  s.order, s.canonical, s.positions,
+          s.window};
 }
 
 /// Blocks over `parts` ranks, with the output of the whole as what backward saved. Canonical: merged. Else: running, in a ring's order;
@@ -244,7 +245,8 @@ namespace {
 Result on_cpu(const Sequence& x, const std::vector<int32_t>& positions) {
   const AttentionShape& s = x.s;
   const kernels::AttentionShape shape{s.sequences, s.tokens, s.heads,     s.kv_heads,
-                                      s.head_dim,  s.order,  s.canonical, positions.data()};
+                                      s.head_dim,  s.order,  s.canonical, positions.empty() ? nullptr : positions.data(),
+                                      0,           s.window};
   Floats o = poisoned(s.sequences * s.tokens * s.out_width()), lse = poisoned(s.sequences * s.heads * s.tokens),
          dqkv = poisoned(static_cast<int64_t>(x.qkv.size()));
   kernels::AttentionForward f{shape, x.qkv.data(), o.data(), lse.data()};
@@ -307,6 +309,45 @@ TEST_CASE("attention of packed documents: the CPU's numbers, and in parts the bi
         REQUIRE((canonical ? differs(cut, whole) : meets(cut)) == "");
         if (!canonical) REQUIRE(meets(over_parts(x, parts, whole, true)) == "");
       }
+}
+
+TEST_CASE(
+    "attention within a window: the CPU's numbers, and in parts the bits of the whole, in any order of tokens, packed or not") {
+  for (const auto& [shape, parts, window] :
+       {std::tuple{AttentionShape{2, 32, 4, 2, 6}, 4, 5}, {AttentionShape{1, 192, 2, 1, 16}, 2, 70}})
+    for (const Kind kind : {Kind::kContiguous, Kind::kZigzag, Kind::kStriped})
+      for (const bool canonical : {true, false})
+        for (const bool packed : {true, false}) {
+          // A sample has each order canonical for one of the shapes, and not so for the other.
+          const int number = static_cast<int>(kind) + (canonical ? 1 : 0) + (packed ? 1 : 0) + (parts == 4 ? 1 : 0);
+          if (!thorough() && number % 2 != 0) continue;
+          AttentionShape s = shape;
+          s.order = {kind, kind == Kind::kContiguous ? 1 : parts};
+          s.canonical = canonical;
+          s.window = window;
+          INFO("tokens " << s.tokens << " parts " << parts << " order " << static_cast<int>(kind) << " canonical " << canonical
+                         << " packed " << packed);
+          const std::vector<int32_t> documents = packed ? documents_of(s) : std::vector<int32_t>{};
+          const Numbers<int32_t> there(documents_of(s));
+          s.positions = packed ? there.data() : nullptr;
+          const Sequence x = sequence(s, DType::f32);
+          Result whole;
+          in_both_orders([&] {
+            whole = over_whole(x);
+            return joined({whole.o, whole.lse, whole.dq, whole.dkv});
+          });
+          const Result want = on_cpu(x, documents);
+          const auto meets = [&](const Result& got) {
+            for (const auto& [a, b] :
+                 {std::pair{&got.o, &want.o}, {&got.lse, &want.lse}, {&got.dq, &want.dq}, {&got.dkv, &want.dkv}})
+              if (const std::string d = difference(*a, wide_of(*b), kTolerance); !d.empty()) return d;
+            return std::string();
+          };
+          REQUIRE(meets(whole) == "");
+          const Result cut = over_parts(x, parts, whole);
+          REQUIRE((canonical ? differs(cut, whole) : meets(cut)) == "");
+          if (!canonical) REQUIRE(meets(over_parts(x, parts, whole, true)) == "");
+        }
 }
 
 TEST_CASE("attention of packed documents in 16 bits: own kernels, no further from fp32 than their rounding") {

@@ -114,7 +114,7 @@ void rope(const gpu::Rope& a, gpu::Stream) {
               .positions_stride = a.positions_stride});
 }
 kernels::AttentionShape shape_of(const gpu::AttentionShape& s) {
-  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, s.order, s.canonical, s.positions};
+  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, s.order, s.canonical, s.positions, 0, s.window};
 }
 void attention_forward(const gpu::AttentionForward& a, gpu::Stream) {
   const kernels::AttentionForward args{shape_of(a.shape), in(a.qkv), out(a.o), a.lse};
@@ -134,8 +134,8 @@ void split_heads(const gpu::SplitHeads& a, gpu::Stream) {
   }
 }
 kernels::AttentionBlockShape shape_of(const gpu::AttentionBlockShape& s) {
-  return {s.sequences, s.queries,     s.keys,      s.heads, s.kv_heads,  s.head_dim,
-          s.tokens,    s.first_query, s.first_key, s.order, s.canonical, s.positions};
+  return {s.sequences,   s.queries,   s.keys,  s.heads,     s.kv_heads,  s.head_dim, s.tokens,
+          s.first_query, s.first_key, s.order, s.canonical, s.positions, 0,          s.window};
 }
 void attention_block_forward(const gpu::AttentionBlockForward& a, gpu::Stream) {
   const kernels::AttentionBlockForward args{shape_of(a.shape), in(a.q), in(a.kv), a.o, a.lse, a.sums, a.carry};

@@ -19,6 +19,9 @@ int64_t key_at(const AttentionShape& s, int head) {
   return int64_t{head / q * (q + 2) + q} * s.head_dim;
 }
 
+/// The first key that query i sees, of a sequence that lies in the order of its text.
+int64_t first_key(const AttentionShape& s, int64_t i) { return s.window == 0 ? 0 : std::max<int64_t>(0, i - s.window + 1); }
+
 /// o, then lse, in fp64: the definition, one row of scores at a time.
 Doubles forward64(const Doubles& qkv, const AttentionShape& s) {
   Doubles o(s.sequences * s.tokens * s.out_width()), lse;
@@ -26,9 +29,9 @@ Doubles forward64(const Doubles& qkv, const AttentionShape& s) {
     for (int head = 0; head < s.heads; ++head)
       for (int64_t i = 0; i < s.tokens; ++i) {
         const double* q = qkv.data() + (b * s.tokens + i) * s.qkv_width() + query_at(s, head);
-        Doubles p;
+        Doubles p(first_key(s, i), 0);
         double sum = 0;
-        for (int64_t j = 0; j <= i; ++j) {
+        for (int64_t j = first_key(s, i); j <= i; ++j) {
           const double* k = qkv.data() + (b * s.tokens + j) * s.qkv_width() + key_at(s, head);
           double score = 0;
           for (int d = 0; d < s.head_dim; ++d) score += q[d] * k[d];
@@ -71,12 +74,23 @@ Floats backward(const kernels::Kernels& k, const Floats& qkv, const Floats& dout
   return dqkv;
 }
 
+/// Windows of one token, of fewer and of more than are worked on together, and of as many as there are.
+std::vector<std::pair<AttentionShape, int64_t>> shapes_and_windows() {
+  std::vector<std::pair<AttentionShape, int64_t>> all;
+  for (const AttentionShape& s : kShapes)
+    for (const int64_t window : {0, 1, 3, 6, 17})
+      if (window <= s.tokens) all.emplace_back(s, window);
+  return all;
+}
+
 }  // namespace
 
-TEST_CASE("attention: F equals fp64, I equals finite differences, on every variant") {
-  for (const AttentionShape& s : kShapes) {
+TEST_CASE("attention: F equals fp64, I equals finite differences, on every variant, with a window and without") {
+  for (const auto& [shape, window] : shapes_and_windows()) {
+    AttentionShape s = shape;
+    s.window = window;
     INFO("sequences " << s.sequences << " tokens " << s.tokens << " heads " << s.heads << " kv_heads " << s.kv_heads << " head_dim "
-                      << s.head_dim);
+                      << s.head_dim << " window " << s.window);
     const int64_t n = s.sequences * s.tokens * s.qkv_width(), out = s.sequences * s.tokens * s.out_width();
     const Floats qkv = random_floats(n, 1, 2.0f), dout = random_floats(out, 2);
     const auto f = [&](const Doubles& at) { return part_of(forward64(at, s), 0, out); };
@@ -166,42 +180,62 @@ TEST_CASE("attention of packed documents: in fast mode the bits of each document
     }
 }
 
-TEST_CASE("attention of packed documents: a query sees as many keys as are counted one by one, in every order and block") {
+TEST_CASE("attention: with a window as wide as the sequence every bit is as without") {
+  for (const bool canonical : {false, true})
+    for (AttentionShape s : kShapes) {
+      s.canonical = canonical;
+      const Floats qkv = random_floats(s.sequences * s.tokens * s.qkv_width(), 4, 2.0f),
+                   dout = random_floats(s.sequences * s.tokens * s.out_width(), 5);
+      AttentionShape wide = s, one_less = s;
+      wide.window = s.tokens, one_less.window = s.tokens - 1;
+      for (const kernels::Kernels* k : variants_here()) {
+        REQUIRE(bit_difference(forward(*k, qkv, wide), forward(*k, qkv, s)) == "");
+        REQUIRE(bit_difference(backward(*k, qkv, dout, wide), backward(*k, qkv, dout, s)) == "");
+        if (s.tokens > 1) REQUIRE(bit_difference(forward(*k, qkv, one_less), forward(*k, qkv, s)) != "");
+      }
+    }
+}
+
+TEST_CASE("attention: a query sees as many keys of its document and window as are counted one by one, in every order and block") {
   using Kind = TokenOrder::Kind;
   const int64_t tokens = 32;
   const std::vector<int32_t> text = positions_of({5, 1, 11, 9, 6});
-  for (const bool canonical : {false, true})
-    for (const int parts : {1, 2, 4})
-      for (const Kind kind : {Kind::kContiguous, Kind::kZigzag, Kind::kStriped}) {
-        const TokenOrder order{kind, kind == Kind::kContiguous ? 1 : parts};
-        std::vector<int32_t> positions;
-        for (int64_t place = 0; place < tokens; ++place)
-          positions.push_back(text[static_cast<size_t>(order.position(place, tokens))]);
-        const int64_t n = tokens / parts;
-        for (int64_t query = 0; query < parts; ++query)
-          for (int64_t key = 0; key < parts; ++key) {
-            const kernels::AttentionBlockShape s{1, n, n, 1, 1, 4, tokens, query * n, key * n, order, canonical, positions.data()};
-            // Scores of 0: the sum of exponentials counts the keys.
-            const Floats q(static_cast<size_t>(n * 4)), kv(static_cast<size_t>(n * 8));
-            Floats o = poisoned(n * 4), sums = poisoned(2 * n);
-            kernels::AttentionBlockForward a{.shape = s, .q = q.data(), .kv = kv.data(), .o = o.data(), .sums = sums.data()};
-            Scratch scratch(attention_scratch_bytes(a));
-            a.scratch = scratch.data();
-            kernels::kernels_for_this_processor().attention_block_forward(a);
-            int64_t all = 0;
-            for (int64_t i = 0; i < n; ++i) {
-              int64_t seen = 0;
-              const int64_t p = order.position(query * n + i, tokens), from = p - positions[static_cast<size_t>(query * n + i)];
-              for (int64_t j = 0; j < n; ++j) {
-                const int64_t other = order.position(key * n + j, tokens);
-                seen += from <= other && other <= p;
+  for (const int64_t window : {0, 1, 2, 5, 9, 32})
+    for (const bool canonical : {false, true})
+      for (const int parts : {1, 2, 4})
+        for (const Kind kind : {Kind::kContiguous, Kind::kZigzag, Kind::kStriped}) {
+          const TokenOrder order{kind, kind == Kind::kContiguous ? 1 : parts};
+          std::vector<int32_t> positions;
+          for (int64_t place = 0; place < tokens; ++place)
+            positions.push_back(text[static_cast<size_t>(order.position(place, tokens))]);
+          const int64_t n = tokens / parts;
+          for (int64_t query = 0; query < parts; ++query)
+            for (int64_t key = 0; key < parts; ++key) {
+              const kernels::AttentionBlockShape s{
+                  1, n, n, 1, 1, 4, tokens, query * n, key * n, order, canonical, positions.data(), 0, window};
+              // Scores of 0: the sum of exponentials counts the keys.
+              const Floats q(static_cast<size_t>(n * 4)), kv(static_cast<size_t>(n * 8));
+              Floats o = poisoned(n * 4), sums = poisoned(2 * n);
+              kernels::AttentionBlockForward a{.shape = s, .q = q.data(), .kv = kv.data(), .o = o.data(), .sums = sums.data()};
+              Scratch scratch(attention_scratch_bytes(a));
+              a.scratch = scratch.data();
+              kernels::kernels_for_this_processor().attention_block_forward(a);
+              int64_t all = 0;
+              for (int64_t i = 0; i < n; ++i) {
+                int64_t seen = 0;
+                const int64_t p = order.position(query * n + i, tokens),
+                              document = p - positions[static_cast<size_t>(query * n + i)];
+                const int64_t from = window == 0 ? document : std::max(document, p - window + 1);
+                for (int64_t j = 0; j < n; ++j) {
+                  const int64_t other = order.position(key * n + j, tokens);
+                  seen += from <= other && other <= p;
+                }
+                REQUIRE(sums[static_cast<size_t>(2 * i + 1)] == static_cast<float>(seen));
+                all += seen;
               }
-              REQUIRE(sums[static_cast<size_t>(2 * i + 1)] == static_cast<float>(seen));
-              all += seen;
+              REQUIRE(seen_pairs(order, positions, query * n, n, key * n, n, window) == all);
             }
-            REQUIRE(seen_pairs(order, positions, query * n, n, key * n, n) == all);
-          }
-      }
+        }
 }
 
 }  // namespace shardlab::testing::of_attention

@@ -201,6 +201,12 @@ struct Sequence {
   int64_t s;
   TokenOrder order;
   Values qkv, dout;
+  int64_t window = 0;
+  reference::Text text() const {
+    reference::Text text(order);
+    text.window = window;
+    return text;
+  }
   int64_t q_width() const { return heads.heads * heads.dim; }
   int64_t o_width() const { return heads.heads * heads.of_value(); }
   int64_t kv_width() const { return heads.kv_heads * (heads.dim + heads.of_value()); }
@@ -233,7 +239,8 @@ struct Sequence {
             order,
             canonical,
             nullptr,
-            static_cast<int>(heads.values)};
+            static_cast<int>(heads.values),
+            window};
   }
 };
 
@@ -367,16 +374,24 @@ TEST_CASE("attention: a sequence in any order, and cut in blocks over 1 to 16 ra
     for (const reference::Heads heads : {reference::Heads{4, 2, 6}, {3, 1, 17}, {2, 2, 10, 7}})
       for (const int parts : {1, 2, 4, 8, 16})
         for (const TokenOrder& order : orders(parts))
-          for (const int64_t s : {int64_t{32}, int64_t{96}}) {
+          for (const auto& [s, window] : {std::pair<int64_t, int64_t>{32, 0}, {96, 0}, {32, 7}, {96, 25}, {32, 1}}) {
             if (s == 96 && (parts == 2 || parts == 8)) continue;
-            INFO(fmt::format("heads {} kv {} dim {} s {} parts {} order {}", heads.heads, heads.kv_heads, heads.dim, s, parts,
-                             static_cast<int>(order.kind)));
-            const Sequence x = sequence(heads, s, order);
-            const auto want = reference::attention(x.qkv, heads, s, order);
-            const Values want_dqkv = reference::attention_input(x.dout, want, x.qkv, heads, s, order);
-            const kernels::AttentionShape shape{
-                1,    s,       static_cast<int>(heads.heads), static_cast<int>(heads.kv_heads), static_cast<int>(heads.dim), order,
-                true, nullptr, static_cast<int>(heads.values)};
+            INFO(fmt::format("heads {} kv {} dim {} s {} window {} parts {} order {}", heads.heads, heads.kv_heads, heads.dim, s,
+                             window, parts, static_cast<int>(order.kind)));
+            Sequence x = sequence(heads, s, order);
+            x.window = window;
+            const auto want = reference::attention(x.qkv, heads, s, x.text());
+            const Values want_dqkv = reference::attention_input(x.dout, want, x.qkv, heads, s, x.text());
+            const kernels::AttentionShape shape{1,
+                                                s,
+                                                static_cast<int>(heads.heads),
+                                                static_cast<int>(heads.kv_heads),
+                                                static_cast<int>(heads.dim),
+                                                order,
+                                                true,
+                                                nullptr,
+                                                static_cast<int>(heads.values),
+                                                window};
             Values o = poisoned(s * x.o_width()), lse = poisoned(heads.heads * s), dqkv = poisoned(s * heads.width());
             run(k.attention_forward, kernels::AttentionForward{shape, x.qkv.data(), o.data(), lse.data()});
             run(k.attention_input, kernels::AttentionInput{shape, x.dout.data(), o.data(), lse.data(), x.qkv.data(), dqkv.data()});
@@ -399,25 +414,28 @@ TEST_CASE("attention: running blocks meet fp64, in any order, on any number of r
         for (const TokenOrder& order : orders(parts)) {
           const int64_t s = 36;
           if (s % order.granule() != 0) continue;
-          INFO(fmt::format("heads {} kv {} dim {} parts {} order {}", heads.heads, heads.kv_heads, heads.dim, parts,
-                           static_cast<int>(order.kind)));
-          const Sequence x = sequence(heads, s, order);
-          const auto want = reference::attention(wide(x.qkv), heads, s, order);
-          const auto dqkv = reference::attention_input(wide(x.dout), want, wide(x.qkv), heads, s, order);
-          const auto apart = [&](bool keys) {  // of a tensor in fp64, through indices
-            reference::Tensor<double> out;
-            for (int64_t t = 0; t < s; ++t)
-              for (int64_t h = 0; h < (keys ? heads.kv_heads : heads.heads); ++h)
-                for (int64_t c = 0; c < heads.dim + (keys ? heads.of_value() : 0); ++c)
-                  out.push_back(dqkv[static_cast<size_t>(t * heads.width() + (keys ? heads.key(h) : heads.query(h)) + c)]);
-            return out;
-          };
-          for (const bool whole : {false, true}) {
-            const Blocks got = running(k, x, parts, whole);
-            REQUIRE(error(got.o, want.o) < 1e-5);
-            REQUIRE(error(got.lse, want.lse) < 1e-5);
-            REQUIRE(error(got.dq, apart(false)) < 1e-5);
-            REQUIRE(error(got.dkv, apart(true)) < 1e-5);
+          for (const int64_t window : {0, 5, 19}) {
+            INFO(fmt::format("heads {} kv {} dim {} window {} parts {} order {}", heads.heads, heads.kv_heads, heads.dim, window,
+                             parts, static_cast<int>(order.kind)));
+            Sequence x = sequence(heads, s, order);
+            x.window = window;
+            const auto want = reference::attention(wide(x.qkv), heads, s, x.text());
+            const auto dqkv = reference::attention_input(wide(x.dout), want, wide(x.qkv), heads, s, x.text());
+            const auto apart = [&](bool keys) {  // of a tensor in fp64, through indices
+              reference::Tensor<double> out;
+              for (int64_t t = 0; t < s; ++t)
+                for (int64_t h = 0; h < (keys ? heads.kv_heads : heads.heads); ++h)
+                  for (int64_t c = 0; c < heads.dim + (keys ? heads.of_value() : 0); ++c)
+                    out.push_back(dqkv[static_cast<size_t>(t * heads.width() + (keys ? heads.key(h) : heads.query(h)) + c)]);
+              return out;
+            };
+            for (const bool whole : {false, true}) {
+              const Blocks got = running(k, x, parts, whole);
+              REQUIRE(error(got.o, want.o) < 1e-5);
+              REQUIRE(error(got.lse, want.lse) < 1e-5);
+              REQUIRE(error(got.dq, apart(false)) < 1e-5);
+              REQUIRE(error(got.dkv, apart(true)) < 1e-5);
+            }
           }
         }
   });

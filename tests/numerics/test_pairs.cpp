@@ -38,9 +38,10 @@ Subject subject_of(const Case& c) {
 /// What the reference depends on.
 std::string recipe(const Subject& s, const TokenOrder& order, bool packed) {
   const Train& t = s.train;
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {}", s.sequences, t.micro_batch, t.grad_accumulation, t.dropout,
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", s.sequences, t.micro_batch, t.grad_accumulation, t.dropout,
                      t.clip_norm, s.model.tied_embeddings, static_cast<int>(order.kind), order.parts, packed, s.model.experts.count,
-                     s.model.experts.bias_update_rate, s.model.experts.capacity_factor, s.model.latent.kv_rank);
+                     s.model.experts.bias_update_rate, s.model.experts.capacity_factor, s.model.latent.kv_rank,
+                     s.model.window.tokens, s.model.window.global_every);
 }
 
 }  // namespace

@@ -128,6 +128,18 @@ TEST_CASE("gradients of latent attention equal central differences, every elemen
   check_gradients(model, 0);
 }
 
+TEST_CASE("gradients of attention within windows equal central differences, every element of every parameter") {
+  Model model = tiny(Family::kLlama, false);
+  model.layers = 3;
+  model.window = {.tokens = 2, .global_every = 2, .rope_theta = 100};
+  check_gradients(model, 0);
+  model.window = {.tokens = 3, .global_layers = 1};
+  check_gradients(model, 0.25f);
+  Model gpt = tiny(Family::kGpt, true);
+  gpt.window = {.tokens = 1};  // a token sees itself alone
+  check_gradients(gpt, 0);
+}
+
 TEST_CASE("gradients of mixtures that drop rows equal central differences of the objective") {
   // Experts take 1, or 2, of the rows of a sequence: most are dropped, of some tokens all.
   Model model = tiny(Family::kLlama, false);

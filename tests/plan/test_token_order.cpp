@@ -21,11 +21,14 @@ using Kind = TokenOrder::Kind;
 std::vector<TokenOrder> orders(int parts) { return {{}, {Kind::kZigzag, parts}, {Kind::kStriped, parts}}; }
 
 /// Pairs, counted one by one.
-int64_t count_pairs(const TokenOrder& order, int64_t tokens, int64_t first_query, int64_t queries, int64_t first_key,
-                    int64_t keys) {
+int64_t count_pairs(const TokenOrder& order, int64_t tokens, int64_t first_query, int64_t queries, int64_t first_key, int64_t keys,
+                    int64_t window = 0) {
   int64_t pairs = 0;
   for (int64_t q = first_query; q < first_query + queries; ++q)
-    for (int64_t k = first_key; k < first_key + keys; ++k) pairs += order.position(k, tokens) <= order.position(q, tokens);
+    for (int64_t k = first_key; k < first_key + keys; ++k) {
+      const int64_t back = order.position(q, tokens) - order.position(k, tokens);
+      pairs += back >= 0 && (window == 0 || back < window);
+    }
   return pairs;
 }
 
@@ -76,9 +79,12 @@ TEST_CASE("token order: pairs that are seen, counted one by one") {
         for (int64_t queries = 0; query + queries <= tokens; queries += 2)
           for (int64_t key = 0; key < tokens; key += 3)
             for (int64_t keys = 0; key + keys <= tokens; keys += 2)
-              REQUIRE(seen_pairs(order, tokens, query, queries, key, keys) ==
-                      count_pairs(order, tokens, query, queries, key, keys));
+              for (const int64_t window : {0, 1, 3, 7, 16, 1000})
+                REQUIRE(seen_pairs(order, tokens, query, queries, key, keys, window) ==
+                        count_pairs(order, tokens, query, queries, key, keys, window));
       REQUIRE(seen_pairs(order, tokens, 0, tokens, 0, tokens) == tokens * (tokens + 1) / 2);
+      for (const int64_t window : {1, 5, 16})  // the first w tokens see 1, 2, ... w, the others w
+        REQUIRE(seen_pairs(order, tokens, 0, tokens, 0, tokens, window) == window * tokens - window * (window - 1) / 2);
     }
 }
 
@@ -103,7 +109,7 @@ TEST_CASE("work of attention over parts: pairs that are seen, on every rank and 
   for (const int parts : {1, 2, 4})
     for (const TokenOrder& order : orders(parts))
       for (int turn = 0; turn < parts; ++turn)
-        for (const bool whole : {false, true}) {
+        for (const auto& [whole, window] : {std::pair<bool, int64_t>{false, 0}, {true, 0}, {false, 5}, {true, 11}}) {
           if (whole && turn != 0) continue;
           const int64_t n = 8, tokens = n * parts, keys = whole ? tokens : n;
           INFO(fmt::format("parts {} order {} turn {} whole {}", parts, static_cast<int>(order.kind), turn, whole));
@@ -114,16 +120,16 @@ TEST_CASE("work of attention over parts: pairs that are seen, on every rank and 
               "bound %o activation f32[3,{},12] cp:S1 micro:slice\nbound %lse activation f32[3,3,{}] cp:S2 micro:slice\n"
               "bound %do activation f32[3,{},12] cp:S1 micro:slice\nbound %dq activation f32[3,{},12] cp:S1 micro:slice\n"
               "bound %dkv activation f32[3,{},8]{} micro:slice\n"
-              "attention_block.F a (%q, %kv) -> (%o, %lse) heads=3 kv_heads=1 head_dim=4 turn=-{}\n"
-              "attention_block.I a (%do, %o, %lse, %q, %kv) -> (%dq, %dkv) heads=3 kv_heads=1 head_dim=4 turn=-{}\n",
-              parts, n, keys, placed, n, n, n, n, keys, whole ? " cp:P" : placed, turn, turn));
+              "attention_block.F a (%q, %kv) -> (%o, %lse) heads=3 kv_heads=1 head_dim=4 turn=-{} window={}\n"
+              "attention_block.I a (%do, %o, %lse, %q, %kv) -> (%dq, %dkv) heads=3 kv_heads=1 head_dim=4 turn=-{} window={}\n",
+              parts, n, keys, placed, n, n, n, n, keys, whole ? " cp:P" : placed, turn, window, turn, window));
           const Segment& segment = plan.segments[0];
           const Op &forward = std::get<Op>(segment.steps[0]), &backward = std::get<Op>(segment.steps[1]);
           int64_t most = 0;
           for (int rank = 0; rank < parts; ++rank) {
             const Coordinates at{rank};
             const int64_t block = whole ? 0 : (rank - turn + parts) % parts * n;
-            const int64_t pairs = count_pairs(order, tokens, rank * n, n, block, keys);
+            const int64_t pairs = count_pairs(order, tokens, rank * n, n, block, keys, window);
             most = std::max(most, pairs);
             REQUIRE(pairs_of_block(segment, forward, plan.mesh, order, &at) == pairs);
             const int64_t outputs = 3 * n * 12;  // a division each; in backward do . o
@@ -181,7 +187,8 @@ TEST_CASE("packed documents: what is expected is the sum over pairs of the chanc
   const int64_t tokens = 32;
   for (const int parts : {1, 2, 4})
     for (const TokenOrder& order : orders(parts))
-      for (const int64_t document : {1, 3, 8, 1000}) {
+      for (const auto& [document, window] :
+           {std::pair<int64_t, int64_t>{1, 0}, {3, 0}, {8, 0}, {1000, 0}, {1, 2}, {8, 1}, {8, 6}, {1000, 11}}) {
         const int64_t n = tokens / parts;
         const double stays = 1 - 1 / static_cast<double>(document);
         for (int64_t query = 0; query < parts; ++query)
@@ -190,10 +197,12 @@ TEST_CASE("packed documents: what is expected is the sum over pairs of the chanc
             for (int64_t q = query * n; q < (query + 1) * n; ++q)
               for (int64_t k = key * n; k < (key + 1) * n; ++k) {
                 const int64_t apart = order.position(q, tokens) - order.position(k, tokens);
-                if (apart >= 0) want += apart == 0 ? 1 : std::pow(stays, static_cast<double>(apart));
+                if (apart >= 0 && (window == 0 || apart < window))
+                  want += apart == 0 ? 1 : std::pow(stays, static_cast<double>(apart));
               }
-            const double expected = expected_pairs(order, tokens, document, query * n, n, key * n, n);
-            INFO(fmt::format("parts {} order {} document {} {} {}", parts, static_cast<int>(order.kind), document, query, key));
+            const double expected = expected_pairs(order, tokens, document, query * n, n, key * n, n, window);
+            INFO(fmt::format("parts {} order {} document {} window {} {} {}", parts, static_cast<int>(order.kind), document, window,
+                             query, key));
             REQUIRE(std::abs(expected - want) <= 1e-9 * (1 + want));
           }
       }
@@ -235,6 +244,9 @@ TEST_CASE("work of packed attention is that of the pairs that are expected, and 
   CHECK(pairs == 456);
   CHECK(flops(" document=8") == 9 * pairs * (4 * 4 + 5));
   CHECK(flops("") == 9 * (64 * 65 / 2) * (4 * 4 + 5));
+  CHECK(flops(" window=10") == 9 * (10 * 64 - 10 * 9 / 2) * (4 * 4 + 5));
+  CHECK(flops(" window=64") == flops(""));
+  CHECK(flops(" document=8 window=10") == 9 * std::llround(expected_pairs({}, 64, 8, 0, 64, 0, 64, 10)) * (4 * 4 + 5));
 }
 
 }  // namespace shardlab::testing

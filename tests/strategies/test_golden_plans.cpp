@@ -191,6 +191,14 @@ std::vector<Golden> goldens() {
   latent.canonical = true;
   latent.train.micro_batch = 1;
   all.push_back({"latent-attention-ring-canonical", latent});
+  Case window = tiny_case(Family::kLlama);
+  window.model.window = {.tokens = 3, .global_every = 2, .rope_theta = 100};
+  all.push_back({"sliding-window", window});
+  window.layout.cp = 2;
+  window.layout.cp_kind = ContextKind::kRing;
+  window.canonical = true;
+  window.train.micro_batch = 1;
+  all.push_back({"sliding-window-ring-canonical", window});
   tp.train.precision = Precision::kFp8;
   all.push_back({"fp8", tp});
   tp.train.fp8_scaling = Fp8Scaling::kDelayed;

@@ -3,6 +3,8 @@
 #include "sweeps/models.h"
 #include "sweeps/sweep.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -69,6 +71,7 @@ TEST_CASE("parameter counts equal the published ones") {
                                                        {"qwen3-30b-a3b", 30'532'122'624},
                                                        {"qwen3-235b-a22b", 235'093'634'560},
                                                        {"phi-4", 14'659'507'200},
+                                                       {"phi-3-mini-4k", 3'821'079'552},
                                                        // Files have the biases of routers besides, which are state of the run here.
                                                        {"deepseek-v3", 671'026'419'200 - 58 * 256},
                                                        {"deepseek-v2", 235'741'434'880},
@@ -185,9 +188,10 @@ TEST_CASE("a config.json is read with the defaults of its family") {
   CHECK(llama->head_dim == 16);
   CHECK_FALSE(llama->tied_embeddings);
   CHECK(llama->max_positions == 0);
-  // A window is full attention up to its length, and no further.
-  CHECK(load_model("mistral-7b-v0.1")->max_positions == 4096);
+  CHECK(load_model("mistral-7b-v0.1")->max_positions == 32768);
+  CHECK(load_model("mistral-7b-v0.1")->window == SlidingWindow{.tokens = 4096});
   CHECK(load_model("mistral-7b-v0.3")->max_positions == 32768);
+  CHECK(load_model("mistral-7b-v0.3")->window == SlidingWindow{});  // null in the file
 }
 
 TEST_CASE("keys of rotary embeddings are read where transformers 5 has them, and their scaling is noted") {
@@ -442,15 +446,19 @@ TEST_CASE("a folder with a config.json is a model, and an unknown type is read a
 
 TEST_CASE("windows, biases and norms of the families that are estimated") {
   const ModelConfig gemma = *load_model_config("gemma-3-27b"), oss = *load_model_config("gpt-oss-20b");
-  CHECK(gemma.window == 1024);
-  CHECK(gemma.windowed_layers == 52);  // of 62 every sixth sees all
+  CHECK(gemma.model.window == SlidingWindow{.tokens = 1024, .global_every = 6, .rope_theta = 10000});
+  CHECK(gemma.model.local_layers() == 52);  // of 62 every sixth sees all
   CHECK(gemma.post_norms);
   CHECK(gemma.qk_norm);
-  CHECK(oss.windowed_layers == 12);
-  CHECK(oss.window == 128);
+  CHECK(oss.model.window == SlidingWindow{.tokens = 128, .global_every = 2});
+  CHECK(oss.model.local_layers() == 12);
+  CHECK(load_model("gpt-oss-20b").error().message ==
+        "gpt-oss-20b is not executed: its heads have sinks, and its experts and their router biases");
+  CHECK(load_model("gemma-3-1b").error().message ==
+        "gemma-3-1b is not executed: its feed-forward is gated by gelu, and norms follow attention and feed-forward");
   CHECK(load_model_config("olmo-2-7b")->qk_norm_whole);
   CHECK(load_model_config("pythia-12b")->rotary);
-  CHECK(load_model_config("phi-3-mini-4k")->windowed_layers == 32);
+  CHECK(load_model("phi-3-mini-4k")->window == SlidingWindow{.tokens = 2047});
   CHECK(load_model_config("phi-4")->unexecuted.empty());
   const auto types = [](const std::string& list) {
     const auto read =
@@ -458,9 +466,48 @@ TEST_CASE("windows, biases and norms of the families that are estimated") {
         "head_dim": 16, "intermediate_size": 96, "vocab_size": 100, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": )" +
                                list + "}",
                            "m");
-    return read.ok() ? std::to_string(read->windowed_layers) : read.error().message;
+    return read.ok() ? std::to_string(read->model.local_layers()) : read.error().message;
   };
   CHECK(types(R"(["sliding_attention", "sliding_attention"])") == "2");
   CHECK(types(R"(["sliding_attention", "linear"])") == "`layer_types` has \"linear\"");
   CHECK(types("[]").find("no list of 2 layers") != std::string::npos);
+}
+
+TEST_CASE("windows of config.json files: which layers are local") {
+  const auto read = [](const std::string& type, const std::string& extra) -> std::string {
+    const auto model =
+        parse_model(R"({"model_type": ")" + type + R"(", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "intermediate_size": 96, "max_position_embeddings": 256, "vocab_size": 100)" +
+                        extra + "}",
+                    "m");
+    if (!model.ok()) return model.error().message;
+    std::string layers;
+    for (int64_t layer = 0; layer < 6; ++layer) layers += model->is_local(layer) ? 'l' : 'g';
+    return fmt::format("{} of {}", layers, model->window.tokens);
+  };
+  const auto types = [&](const std::string& letters) {
+    std::string list;
+    for (const char letter : letters)
+      list += fmt::format("{}\"{}_attention\"", list.empty() ? "" : ", ", letter == 'l' ? "sliding" : "full");
+    return read("mistral", R"(, "sliding_window": 32, "layer_types": [)" + list + "]");
+  };
+  CHECK(read("mistral", "") == "gggggg of 0");
+  CHECK(read("mistral", R"(, "sliding_window": null)") == "gggggg of 0");
+  CHECK(read("mistral", R"(, "sliding_window": 32)") == "llllll of 32");
+  CHECK(read("mistral", R"(, "sliding_window": 256)") == "gggggg of 0");  // hides nothing
+  CHECK(read("mistral", R"(, "sliding_window": -1)") == "sliding_window=-1: a query sees from 1 to 2^31 - 1 keys in a local layer");
+  CHECK(read("qwen2", R"(, "sliding_window": 32)") == "gggggg of 0");
+  CHECK(read("qwen2", R"(, "sliding_window": 32, "use_sliding_window": true)") == "gggggg of 0");  // behind layer 28
+  CHECK(read("qwen2", R"(, "sliding_window": 32, "use_sliding_window": true, "max_window_layers": 2)") == "ggllll of 32");
+  CHECK(read("qwen3", R"(, "sliding_window": 32, "use_sliding_window": false, "max_window_layers": 2)") == "gggggg of 0");
+  for (const char* letters : {"llllll", "lglglg", "llgllg", "glllgl", "ggllll", "lllllg", "gllgll"})
+    CHECK(types(letters) == fmt::format("{} of 32", letters));
+  CHECK(types("gggggg") == "gggggg of 0");
+  CHECK(types("lgllgl") == "`layer_types` has \"sliding_attention\" at layer 3, which breaks the pattern of the layers before");
+  const auto bases = parse_model_config(
+      R"({"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 6, "intermediate_size": 96, "rope_parameters":
+          {"full_attention": {"rope_theta": 5e5, "rope_type": "default"}, "sliding_attention": {"rope_theta": 2e4}}})",
+      "m");
+  REQUIRE(bases.ok());
+  CHECK((bases->model.rope_theta == 5e5f && bases->model.window.rope_theta == 2e4f));
 }

@@ -215,9 +215,19 @@ class Mutator {
   }
 
   /// Rope, dropout and positions: dropped, done twice, and with other settings. The rotation of latent attention: with another angle.
+  /// Attention: within another window, or none.
   void mutate_in_place(size_t s, size_t i, const Op& op, const std::string& place) {
     if (std::holds_alternative<LatentHeads>(op.work))
       judge("wrong rotation", place, [=](Plan& p) { std::get<LatentHeads>(std::get<Op>(p.segments[s].steps[i]).work).theta *= 2; });
+    const auto narrow = [&](auto& w) {
+      judge("wrong window", place,
+            [&](Plan& p) { std::get<std::decay_t<decltype(w)>>(std::get<Op>(p.segments[s].steps[i]).work).window += 1; });
+      if (w.window == 0) return;
+      judge("dropped window", place,
+            [&](Plan& p) { std::get<std::decay_t<decltype(w)>>(std::get<Op>(p.segments[s].steps[i]).work).window = 0; });
+    };
+    if (const auto* attention = std::get_if<Attention>(&op.work)) narrow(*attention);
+    if (const auto* block = std::get_if<AttentionBlock>(&op.work)) narrow(*block);
     const auto* rope = std::get_if<Rope>(&op.work);
     const auto* dropout = std::get_if<Dropout>(&op.work);
     if (rope == nullptr && dropout == nullptr && !std::holds_alternative<Positions>(op.work)) return;

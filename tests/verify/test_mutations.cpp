@@ -58,6 +58,7 @@ struct Mix {
   float ema_decay = 0;
   bool qkv_biases = false;
   LatentAttention latent = {};
+  SlidingWindow window = {};
 };
 
 Case case_of(const Mix& mix) {
@@ -117,6 +118,7 @@ Case case_of(const Mix& mix) {
   c.model.qk_norm = mix.qk_norm;
   c.model.qkv_biases = mix.qkv_biases;
   c.model.latent = mix.latent;
+  c.model.window = mix.window;
   if (c.model.is_latent()) c.model.head_dim = mix.latent.nope + mix.latent.rope;
   c.layout.ep = mix.ep;
   c.train.post_validation = mix.post_validation;
@@ -762,6 +764,51 @@ std::vector<Plan> latent_plans() {
   return lowered(mixes);
 }
 
+/// Attention within windows, in all layers and in some, whole and in every kind of parts of sequences.
+std::vector<Plan> window_plans() {
+  constexpr SlidingWindow kAll{.tokens = 5}, kSome{.tokens = 3, .global_every = 2};
+  constexpr SlidingWindow kLate{.tokens = 3, .global_layers = 1, .rope_theta = 100};
+  constexpr Experts kLateExperts{.count = 4, .top_k = 2, .ffn = 8, .dense_layers = 1};
+  const Mix mixes[] = {
+      {.name = "window dp2 zero3, recompute", .dp = 2, .accumulation = 2, .zero = 3, .recompute = true, .window = kAll},
+      {.name = "window tp2 sequence parallel, selective, some layers",
+       .family = Family::kLlama,
+       .tied = false,
+       .tp = 2,
+       .selective = true,
+       .sequence_parallel = true,
+       .window = kSome},
+      {.name = "window pp2, some layers, packed",
+       .family = Family::kLlama,
+       .tied = false,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .packed = true,
+       .window = kLate},
+      {.name = "window cp2 ring, canonical", .canonical = true, .cp = 2, .cp_kind = ContextKind::kRing, .window = kAll},
+      {.name = "window cp2 zigzag, some layers", .cp = 2, .cp_kind = ContextKind::kZigzag, .window = kSome},
+      {.name = "window cp2 all-gather", .cp = 2, .cp_kind = ContextKind::kAllGather, .window = kAll},
+      {.name = "window cp2 ulysses", .cp = 2, .cp_kind = ContextKind::kUlysses, .window = kSome},
+      {.name = "window ep2, experts in some layers",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .layers = 4,
+       .experts = kLateExperts,
+       .ep = 2,
+       .window = kSome},
+      {.name = "window tp2, bf16, strips",
+       .tp = 2,
+       .precision = Precision::kBf16,
+       .sequence_parallel = true,
+       .tensor_overlap = true,
+       .window = kSome},
+      {.name = "window fp8", .precision = Precision::kFp8, .window = kSome},
+  };
+  return lowered(mixes);
+}
+
 /// Head and loss in pieces.
 std::vector<Plan> chunked_plans() {
   const Mix mixes[] = {
@@ -941,6 +988,8 @@ TEST_CASE("mutations of plans of products in strips are all found") {
 TEST_CASE("mutations of plans of experts are all found") { CHECK(require_full_score(expert_plans()) > 3'000); }
 
 TEST_CASE("mutations of plans of latent attention are all found") { CHECK(require_full_score(latent_plans()) > 2'000); }
+
+TEST_CASE("mutations of plans of attention within windows are all found") { CHECK(require_full_score(window_plans()) > 2'000); }
 
 TEST_CASE("mutations of plans of head and loss in pieces are all found") { CHECK(require_full_score(chunked_plans()) > 2'500); }
 

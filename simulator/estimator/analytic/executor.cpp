@@ -17,7 +17,7 @@ std::optional<Model> model_of(const ModelShape& s) {
   const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
   const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
   if ((!llama && !gpt) || (s.latent() && !llama) || (!llama && s.qkv_biases) || s.qk_norm_whole || s.post_norms || s.router_bias ||
-      s.out_bias || s.expert_biases || s.sinks || s.windowed_layers > 0 || (!llama && (s.moe() || s.qk_norm)))
+      s.out_bias || s.expert_biases || s.sinks || (!llama && (s.moe() || s.qk_norm)))
     return std::nullopt;
   Model m{
       .name = "shape", .family = llama ? Family::kLlama : Family::kGpt, .layers = s.layers, .hidden = s.hidden, .heads = s.heads};
@@ -27,6 +27,8 @@ std::optional<Model> model_of(const ModelShape& s) {
     m.latent = {.q_rank = s.q_rank, .kv_rank = s.kv_rank, .nope = s.head_dim, .rope = s.rope_dim, .v = s.v_dim};
     m.head_dim = s.qk_dim(), m.kv_heads = s.heads;
   }
+  // Which layers have the window, and their rotary embedding, moves no byte.
+  if (s.windowed_layers > 0) m.window = {.tokens = s.window, .global_layers = s.layers - s.windowed_layers};
   if (s.moe())
     m.experts = {.count = s.experts,
                  .top_k = s.top_k,

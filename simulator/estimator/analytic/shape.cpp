@@ -107,6 +107,8 @@ ModelShape shape_of(const Model& m) {
           .biases = !llama,
           .qk_norm = m.qk_norm,
           .qkv_biases = m.qkv_biases,
+          .window = m.window.tokens,
+          .windowed_layers = m.local_layers(),
           .experts = m.experts.count,
           .top_k = m.experts.top_k,
           .moe_ffn = m.experts.ffn,

@@ -12,11 +12,11 @@ struct Latents {
   Tensor<T> q, kv, k_rope;
 };
 
-/// Rows of q, k and v by head, q and k rotated: [s, heads*(2(nope+rope)+v)].
+/// Rows of q, k and v by head, q and k rotated by angles of base `theta`: [s, heads*(2(nope+rope)+v)].
 template <class T>
-Tensor<T> latent_heads(const Latents<T>& x, const Model& model, int64_t s, const Text& text);
+Tensor<T> latent_heads(const Latents<T>& x, const Model& model, float theta, int64_t s, const Text& text);
 /// The gradients of what the rows are made of.
 template <class T>
-Latents<T> latent_heads_back(const Tensor<T>& dqkv, const Model& model, int64_t s, const Text& text);
+Latents<T> latent_heads_back(const Tensor<T>& dqkv, const Model& model, float theta, int64_t s, const Text& text);
 
 }  // namespace shardlab::reference

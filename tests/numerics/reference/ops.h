@@ -67,11 +67,12 @@ template <class T>
 HeadGradients<T> norm_heads_back(const Tensor<T>& dy, const Tensor<T>& qkv, const Heads& heads, const Tensor<T>& gamma_q,
                                  const Tensor<T>& gamma_k, float epsilon, int64_t s);
 
-/// Which token of a text lies where in a sequence of s, and to which of several documents each belongs.
+/// Which token of a text lies where in a sequence of s, to which of several documents each belongs, and how far a query sees.
 struct Text {
   TokenOrder order;
   std::vector<int64_t> document;  ///< number of the document, by place; empty: all tokens are of one
   std::vector<int64_t> within;    ///< position in the document, by place
+  int64_t window = 0;             ///< positions of the text that a query sees, the last of them its own; 0: all up to its own
 
   Text(const TokenOrder& o = {}) : order(o) {}
   /// `positions` in documents, by position in the text: a document begins at each 0.
@@ -83,7 +84,8 @@ struct Text {
   /// Whether query i attends to key j.
   bool sees(int64_t i, int64_t j, int64_t s) const {
     const bool together = document.empty() || document[static_cast<size_t>(i)] == document[static_cast<size_t>(j)];
-    return together && order.position(j, s) <= order.position(i, s);
+    const int64_t back = order.position(i, s) - order.position(j, s);
+    return together && back >= 0 && (window == 0 || back < window);
   }
 };
 

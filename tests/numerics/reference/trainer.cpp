@@ -163,7 +163,18 @@ void Trainer<T>::project_latents(LayerState& l, int64_t layer, const Text& text)
   l.nkv = normed(l.kv_a, in_layer(layer, "attn.kv_a.norm"));
   made.kv = project(l.nkv.y, "attn.wkv_b", a.kv_rank, model_.heads * (a.nope + a.v));
   made.k_rope = project(l.n1.y, "attn.wk_rope", h, a.rope);
-  l.qkv = latent_heads(made, model_, s, text);
+  l.qkv = latent_heads(made, model_, theta(layer), s, text);
+}
+
+template <class T>
+Text Trainer<T>::seen_in(int64_t layer, Text text) const {
+  text.window = model_.is_local(layer) ? model_.window.tokens : 0;
+  return text;
+}
+
+template <class T>
+float Trainer<T>::theta(int64_t layer) const {
+  return model_.is_local(layer) && model_.window.rope_theta > 0 ? model_.window.rope_theta : model_.rope_theta;
 }
 
 template <class T>
@@ -181,8 +192,8 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
     l.raw = l.qkv;
     l.qkv = norm_heads(l.raw, heads_, value(name("attn.q_norm.gamma")), value(name("attn.k_norm.gamma")), model_.norm_epsilon, s);
   }
-  if (model_.is_llama() && !model_.is_latent()) rope(l.qkv, heads_, model_.rope_theta, 1, s, text);
-  l.attention = attention(l.qkv, heads_, s, text);
+  if (model_.is_llama() && !model_.is_latent()) rope(l.qkv, heads_, theta(layer), 1, s, text);
+  l.attention = attention(l.qkv, heads_, s, seen_in(layer, text));
   Tensor<T> z = linear<T>(l.attention.o, value(name("attn.wo")), nullptr, s, inner, h);
   drop(z, layer, 1, sequence);
   l.x1 = add_residual(x, z, bias(name("attn.bo")), static_cast<size_t>(h));
@@ -306,10 +317,10 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
   dz = dx1;
   drop(dz, layer, 1, sequence);
   const Tensor<T> dout = backward_linear(dz, l.attention.o, "attn.wo", inner, h);
-  Tensor<T> dqkv = attention_input(dout, l.attention, l.qkv, heads_, s, text);
+  Tensor<T> dqkv = attention_input(dout, l.attention, l.qkv, heads_, s, seen_in(layer, text));
   if (model_.is_latent()) {
     const LatentAttention& m = model_.latent;
-    const Latents<T> g = latent_heads_back(dqkv, model_, s, text);
+    const Latents<T> g = latent_heads_back(dqkv, model_, theta(layer), s, text);
     const int64_t query = model_.heads * model_.head_dim;
     Tensor<T> dn1;
     if (m.q_rank > 0) {
@@ -324,7 +335,7 @@ Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t 
     dn1 = add(dn1, backward_linear(g.k_rope, l.n1.y, "attn.wk_rope", h, m.rope));
     return add(dx1, backward_norm(dn1, l.x, l.n1, name("attn.norm"), gradients));
   }
-  if (model_.is_llama()) rope(dqkv, heads_, model_.rope_theta, -1, s, text);
+  if (model_.is_llama()) rope(dqkv, heads_, theta(layer), -1, s, text);
   if (model_.qk_norm) {
     HeadGradients<T> g = norm_heads_back(dqkv, l.raw, heads_, value(name("attn.q_norm.gamma")), value(name("attn.k_norm.gamma")),
                                          model_.norm_epsilon, s);

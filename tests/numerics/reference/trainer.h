@@ -83,6 +83,9 @@ class Trainer {
     return stored(row, packed_ ? static_cast<size_t>(train_.seq_len) : 1);
   }
   Text text_of(std::span<const int32_t> row) const;
+  /// The text as the queries of a layer see it, and the base of the layer's rotary embedding.
+  Text seen_in(int64_t layer, Text text) const;
+  float theta(int64_t layer) const;
   SequenceState forward(std::span<const int32_t> row, int64_t sequence) const;
   void project_latents(LayerState& l, int64_t layer, const Text& text) const;
   LayerState forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence, const Text& text) const;
