@@ -72,7 +72,7 @@ std::vector<ShardFile> shards_of(const std::vector<interop::ForeignTensor>& tens
   std::vector<ShardFile> shards(1);
   for (const interop::ForeignTensor& tensor : tensors) {
     // Biases of routers are state: a step of theirs is less than 16 bits tell apart.
-    const interop::WeightType own = names_run_state(tensor.parameter) ? interop::WeightType::kF32 : type;
+    const interop::WeightType own = names_run_state(tensor.parts[0].parameter) ? interop::WeightType::kF32 : type;
     const int64_t bytes = elements_of(tensor.shape) * width_of(own);
     if (!shards.back().tensors.empty() && shards.back().bytes + bytes > most) shards.emplace_back();
     ShardFile& shard = shards.back();
@@ -175,9 +175,14 @@ Result<ExitCode> export_weights(const WeightsFlags& flags) {
     file.write(interop::safetensors_header(shard.entries));
     for (size_t i = 0; i < shard.tensors.size(); ++i) {
       const interop::ForeignTensor* tensor = shard.tensors[i];
-      const auto values = parameters.values(tensor->parameter);
-      if (!values.ok()) return values.error();
-      const std::vector<float> theirs = interop::to_foreign(*tensor, **values, parameters.columns(tensor->parameter));
+      std::vector<float> theirs;
+      for (size_t part = 0; part < tensor->parts.size(); ++part) {
+        const std::string& parameter = tensor->parts[part].parameter;
+        const auto values = parameters.values(parameter);
+        if (!values.ok()) return values.error();
+        const std::vector<float> rows = interop::to_foreign(*tensor, part, **values, parameters.columns(parameter));
+        theirs.insert(theirs.end(), rows.begin(), rows.end());
+      }
       const interop::WeightType own = shard.entries[i].second.type;
       if (own == interop::WeightType::kF16 && std::ranges::any_of(theirs, is_beyond_fp16))
         return refusal(fmt::format("`{}` has values beyond the range of fp16, which would be infinite", tensor->name),
@@ -293,11 +298,17 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
   const std::string config = flags.model.empty() && fs::is_directory(flags.from) ? flags.from + "/config.json" : flags.model;
   const auto model = model_of(config);
   if (!model.ok()) return model.error();
-  for (const std::string& path : {config, flags.from + "/config.json"})
-    if (const auto read = sweeps::load_model_config(path); read.ok() && !read->rotary_scaling.empty())
+  for (const std::string& path : {config, flags.from + "/config.json"}) {
+    const auto read = sweeps::load_model_config(path);
+    if (read.ok() && !read->rotary_pairs)
+      return refusal(
+          fmt::format("{}: `rope_interleave` is false, and rows that are rotated lie in pairs in every model that is read", path),
+          "take a model whose `rope_interleave` is true, as DeepSeek's are");
+    if (read.ok() && !read->rotary_scaling.empty())
       return refusal(fmt::format("{}: its rotary frequencies are scaled (`rope_type` is {}), and are not where a case trains", path,
                                  read->rotary_scaling),
                      "attention would be wrong by these weights: take a model whose `rope_scaling` is null");
+  }
   const auto names = weight_files(flags.from);
   if (!names.ok()) return names.error();
   std::vector<std::unique_ptr<WeightsFile>> files;
@@ -320,9 +331,10 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
       if (!interop::is_derived_tensor(other, *model)) unknown.push_back(other + " (of another element type)");
     }
   }
-  std::map<std::string, std::vector<interop::ForeignTensor>> by_parameter;
+  const std::vector<interop::ForeignTensor> tensors = interop::foreign_tensors(*model);
+  std::map<std::string, std::vector<std::pair<const interop::ForeignTensor*, size_t>>> by_parameter;  // tensors, and their parts
   std::map<std::string, Place> used;
-  for (interop::ForeignTensor& tensor : interop::foreign_tensors(*model)) {
+  for (const interop::ForeignTensor& tensor : tensors) {
     auto found = places.find(tensor.name);
     for (const std::string& other : interop::other_names(tensor))
       if (found == places.end()) found = places.find(other);
@@ -338,7 +350,8 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
                      "name the model that the weights are of (--model)");
     used[tensor.name] = found->second;
     places.erase(found);
-    by_parameter[tensor.parameter].push_back(std::move(tensor));
+    for (size_t part = 0; part < tensor.parts.size(); ++part)
+      by_parameter[tensor.parts[part].parameter].emplace_back(&tensor, part);
   }
   for (const auto& [name, place] : places)
     if (!interop::is_derived_tensor(name, *model)) unknown.push_back(name);
@@ -355,11 +368,11 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
     LogicalTensor tensor;
     for (const int64_t extent : p.shape) tensor.shape.extent[static_cast<size_t>(tensor.shape.rank++)] = extent;
     tensor.values.resize(static_cast<size_t>(tensor.shape.elements()));
-    for (const interop::ForeignTensor& foreign : by_parameter[p.name]) {
-      const Place& place = used[foreign.name];
+    for (const auto& [foreign, part] : by_parameter[p.name]) {
+      const Place& place = used[foreign->name];
       const auto values = place.file->values(*place.tensor);
       if (!values.ok()) return values.error();
-      interop::from_foreign(foreign, *values, interop::columns_of(p), tensor.values);
+      interop::from_foreign(*foreign, part, *values, interop::columns_of(p), tensor.values);
     }
     return tensor;
   });

@@ -146,13 +146,23 @@ void add_experts(const Model& m, const std::string& type, Json& config) {
   }
   config["moe_intermediate_size"] = e.ffn;
   config["norm_topk_prob"] = e.normalise;
-  if (type == "glm4_moe") {
+  if (type == "glm4_moe" || m.is_latent()) {
     config["n_routed_experts"] = e.count;
     config["n_shared_experts"] = e.shared;
     config["first_k_dense_replace"] = e.dense_layers;
     config["routed_scaling_factor"] = json_number(e.factor);
     config["n_group"] = e.groups;
     config["topk_group"] = e.groups_chosen;
+  }
+  if (m.is_latent()) {
+    config.erase("router_aux_loss_coef");
+    config["aux_loss_alpha"] = json_number(e.balance);
+    config["moe_layer_freq"] = 1;
+    config["scoring_func"] = e.sigmoid ? "sigmoid" : "softmax";
+    config["topk_method"] = e.sigmoid ? "noaux_tc" : e.groups > 1 ? "group_limited_greedy" : "greedy";
+    return;
+  }
+  if (type == "glm4_moe") {
     config["use_qk_norm"] = m.qk_norm;
     config["partial_rotary_factor"] = 1.0;
     return;
@@ -177,6 +187,16 @@ void add_window(const Model& m, const std::string& type, Json& config) {
     config["layer_types"].push_back(m.is_local(layer) ? "sliding_attention" : "full_attention");
 }
 
+/// The keys of latent attention. Of transformers' configs of it `head_dim` is the width that is rotated.
+void add_latent(const LatentAttention& l, Json& config) {
+  config["head_dim"] = l.rope;
+  config["q_lora_rank"] = l.q_rank > 0 ? Json(l.q_rank) : Json(nullptr);
+  config["kv_lora_rank"] = l.kv_rank;
+  config["qk_nope_head_dim"] = l.nope;
+  config["qk_rope_head_dim"] = l.rope;
+  config["v_head_dim"] = l.v;
+}
+
 }  // namespace
 
 std::string hugging_face_config(const Model& m) {
@@ -185,9 +205,10 @@ std::string hugging_face_config(const Model& m) {
     const auto known = hugging_face_type(m);
     const std::string type = known.ok() ? *known : "llama";
     constexpr std::pair<std::string_view, const char*> kArchitectures[] = {
-        {"llama", "LlamaForCausalLM"},        {"mistral", "MistralForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
-        {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"}, {"qwen2_moe", "Qwen2MoeForCausalLM"},
-        {"qwen3_moe", "Qwen3MoeForCausalLM"}, {"glm4_moe", "Glm4MoeForCausalLM"}};
+        {"llama", "LlamaForCausalLM"},           {"mistral", "MistralForCausalLM"},  {"qwen2", "Qwen2ForCausalLM"},
+        {"qwen3", "Qwen3ForCausalLM"},           {"mixtral", "MixtralForCausalLM"},  {"qwen2_moe", "Qwen2MoeForCausalLM"},
+        {"qwen3_moe", "Qwen3MoeForCausalLM"},    {"glm4_moe", "Glm4MoeForCausalLM"}, {"deepseek_v2", "DeepseekV2ForCausalLM"},
+        {"deepseek_v3", "DeepseekV3ForCausalLM"}};
     const auto* architecture = std::ranges::find(kArchitectures, type, &std::pair<std::string_view, const char*>::first)->second;
     config = {{"architectures", {architecture}},
               {"model_type", type},
@@ -209,6 +230,7 @@ std::string hugging_face_config(const Model& m) {
               {"vocab_size", m.vocab}};
     if (m.is_mixture()) add_experts(m, type, config);
     if (m.has_windows()) add_window(m, type, config);
+    if (m.is_latent()) add_latent(m.latent, config);
   } else {
     config = {{"architectures", {"GPT2LMHeadModel"}},
               {"model_type", "gpt2"},

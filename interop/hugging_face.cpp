@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <numeric>
+#include <string_view>
 
 #include "plan/base/check.h"
 #include "plan/run_state.h"
@@ -38,6 +40,18 @@ Rows every_second(int64_t n, int64_t first) {
   return rows;
 }
 
+/// Of `heads` heads, each `plain` rows and then `rotated` ones, ours in the order of DeepSeek's: of pair i first our row i, then row i +
+/// rotated / 2.
+Rows paired_rows(int64_t heads, int64_t plain, int64_t rotated) {
+  Rows rows;
+  for (int64_t head = 0; head < heads; ++head) {
+    const int64_t first = head * (plain + rotated);
+    for (int64_t r = 0; r < plain; ++r) rows.push_back(first + r);
+    for (int64_t r = 0; r < rotated; ++r) rows.push_back(first + plain + r / 2 + r % 2 * (rotated / 2));
+  }
+  return rows;
+}
+
 class Names {
  public:
   explicit Names(const Model& model) : model_(model) {}
@@ -61,7 +75,7 @@ class Names {
     std::vector<int64_t> shape{static_cast<int64_t>(rows.size())};
     if (p.shape.size() >= 2) shape.push_back(p.shape.back());
     if (transposed) std::swap(shape[0], shape[1]);
-    tensors_.push_back({std::move(name), std::move(shape), p.name, std::move(rows), transposed});
+    tensors_.push_back({std::move(name), std::move(shape), {{p.name, std::move(rows)}}, transposed});
   }
 
   void add_llama(const ModelParameter& p) {
@@ -71,6 +85,13 @@ class Names {
       add(p, fmt::format("{}self_attn.q_proj.{}", layer, what), attention_rows(model_, Projection::kQuery));
       add(p, fmt::format("{}self_attn.k_proj.{}", layer, what), attention_rows(model_, Projection::kKey));
       add(p, fmt::format("{}self_attn.v_proj.{}", layer, what), attention_rows(model_, Projection::kValue));
+    } else if (part == "attn.wq" || part == "attn.wq_b") {
+      add(p, layer + (part == "attn.wq" ? "self_attn.q_proj.weight" : "self_attn.q_b_proj.weight"),
+          paired_rows(model_.heads, model_.latent.nope, model_.latent.rope));
+    } else if (part == "attn.wk_rope") {  // behind the rows of attn.wkv_a, the parameter before it
+      ForeignTensor& narrow = tensors_.back();
+      narrow.parts.push_back({p.name, paired_rows(1, 0, model_.latent.rope)});
+      narrow.shape[0] += model_.latent.rope;
     } else if (part == "mlp.wup") {
       add(p, layer + "mlp.gate_proj.weight", every_second(p.shape[0], 0));
       add(p, layer + "mlp.up_proj.weight", every_second(p.shape[0], 1));
@@ -86,7 +107,12 @@ class Names {
                                                            {"mlp.wdown", "mlp.down_proj.weight"},
                                                            {"final.norm.gamma", "norm.weight"},
                                                            {"attn.q_norm.gamma", "self_attn.q_norm.weight"},
-                                                           {"attn.k_norm.gamma", "self_attn.k_norm.weight"}};
+                                                           {"attn.k_norm.gamma", "self_attn.k_norm.weight"},
+                                                           {"attn.wq_a", "self_attn.q_a_proj.weight"},
+                                                           {"attn.q_a.norm.gamma", "self_attn.q_a_layernorm.weight"},
+                                                           {"attn.wkv_a", "self_attn.kv_a_proj_with_mqa.weight"},
+                                                           {"attn.kv_a.norm.gamma", "self_attn.kv_a_layernorm.weight"},
+                                                           {"attn.wkv_b", "self_attn.kv_b_proj.weight"}};
       for (const auto& [ours, theirs] : names)
         if (part == ours) return add(p, layer + theirs, all_rows(p.shape[0]));
       SHARDLAB_CHECK(part == "head.weight", "llama has no `{}`", p.name);
@@ -154,9 +180,9 @@ class Names {
   std::vector<ForeignTensor> tensors_;
 };
 
-/// Index of element (row, column) in their tensor.
-size_t index_of(const ForeignTensor& t, size_t row, size_t column, size_t columns) {
-  return t.transposed ? column * t.rows.size() + row : row * columns + column;
+/// Index of element (row, column) in a tensor of `rows` rows.
+size_t index_of(const ForeignTensor& t, size_t row, size_t column, size_t rows, size_t columns) {
+  return t.transposed ? column * rows + row : row * columns + column;
 }
 
 }  // namespace
@@ -173,10 +199,20 @@ Result<std::string> hugging_face_type(const Model& m) {
   const auto none = [&](std::string_view what) {
     return Error{ExitCode::kUsage,
                  fmt::format("{} is no model of transformers: {}", m.name, what),
-                 "known: gpt2 llama mistral qwen2 qwen3 mixtral qwen2_moe qwen3_moe glm4_moe",
+                 "known: gpt2 llama mistral qwen2 qwen3 mixtral qwen2_moe qwen3_moe glm4_moe deepseek_v2 deepseek_v3",
                  {}};
   };
   if (!m.is_llama()) return m.has_windows() ? Result<std::string>(none("it attends within a window")) : std::string("gpt2");
+  if (m.is_latent()) {
+    const Experts& e = m.experts;
+    if (m.has_windows()) return none("its attention is latent and within a window");
+    if (!m.is_mixture() || e.shared < 1 || e.shared_gate || e.every != 1)
+      return none("its attention is latent, and its layers are not dense first ones and then mixtures with ungated shared experts");
+    if (e.sigmoid) return std::string("deepseek_v3");
+    if (e.has_bias() || e.normalise)
+      return none("its attention is latent, and its router a softmax with biases, or whose weights are divided by their sum");
+    return std::string("deepseek_v2");
+  }
   if (m.has_windows()) {
     if (m.window.rope_theta > 0) return none("its local layers have a rotary base of their own");
     const bool all = m.local_layers() == m.layers, plain = !m.is_mixture() && !m.qk_norm && !m.qkv_biases;
@@ -185,12 +221,6 @@ Result<std::string> hugging_face_type(const Model& m) {
     if (m.is_mixture() && (m.qk_norm || m.qkv_biases || m.experts.shared > 0 || !all))
       return none("it has experts, and is no Mixtral whose layers all attend within a window");
   }
-  if (m.is_latent())
-    return Error{ExitCode::kUsage,
-                 fmt::format("{} has latent attention, whose weights this version neither reads nor writes", m.name),
-                 "train it from its random start; weights go in and out of: gpt2 llama mistral qwen2 qwen3 mixtral qwen2_moe "
-                 "qwen3_moe glm4_moe",
-                 {}};
   if (!m.is_mixture()) {
     if (m.qk_norm && m.qkv_biases) return none("its heads have norms, and q, k and v biases");
     return std::string(m.qk_norm ? "qwen3" : m.qkv_biases ? "qwen2" : "llama");
@@ -216,20 +246,25 @@ Result<std::string> hugging_face_type(const Model& m) {
 
 std::vector<ForeignTensor> foreign_tensors(const Model& model) { return Names(model).take(); }
 
-std::vector<float> to_foreign(const ForeignTensor& tensor, const std::vector<float>& ours, int64_t columns) {
+std::vector<float> to_foreign(const ForeignTensor& tensor, size_t part, const std::vector<float>& ours, int64_t columns) {
+  const Rows& rows = tensor.parts[part].rows;
   const auto width = static_cast<size_t>(columns);
-  std::vector<float> theirs(tensor.rows.size() * width);
-  for (size_t r = 0; r < tensor.rows.size(); ++r)
+  std::vector<float> theirs(rows.size() * width);
+  for (size_t r = 0; r < rows.size(); ++r)
     for (size_t c = 0; c < width; ++c)
-      theirs[index_of(tensor, r, c, width)] = ours[static_cast<size_t>(tensor.rows[r]) * width + c];
+      theirs[index_of(tensor, r, c, rows.size(), width)] = ours[static_cast<size_t>(rows[r]) * width + c];
   return theirs;
 }
 
-void from_foreign(const ForeignTensor& tensor, const std::vector<float>& theirs, int64_t columns, std::vector<float>& ours) {
+void from_foreign(const ForeignTensor& tensor, size_t part, const std::vector<float>& theirs, int64_t columns,
+                  std::vector<float>& ours) {
   const auto width = static_cast<size_t>(columns);
-  for (size_t r = 0; r < tensor.rows.size(); ++r)
+  size_t first = 0;  // of the part's values
+  for (size_t before = 0; before < part; ++before) first += tensor.parts[before].rows.size() * width;
+  const Rows& rows = tensor.parts[part].rows;
+  for (size_t r = 0; r < rows.size(); ++r)
     for (size_t c = 0; c < width; ++c)
-      ours[static_cast<size_t>(tensor.rows[r]) * width + c] = theirs[index_of(tensor, r, c, width)];
+      ours[static_cast<size_t>(rows[r]) * width + c] = theirs[first + index_of(tensor, r, c, rows.size(), width)];
 }
 
 std::vector<std::string> other_names(const ForeignTensor& tensor) {
@@ -238,9 +273,14 @@ std::vector<std::string> other_names(const ForeignTensor& tensor) {
   return {};
 }
 
-bool is_derived_tensor(const std::string& name, const Model& model) {
+bool is_derived_tensor(const std::string& name, const Model& m) {
   if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq")) return true;
-  return model.tied_embeddings && name == "lm_head.weight";
+  constexpr std::string_view kLayers = "model.layers.";
+  if (int64_t layer = -1; m.is_latent() && name.starts_with(kLayers)) {
+    std::from_chars(name.data() + kLayers.size(), name.data() + name.size(), layer);
+    if (layer >= m.layers) return true;
+  }
+  return m.tied_embeddings && name == "lm_head.weight";
 }
 
 }  // namespace shardlab::interop

@@ -58,6 +58,9 @@ struct LatentAttention {
   int64_t nope = 0;     ///< elements of a head of q and of k that are not rotated
   int64_t rope = 0;     ///< elements of a head of q and of k that are
   int64_t v = 0;        ///< elements of a head of v
+  /// Added to the mean square by the norms of the compressed vectors, whatever the model's other norms add.
+  /// Source: transformers, models/deepseek_v2 and deepseek_v3, whose q_a_layernorm and kv_a_layernorm take no rms_norm_eps.
+  static constexpr float kNormEpsilon = 1e-6f;
   friend bool operator==(const LatentAttention&, const LatentAttention&) = default;
 };
 

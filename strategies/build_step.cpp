@@ -148,6 +148,11 @@ class UnitBuilder {
             .packed = packed()};
   }
 
+  /// What the norm with that gamma adds to the mean square.
+  float epsilon_of(int gamma) const {
+    return gamma == norm_q_a_ || gamma == norm_kv_a_ ? LatentAttention::kNormEpsilon : model_.norm_epsilon;
+  }
+
   SlotId local(DraftSegment& seg, std::string name, Type type) { return seg.add(std::move(name), type, Use::kLocal, kTemporary); }
   SlotId in_backward(std::string_view name) { return bwd().find(name); }
 
@@ -194,7 +199,7 @@ SlotId UnitBuilder::norm_forward(std::string_view name, SlotId x, int gamma, int
   const SlotId y = saved(n + ".y", tokens_by(width)), stats = saved(n + ".stats", tokens_by(model_.is_llama() ? 1 : 2));
   std::vector<SlotId> reads{x, value(fwd(), gamma)};
   if (beta >= 0) reads.push_back(value(fwd(), beta));
-  fwd().op(Norm{Phase::kF, model_.is_llama(), model_.norm_epsilon}, reads, {y, stats}, n);
+  fwd().op(Norm{Phase::kF, model_.is_llama(), epsilon_of(gamma)}, reads, {y, stats}, n);
   return y;
 }
 
@@ -203,10 +208,10 @@ SlotId UnitBuilder::norm_backward(std::string_view name, SlotId dy, SlotId x, in
   const SlotId stats = in_backward(n + ".stats");
   std::vector<SlotId> gradients{gradient(bwd(), gamma)};
   if (beta >= 0) gradients.push_back(gradient(bwd(), beta));
-  bwd().op(Norm{Phase::kW, model_.is_llama(), model_.norm_epsilon}, {dy, x, stats}, gradients, n);
+  bwd().op(Norm{Phase::kW, model_.is_llama(), epsilon_of(gamma)}, {dy, x, stats}, gradients, n);
   std::vector<SlotId> reads{dy, x, value(bwd(), gamma), stats};
   if (residual) reads.push_back(residual);
-  bwd().op(Norm{Phase::kI, model_.is_llama(), model_.norm_epsilon, static_cast<bool>(residual)}, reads, {dx}, n);
+  bwd().op(Norm{Phase::kI, model_.is_llama(), epsilon_of(gamma), static_cast<bool>(residual)}, reads, {dx}, n);
   return dx;
 }
 

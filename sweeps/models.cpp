@@ -306,6 +306,7 @@ void read_deepseek(ConfigReader& in, ModelConfig& c) {
   c.dense_layers = in.size_or("first_k_dense_replace", 0);
   c.q_rank = in.size_or("q_lora_rank", 0), c.kv_rank = in.size("kv_lora_rank");
   c.nope_dim = in.size("qk_nope_head_dim"), c.rope_dim = in.size("qk_rope_head_dim"), c.v_dim = in.size("v_head_dim");
+  c.rotary_pairs = in.flag_or("rope_interleave", true);
   c.model.latent = {.q_rank = c.q_rank, .kv_rank = c.kv_rank, .nope = c.nope_dim, .rope = c.rope_dim, .v = c.v_dim};
   c.model.head_dim = c.nope_dim + c.rope_dim;
   c.model.kv_heads = c.model.heads;  // every head has k and v of its own, made from one latent

@@ -33,6 +33,7 @@ struct ModelConfig {
   int64_t experts = 0, top_k = 0, moe_ffn = 0, shared_experts = 0, dense_layers = 0;
   bool shared_gate = false;  ///< a vector of width `hidden` gates what the shared experts make of a token (Qwen2-MoE)
   bool router_bias = false;
+  bool rotary_pairs = true;    ///< of latent attention: rotated rows of the weights lie in pairs (`rope_interleave`)
   std::string rotary_scaling;  ///< `rope_type` of frequencies that are scaled, which no plan does; empty: none are
   bool expert_biases = false;  ///< of the router and of each expert's projections (gpt-oss)
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <numbers>
 #include <numeric>
@@ -19,6 +20,7 @@
 #include "strategies/lower.h"
 #include "sweeps/models.h"
 #include "tests/namespaces.h"
+#include "tests/numerics/reference/trainer.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
@@ -119,6 +121,26 @@ Model mixture_of(const std::string& type) {
 }
 constexpr const char* kMixtures[] = {"mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe"};
 
+/// Small models of DeepSeek's: of `deepseek_v3` with a compressed q and all that its router has, of `deepseek_v2` with neither. No two
+/// widths are equal, and the norms' epsilon is not that of the compressed vectors.
+Model latent_of(const std::string& type) {
+  Model m = tiny_case(Family::kLlama).model;
+  const bool v3 = type == "deepseek_v3";
+  m.name = type;
+  m.layers = 3;
+  m.kv_heads = m.heads;
+  m.norm_epsilon = 0.01f;
+  m.latent = {.q_rank = v3 ? 10 : 0, .kv_rank = 12, .nope = 6, .rope = 8, .v = 5};
+  m.head_dim = 14;
+  m.experts = {.count = 8, .top_k = 3, .ffn = 8, .shared = v3 ? 1 : 2, .dense_layers = 1, .groups = 4, .groups_chosen = 2};
+  if (v3)
+    m.experts.sigmoid = true, m.experts.factor = 2.5f, m.experts.bias_update_rate = 0.001f;
+  else
+    m.experts.normalise = false, m.experts.factor = 1.5f;
+  return m;
+}
+constexpr const char* kLatents[] = {"deepseek_v2", "deepseek_v3"};
+
 TEST_CASE("each row of each parameter is in exactly one tensor, and tensors go there and back exactly") {
   std::vector<Model> models;
   for (const Family family : {Family::kGpt, Family::kLlama})
@@ -131,12 +153,19 @@ TEST_CASE("each row of each parameter is in exactly one tensor, and tensors go t
   models.push_back(tiny_case(Family::kLlama).model);
   models.back().qkv_biases = true;
   for (const char* type : kMixtures) models.push_back(mixture_of(type));
+  for (const char* type : kLatents) models.push_back(latent_of(type));
   for (const Model& m : models) {
-    std::map<std::string, std::vector<ForeignTensor>> of;
+    std::map<std::string, std::vector<std::pair<const ForeignTensor*, size_t>>> of;  // tensors, and their parts
     std::set<std::string> names;
-    for (ForeignTensor& t : interop::foreign_tensors(m)) {
+    const std::vector<ForeignTensor> tensors = interop::foreign_tensors(m);
+    for (const ForeignTensor& t : tensors) {
       REQUIRE(names.insert(t.name).second);
-      of[t.parameter].push_back(std::move(t));
+      int64_t rows = 0;
+      for (size_t part = 0; part < t.parts.size(); ++part) {
+        of[t.parts[part].parameter].emplace_back(&t, part);
+        rows += std::ssize(t.parts[part].rows);
+      }
+      REQUIRE(t.shape[t.transposed ? 1 : 0] == rows);
     }
     for (const ModelParameter& p : interop::carried_by_files(m)) {
       INFO(m.name << " " << p.name);
@@ -146,9 +175,16 @@ TEST_CASE("each row of each parameter is in exactly one tensor, and tensors go t
       std::vector<float> ours(static_cast<size_t>(rows * columns)), again(ours.size(), -1.0f);
       for (size_t i = 0; i < ours.size(); ++i) ours[i] = static_cast<float>(i);
       std::vector<int> covered(static_cast<size_t>(rows));
-      for (const ForeignTensor& t : of.at(p.name)) {
-        for (const int64_t row : t.rows) ++covered.at(static_cast<size_t>(row));
-        interop::from_foreign(t, interop::to_foreign(t, ours, columns), columns, again);
+      for (const auto& [t, part] : of.at(p.name)) {
+        for (const int64_t row : t->parts[part].rows) ++covered.at(static_cast<size_t>(row));
+        // The other parts have values that are not ours.
+        std::vector<float> whole;
+        for (size_t other = 0; other < t->parts.size(); ++other) {
+          const std::vector<float> foreign(t->parts[other].rows.size() * static_cast<size_t>(columns), -2.0f);
+          const std::vector<float> values = other == part ? interop::to_foreign(*t, part, ours, columns) : foreign;
+          whole.insert(whole.end(), values.begin(), values.end());
+        }
+        interop::from_foreign(*t, part, whole, columns, again);
       }
       REQUIRE(std::ranges::all_of(covered, [](int n) { return n == 1; }));
       REQUIRE(again == ours);
@@ -157,9 +193,11 @@ TEST_CASE("each row of each parameter is in exactly one tensor, and tensors go t
 }
 
 TEST_CASE("the config.json of a model is read back as that model, and what transformers does not have is refused") {
-  for (const char* type : kMixtures) {
-    const Model m = mixture_of(type);
-    REQUIRE(interop::hugging_face_type(m).value() == type);
+  std::vector<Model> models;
+  for (const char* type : kMixtures) models.push_back(mixture_of(type));
+  for (const char* type : kLatents) models.push_back(latent_of(type));
+  for (const Model& m : models) {
+    REQUIRE(interop::hugging_face_type(m).value() == m.name);
     const auto again = sweeps::parse_model(interop::hugging_face_config(m), m.name);
     INFO((again.ok() ? "" : to_string(again.error())));
     REQUIRE(again.ok());
@@ -167,6 +205,8 @@ TEST_CASE("the config.json of a model is read back as that model, and what trans
     CHECK(parameter_count(*again) == parameter_count(m));
     CHECK(again->qkv_biases == m.qkv_biases);
     CHECK(again->qk_norm == m.qk_norm);
+    CHECK(again->latent == m.latent);
+    CHECK(again->head_dim == m.head_dim);
   }
   constexpr SlidingWindow kAll{.tokens = 5}, kSome{.tokens = 5, .global_layers = 1, .global_every = 2};
   const auto with_window = [](Model model, const SlidingWindow& window) {
@@ -200,9 +240,22 @@ TEST_CASE("the config.json of a model is read back as that model, and what trans
   m = mixture_of("mixtral");
   m.experts.bias_update_rate = 0.001f;
   CHECK_FALSE(interop::hugging_face_type(m).ok());
-  m.latent = {.kv_rank = 8, .nope = 4, .rope = 4, .v = 4};
+  m = latent_of("deepseek_v2");
+  m.experts.normalise = true;
   CHECK(interop::hugging_face_type(m).error().message ==
-        "mixtral has latent attention, whose weights this version neither reads nor writes");
+        "deepseek_v2 is no model of transformers: its attention is latent, and its router a softmax with biases, or whose weights "
+        "are "
+        "divided by their sum");
+  m.experts = {};
+  CHECK(
+      interop::hugging_face_type(m).error().message ==
+      "deepseek_v2 is no model of transformers: its attention is latent, and its layers are not dense first ones and then mixtures "
+      "with ungated shared experts");
+  // Of layers behind the last a file may have more, which transformers leaves alone too.
+  m = latent_of("deepseek_v3");
+  CHECK(interop::is_derived_tensor("model.layers.3.eh_proj.weight", m));
+  CHECK_FALSE(interop::is_derived_tensor("model.layers.2.self_attn.q_proj.weight", m));
+  CHECK_FALSE(interop::is_derived_tensor("model.layers.3.eh_proj.weight", mixture_of("glm4_moe")));
 }
 
 TEST_CASE("weights alone begin a run under every layout, with the bits that they have and nothing else") {
@@ -339,12 +392,12 @@ void norm_heads(const Foreign& f, Matrix& x, const std::string& name, size_t d, 
     }
 }
 
-/// Causal attention; q has heads * d columns, k and v kv_heads * d.
+/// Causal attention; q has heads * d columns, k kv_heads * d, v kv_heads * w of the width w of a value.
 /// `sliding`: a mask hides the keys at positions up to the query's less the window.
 Matrix attention(const Matrix& q, const Matrix& k, const Matrix& v, const Model& m, bool sliding = false) {
-  const auto d = static_cast<size_t>(m.head_dim), heads = static_cast<size_t>(m.heads),
+  const auto d = static_cast<size_t>(m.head_dim), w = static_cast<size_t>(m.value_dim()), heads = static_cast<size_t>(m.heads),
              share = heads / static_cast<size_t>(m.kv_heads);
-  Matrix o(q.size(), std::vector<double>(heads * d));
+  Matrix o(q.size(), std::vector<double>(heads * w));
   for (size_t h = 0; h < heads; ++h)
     for (size_t t = 0; t < q.size(); ++t) {
       std::vector<double> score(t + 1);
@@ -356,7 +409,7 @@ Matrix attention(const Matrix& q, const Matrix& k, const Matrix& v, const Model&
       }
       for (double& s : score) sum += s = std::exp(s - most);
       for (size_t u = 0; u <= t; ++u)
-        for (size_t i = 0; i < d; ++i) o[t][h * d + i] += score[u] / sum * v[u][h / share * d + i];
+        for (size_t i = 0; i < w; ++i) o[t][h * w + i] += score[u] / sum * v[u][h / share * w + i];
     }
   return o;
 }
@@ -405,7 +458,45 @@ std::vector<size_t> topk(const std::vector<double>& by, size_t k) {
   return order;
 }
 
-/// MixtralSparseMoeBlock, Qwen2MoeSparseMoeBlock, Qwen3MoeSparseMoeBlock and Glm4MoeMoE (DeepseekV3TopkRouter), as transformers has them.
+/// What DeepseekV3Attention (apply_rotary_pos_emb_interleave) and DeepseekV2Attention (apply_rotary_emb) make of n, before o_proj. Pair i of a
+/// vector that is rotated are its elements 2i and 2i + 1, turned by position theta^(-2i/r). DeepseekV3 lays the turned pairs half a vector
+/// apart, in q and k alike, which no product of q and k sees. Norms of compressed vectors add 1e-6, whatever rms_norm_eps says.
+Matrix latent_attention(const Foreign& f, const Matrix& n, const std::string& p, const Model& m) {
+  const auto heads = static_cast<size_t>(m.heads), nope = static_cast<size_t>(m.latent.nope),
+             r = static_cast<size_t>(m.latent.rope), v = static_cast<size_t>(m.latent.v),
+             rank = static_cast<size_t>(m.latent.kv_rank);
+  const auto turn = [&](std::vector<double>& row, size_t first, size_t t) {
+    for (size_t i = 0; i < r / 2; ++i) {
+      const double angle = static_cast<double>(t) *
+                           std::pow(static_cast<double>(m.rope_theta), -2.0 * static_cast<double>(i) / static_cast<double>(r));
+      const double a = row[first + 2 * i], b = row[first + 2 * i + 1];
+      row[first + 2 * i] = a * std::cos(angle) - b * std::sin(angle);
+      row[first + 2 * i + 1] = b * std::cos(angle) + a * std::sin(angle);
+    }
+  };
+  Matrix q = m.latent.q_rank > 0
+                 ? linear(f, norm(f, linear(f, n, p + "q_a_proj.weight"), p + "q_a_layernorm", 1e-6, true), p + "q_b_proj.weight")
+                 : linear(f, n, p + "q_proj.weight");
+  const Matrix narrow = linear(f, n, p + "kv_a_proj_with_mqa.weight");
+  const Matrix wide = linear(f, norm(f, columns(narrow, 0, rank), p + "kv_a_layernorm", 1e-6, true), p + "kv_b_proj.weight");
+  Matrix k(n.size()), values(n.size());
+  for (size_t t = 0; t < n.size(); ++t) {
+    std::vector<double> shared(narrow[t].begin() + static_cast<std::ptrdiff_t>(rank), narrow[t].end());
+    turn(shared, 0, t);
+    for (size_t head = 0; head < heads; ++head) {
+      turn(q[t], head * (nope + r) + nope, t);
+      const auto key = wide[t].begin() + static_cast<std::ptrdiff_t>(head * (nope + v)),
+                 value = key + static_cast<std::ptrdiff_t>(nope);
+      k[t].insert(k[t].end(), key, value);
+      k[t].insert(k[t].end(), shared.begin(), shared.end());
+      values[t].insert(values[t].end(), value, value + static_cast<std::ptrdiff_t>(v));
+    }
+  }
+  return attention(q, k, values, m);
+}
+
+/// MixtralSparseMoeBlock, Qwen2MoeSparseMoeBlock, Qwen3MoeSparseMoeBlock, Glm4MoeMoE and DeepseekV3MoE (DeepseekV3TopkRouter), and
+/// DeepseekV2Moe, as transformers has them.
 Matrix experts(const Foreign& f, const Matrix& x, const Model& m, const std::string& layer) {
   const Experts& e = m.experts;
   const bool mixtral = f.tensors.contains(layer + "block_sparse_moe.gate.weight");
@@ -427,7 +518,7 @@ Matrix experts(const Foreign& f, const Matrix& x, const Model& m, const std::str
         const std::vector<double> group(by.begin() + static_cast<std::ptrdiff_t>(g),
                                         by.begin() + static_cast<std::ptrdiff_t>(g + each));
         double sum = 0;
-        for (const size_t i : topk(group, 2)) sum += group[i];
+        for (const size_t i : topk(group, e.sigmoid ? 2 : 1)) sum += group[i];
         of_groups.push_back(sum);
       }
       const auto best = topk(of_groups, static_cast<size_t>(e.groups_chosen));
@@ -467,16 +558,20 @@ Matrix logits_llama(const Foreign& f, const Model& m, int64_t sequence, int64_t 
   for (int64_t l = 0; l < m.layers; ++l) {
     const std::string p = fmt::format("model.layers.{}.", l);
     const Matrix n = norm(f, x, p + "input_layernorm", m.norm_epsilon, true);
-    Matrix q = linear(f, n, p + "self_attn.q_proj.weight"), k = linear(f, n, p + "self_attn.k_proj.weight"),
-           v = linear(f, n, p + "self_attn.v_proj.weight");
-    for (const auto& [heads, name] : {std::pair{&q, "q_proj"}, {&k, "k_proj"}, {&v, "v_proj"}})
-      for (size_t t = 0; m.qkv_biases && t < heads->size(); ++t)
-        for (size_t i = 0; i < (*heads)[t].size(); ++i) (*heads)[t][i] += f.at(p + "self_attn." + name + ".bias", i);
-    for (const auto& [heads, name] : {std::pair{&q, "q_norm"}, {&k, "k_norm"}})
-      if (m.qk_norm) norm_heads(f, *heads, p + "self_attn." + name, static_cast<size_t>(m.head_dim), m.norm_epsilon);
-    rotate(q, static_cast<size_t>(m.head_dim), m.rope_theta);
-    rotate(k, static_cast<size_t>(m.head_dim), m.rope_theta);
-    add(x, linear(f, attention(q, k, v, m, m.is_local(l)), p + "self_attn.o_proj.weight"));
+    if (m.is_latent()) {
+      add(x, linear(f, latent_attention(f, n, p + "self_attn.", m), p + "self_attn.o_proj.weight"));
+    } else {
+      Matrix q = linear(f, n, p + "self_attn.q_proj.weight"), k = linear(f, n, p + "self_attn.k_proj.weight"),
+             v = linear(f, n, p + "self_attn.v_proj.weight");
+      for (const auto& [heads, name] : {std::pair{&q, "q_proj"}, {&k, "k_proj"}, {&v, "v_proj"}})
+        for (size_t t = 0; m.qkv_biases && t < heads->size(); ++t)
+          for (size_t i = 0; i < (*heads)[t].size(); ++i) (*heads)[t][i] += f.at(p + "self_attn." + name + ".bias", i);
+      for (const auto& [heads, name] : {std::pair{&q, "q_norm"}, {&k, "k_norm"}})
+        if (m.qk_norm) norm_heads(f, *heads, p + "self_attn." + name, static_cast<size_t>(m.head_dim), m.norm_epsilon);
+      rotate(q, static_cast<size_t>(m.head_dim), m.rope_theta);
+      rotate(k, static_cast<size_t>(m.head_dim), m.rope_theta);
+      add(x, linear(f, attention(q, k, v, m, m.is_local(l)), p + "self_attn.o_proj.weight"));
+    }
     const Matrix g = norm(f, x, p + "post_attention_layernorm", m.norm_epsilon, true);
     add(x, m.is_mixture(l) ? experts(f, g, m, p)
                            : swiglu(f, g, p + "mlp.gate_proj.weight", p + "mlp.up_proj.weight", p + "mlp.down_proj.weight"));
@@ -508,30 +603,44 @@ Matrix logits_gpt(const Foreign& f, const Model& m, int64_t sequence, int64_t to
                 m.tied_embeddings ? "transformer.wte.weight" : "lm_head.weight");
 }
 
-/// The loss of the session with weights so large that every part of the model shows in it, and of the tensors that are exported then.
+/// Weights so large that every part of the model shows in a loss: as they start they are small, and biases zero.
+void enlarge(std::vector<float>& values, const std::string& name) {
+  for (size_t i = 0; i < values.size(); ++i) values[i] += 0.25f * std::sin(static_cast<float>(i) + static_cast<float>(name.size()));
+}
+
+/// The tensors that are exported of these parameters.
+Foreign exported(const Model& m, const std::function<std::vector<float>(const std::string&)>& values_of) {
+  Foreign f;
+  std::map<std::string, int64_t> columns_by_name;
+  for (const ModelParameter& p : interop::carried_by_files(m)) columns_by_name[p.name] = columns_of(p);
+  for (ForeignTensor& t : interop::foreign_tensors(m)) {
+    std::vector<float>& whole = f.values[t.name];
+    for (size_t part = 0; part < t.parts.size(); ++part) {
+      const std::string& name = t.parts[part].parameter;
+      const std::vector<float> rows = interop::to_foreign(t, part, values_of(name), columns_by_name[name]);
+      whole.insert(whole.end(), rows.begin(), rows.end());
+    }
+    f.tensors[t.name] = std::move(t);
+  }
+  return f;
+}
+
+/// The loss of the session, and of the tensors that are exported then.
 void compare_losses(Case c) {
   c.train.learning_rate.peak = 0;
   c.train.grad_accumulation = 2;
   c.train.micro_batch = 1;
   Run run(c);
   const Model& m = c.model;
-  Foreign f;
-  std::map<std::string, int64_t> columns_by_name;
   const auto state = [](const std::string& name) {
     return names_run_state(name) ? StateName{std::string(kRunState), name} : StateName{name, "value"};
   };
   for (const ModelParameter& p : interop::carried_by_files(m)) {
-    columns_by_name[p.name] = columns_of(p);
-    // Weights as they start are small and biases zero.
     LogicalTensor t = run.session->state(state(p.name)).value();
-    for (size_t i = 0; i < t.values.size(); ++i)
-      t.values[i] += 0.25f * std::sin(static_cast<float>(i) + static_cast<float>(p.name.size()));
+    enlarge(t.values, p.name);
     REQUIRE(run.session->set_state(state(p.name), t).ok());
   }
-  for (ForeignTensor& t : interop::foreign_tensors(m)) {
-    f.values[t.name] = interop::to_foreign(t, run.session->state(state(t.parameter)).value().values, columns_by_name[t.parameter]);
-    f.tensors[t.name] = std::move(t);
-  }
+  const Foreign f = exported(m, [&](const std::string& name) { return run.session->state(state(name)).value().values; });
   double nll = 0;
   for (int64_t sequence = 0; sequence < 2; ++sequence) {
     const Matrix logits =
@@ -565,6 +674,50 @@ TEST_CASE("the exported tensors, read as transformers reads them, give the loss 
   for (const char* type : kMixtures) {
     c.model = mixture_of(type);
     compare_losses(c);
+  }
+  for (const char* type : kLatents) {
+    c.model = latent_of(type);
+    compare_losses(c);
+  }
+}
+
+TEST_CASE("latent attention: the exported tensors give the logits of the reference trainer, in fp64, element by element") {
+  for (const char* type : kLatents) {
+    const Model m = latent_of(type);
+    Train train = weights_case(Family::kLlama, 1, 1, 1, 0, false).train;
+    reference::Trainer<double> trainer(m, train, 1);
+    for (size_t i = 0; i < trainer.parameters().size(); ++i) {
+      std::vector<float> values(trainer.values()[i].begin(), trainer.values()[i].end());
+      enlarge(values, trainer.parameters()[i].name);
+      trainer.values()[i].assign(values.begin(), values.end());
+    }
+    for (auto& bias : trainer.router_biases()) {
+      std::vector<float> values(bias.begin(), bias.end());
+      enlarge(values, "router_bias");
+      bias.assign(values.begin(), values.end());
+    }
+    const Foreign f = exported(m, [&](const std::string& name) {
+      if (!names_run_state(name)) {
+        const auto& values = trainer.value(name);
+        return std::vector<float>(values.begin(), values.end());
+      }
+      const auto& bias = trainer.router_biases()[static_cast<size_t>(std::stoi(name.substr(name.rfind('.') + 1)))];
+      return std::vector<float>(bias.begin(), bias.end());
+    });
+    std::vector<int32_t> row;
+    for (size_t i = 0; i <= static_cast<size_t>(train.seq_len); ++i) row.push_back(token_at(0, i));
+    const auto ours = trainer.logits(row, 0);
+    const Matrix theirs = logits_llama(f, m, 0, train.seq_len);
+    const auto words = static_cast<size_t>(m.vocab_rows());
+    double largest = 0, apart = 0;
+    for (size_t t = 0; t < theirs.size(); ++t)
+      for (size_t w = 0; w < theirs[t].size(); ++w) {
+        largest = std::max(largest, std::abs(theirs[t][w]));
+        apart = std::max(apart, std::abs(theirs[t][w] - ours[t * words + w]));
+      }
+    INFO(type << " " << largest << " " << apart);
+    REQUIRE(largest > 0.1);
+    REQUIRE(apart < 1e-12 * largest * static_cast<double>(m.hidden));
   }
 }
 

@@ -191,6 +191,75 @@ TEST_CASE("weights of a mixture that was trained go out and come back, with the 
   REQUIRE(tensors_of("three") == std::string(16, '\0'));
 }
 
+TEST_CASE("weights of latent attention come out as they went in, and a run begins from them under every layout") {
+  const Scratch scratch;
+  const std::string config =
+      R"({"model_type": "deepseek_v3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 8, "v_head_dim": 5,
+      "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1,
+      "n_group": 2, "topk_group": 1, "vocab_size": 256, "max_position_embeddings": 64, "hidden_act": "silu", "rms_norm_eps": 1e-05,
+      "rope_theta": 10000.0, "tie_word_embeddings": false, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+      "topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1 MORE})";
+  const auto with = [&](const std::string& more) { return std::string(config).replace(config.find(" MORE"), 5, more); };
+  const auto model = sweeps::parse_model(with(""), "small");
+  REQUIRE(model.ok());
+  // The published file has a layer more, which predicts a further token.
+  const std::string folder = public_model_of(scratch, *model, with(""), {"model.layers.2.eh_proj.weight"});
+  const auto import = [&] {
+    return shardlab_program(scratch, fmt::format("weights import {} --out {}", folder, scratch / "checkpoint"));
+  };
+  const Output in = import();
+  INFO(in.err);
+  REQUIRE(in.code == 0);
+  const auto exported = [&](const std::string& from, const std::string& to) {
+    const Output out = shardlab_program(
+        scratch, fmt::format("weights export {} --model {}/config.json --out {}", scratch / from, folder, scratch / to));
+    INFO(out.err);
+    REQUIRE(out.code == 0);
+    return slurp(scratch / (to + "/model.safetensors"));
+  };
+  const std::string first = exported("checkpoint", "one"), given = slurp(folder + "/model.safetensors");
+  const auto header_of = [](const std::string& file) { return interop::parse_safetensors(file, std::ssize(file), "f").value(); };
+  const interop::SafetensorsHeader ours = header_of(first), theirs = header_of(given);
+  REQUIRE(ours.tensors.size() + 1 == theirs.tensors.size());
+  for (const auto& [name, tensor] : ours.tensors) {
+    INFO(name);
+    const interop::StoredTensor& other = theirs.tensors.at(name);
+    CHECK(tensor.shape == other.shape);
+    CHECK(first.substr(static_cast<size_t>(ours.data_begin + tensor.begin), static_cast<size_t>(tensor.end - tensor.begin)) ==
+          given.substr(static_cast<size_t>(theirs.data_begin + other.begin), static_cast<size_t>(other.end - other.begin)));
+  }
+  REQUIRE(ours.tensors.at("model.layers.1.self_attn.kv_a_proj_with_mqa.weight").shape == std::vector<int64_t>{20, 32});
+  Model again = sweeps::load_model(scratch / "one/config.json").value();
+  again.name = model->name;
+  REQUIRE(again == *model);
+  REQUIRE(shardlab_program(scratch, fmt::format("weights import {} --out {}", scratch / "one", scratch / "again")).code == 0);
+  REQUIRE(exported("again", "two") == first);
+
+  scratch.write("text.txt", std::string(4000, 'a') + std::string(4000, 'b'));
+  const auto loss = [&](const std::string& name, const std::string& more) {
+    const std::string sweep =
+        scratch.write(name + ".yaml",
+                      "mode: measure\nmodel: public/config.json\nmachine: {local: true}\ndata: {text: text.txt}\n"
+                      "seq_len: 16\nglobal_batch_tokens: 64\ncanonical: true\ncheckpoint: {resume: checkpoint}\n"
+                      "measure: {warmup: 0, steps: 2, repeat: 1, timeout: 1m}\n" +
+                          more);
+    const Output run = shardlab_program(
+        scratch, fmt::format("run {} --machine-file {}/tests/cli/local.yaml --out {}", sweep, source_dir(), scratch / name));
+    INFO(run.err);
+    REQUIRE(run.code == 0);
+    return cell(parse_csv(slurp(scratch / name + "/results.csv")), 1, "loss_first");
+  };
+  const std::string one = loss("alone", "dp: 1\n");
+  CHECK(loss("shared", "dp: 2\nep: 2\n") == one);
+  CHECK(loss("cut", "tp: 2\n") == one);
+
+  scratch.write("public/config.json", with(R"(, "rope_interleave": false)"));
+  CHECK(import().err.find("`rope_interleave` is false") != std::string::npos);
+  scratch.write("public/config.json", with(R"(, "rope_scaling": {"type": "yarn", "factor": 40})"));
+  CHECK(import().err.find("its rotary frequencies are scaled") != std::string::npos);
+}
+
 TEST_CASE("weights that do not fit the model are refused by name") {
   const Scratch scratch;
   const std::string folder = public_model(scratch, "tiny-llama");

@@ -130,7 +130,9 @@ void Trainer<T>::drop(Tensor<T>& z, int64_t layer, int site, int64_t sequence) c
 template <class T>
 Normed<T> Trainer<T>::normed(const Tensor<T>& x, const std::string& name) const {
   const auto width = static_cast<int64_t>(value(name + ".gamma").size());
-  return norm(x, value(name + ".gamma"), bias(name + ".beta"), model_.norm_epsilon, train_.seq_len, width);
+  const bool compressed = name.ends_with(".q_a.norm") || name.ends_with(".kv_a.norm");  // 1e-6, whatever the others add
+  const float epsilon = compressed ? 1e-6f : model_.norm_epsilon;
+  return norm(x, value(name + ".gamma"), bias(name + ".beta"), epsilon, train_.seq_len, width);
 }
 
 template <class T>
@@ -259,6 +261,12 @@ auto Trainer<T>::forward(std::span<const int32_t> row, int64_t sequence) const -
   const Tensor<T> logits = linear<T>(state.n.y, head, nullptr, s, h, model_.vocab_rows());
   state.entropy = cross_entropy(logits, targets.data(), s * sequences_, s, model_.vocab_rows(), model_.vocab);
   return state;
+}
+
+template <class T>
+Tensor<T> Trainer<T>::logits(std::span<const int32_t> row, int64_t sequence) const {
+  const Tensor<T>& head = value(model_.tied_embeddings ? "embed.tokens" : "head.weight");
+  return linear<T>(forward(row, sequence).n.y, head, nullptr, train_.seq_len, model_.hidden, model_.vocab_rows());
 }
 
 template <class T>

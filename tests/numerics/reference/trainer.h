@@ -52,6 +52,8 @@ class Trainer {
   T loss(std::span<const int32_t> tokens) const;
   /// What the gradients are of: the mean loss, and the losses of the routers, which nothing reports.
   T objective(std::span<const int32_t> tokens) const;
+  /// logits[seq_len, vocab_rows] of one row, sequence `sequence` of the step to come.
+  Tensor<T> logits(std::span<const int32_t> row, int64_t sequence) const;
   /// Mean loss without dropout.
   T validation_loss(std::span<const int32_t> tokens) const;
 
@@ -62,6 +64,8 @@ class Trainer {
   int64_t steps() const { return step_; }
   /// What is added to the scores of a layer's experts for the choice; null: nothing.
   const Tensor<T>* router_bias(int64_t layer) const;
+  /// The same, of all layers; none without biases of routers.
+  Tensors<T>& router_biases() { return router_biases_; }
 
  private:
   struct LayerState;
