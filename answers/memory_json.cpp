@@ -5,6 +5,7 @@
 #include <span>
 
 #include "answers/namespaces.h"
+#include "plan/routing.h"
 
 namespace shardlab::answers {
 namespace {
@@ -108,6 +109,11 @@ nlohmann::ordered_json memory_json(const ToldMemory& told) {
   json["headroom"] = a.capacity > 0 ? Json(a.headroom()) : Json(nullptr);
   json["predicted_step_s"] = a.step_s > 0 ? Json(a.step_s) : Json(nullptr);
   if (a.step_s > 0 && a.step.high > 0) json["interval"]["step_s"] = {{"low", a.step.low}, {"high", a.step.high}};
+  if (const auto routing = routing_of(q.config); q.config.model.is_mixture() && routing.ok()) {
+    const auto imbalance = [&](int64_t parts) { return expected_imbalance(*routing, q.config.model, parts); };
+    json["expert_imbalance"] = imbalance(q.config.model.experts.count);
+    json["expert_rank_imbalance"] = q.point.ep > 1 ? Json(imbalance(q.point.ep)) : Json(nullptr);
+  }
   if (told.run) {
     const bool priced = !told.run->price_note.empty();
     json["run"] = {{"tokens", told.run->tokens}, {"days", told.run->bill.days}, {"device_hours", told.run->bill.device_hours}};

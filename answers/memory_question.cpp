@@ -18,6 +18,7 @@
 #include "plan/device_words.h"
 #include "plan/memory.h"
 #include "plan/reasons.h"
+#include "plan/routing.h"
 #include "plan/runnable.h"
 #include "plan/treatment.h"
 #include "simulator/interpreter/case_plan.h"
@@ -281,15 +282,18 @@ StageAnswer exact_stage(const Case& c, const CasePlan& plan, int32_t stage) {
 std::function<double(const Case&, const CasePlan&)> seconds_on(const Case& config) {
   if (config.machine.local) return {};
   auto costs = cost_model_for(config);
-  if (!costs.ok()) return {};
-  return [shared = std::shared_ptr<const PlacedCostModel>(std::move(*costs)), precision = config.train.precision](
-             const Case& c, const CasePlan& plan) {
-    return c.train.precision == precision ? plan.predict(c, *shared).step_s : plan.predict(c, **cost_model_for(c)).step_s;
+  auto routing = routing_of(config);
+  if (!costs.ok() || !routing.ok()) return {};
+  return [shared = std::shared_ptr<const PlacedCostModel>(std::move(*costs)), precision = config.train.precision,
+          routing = std::move(*routing)](const Case& c, const CasePlan& plan) {
+    return c.train.precision == precision ? plan.predict(c, *shared, routing).step_s
+                                          : plan.predict(c, **cost_model_for(c), routing).step_s;
   };
 }
 
 /// Folds of the case's plan.
 Result<whatif::Answer> from_plan(const MemoryQuestion& q) {
+  if (const auto routing = routing_of(q.config); !routing.ok()) return routing.error();
   const auto plan = CasePlan::of(q.config, lower_unverified);
   if (!plan.ok()) return plan.error();
   whatif::Answer answer;
@@ -427,6 +431,12 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
         fmt::format("nine of ten runs like it lie within {:.0f} % of the live peak and {:.0f} % of what the allocator holds",
                     100 * answer.live_error, 100 * answer.reserved_error));
   }
+  const DataSource& data = q.config.data;
+  if (const auto routing = routing_of(q.config); routing.ok() && !routing->is_even())
+    list.push_back(
+        fmt::format("tokens go to experts by {}: the fullest of {} ranks that share them has {:.2f} times the mean of rows",
+                    data.routes.empty() ? "data.routing=" + data.routing : "data.routes=" + data.routes, q.point.ep,
+                    expected_imbalance(*routing, q.config.model, q.point.ep)));
   list.insert(list.end(), q.notes.begin(), q.notes.end());
   if (answer.step_s <= 0 && !q.untimed.empty()) list.push_back("no step time, and so no days and no price: " + q.untimed);
   if (answer.step_s > 0 && answer.transferred)

@@ -95,6 +95,7 @@ nlohmann::ordered_json candidate_json(const SearchTask& task, const Candidate& c
     json["predicted_parts_s"][std::string(name_of(static_cast<TimePart>(i)))] = c.estimate.parts[i];
   for (size_t i = 0; i < analytic::kMemoryParts; ++i)
     json["predicted_memory_bytes"][std::string(name_of(static_cast<analytic::MemoryPart>(i)))] = c.estimate.memory.bytes[i];
+  if (c.point.ep > 1) json["predicted_expert_rank_imbalance"] = c.point.expert_skew;
   json["worst_stage"] = c.estimate.worst_stage;
   json["transferred"] = c.estimate.transferred;
   return json;

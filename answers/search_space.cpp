@@ -17,6 +17,7 @@
 #include "plan/automatic.h"
 #include "plan/base/values.h"
 #include "plan/keys.h"
+#include "plan/routing.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 
@@ -297,11 +298,26 @@ Result<sweeps::Point> searched_point(const SearchFlags& flags) {
   std::vector<std::string> words{"model=" + flags.model, "machine=" + flags.machine, "dp=1"};
   if (!flags.assume.empty()) words.push_back("model.assume=" + flags.assume);
   for (const std::string& word : flags.set) {
-    if (!word.starts_with("model.") && !word.starts_with("machine."))
-      return refusal(fmt::format("--set {}", word), "--set model.KEY=VALUE or machine.KEY=VALUE; layouts have flags of their own");
+    const bool known = word.starts_with("model.") || word.starts_with("machine.") || word.starts_with("data.rout");
+    if (!known)
+      return refusal(
+          fmt::format("--set {}", word),
+          "--set model.KEY=VALUE, machine.KEY=VALUE, data.routing=VALUE or data.routes=FILE; layouts have flags of their own");
     words.push_back(word);
   }
   return point_from_words(options_around(flags.around, flags.machine_file, std::move(words)));
+}
+
+/// How full the fullest rank is, for each number of ranks that may share the experts.
+Result<void> read_skew(const Case& config, Space& space) {
+  if (config.data.routing.empty() && config.data.routes.empty()) return {};
+  if (!config.model.is_mixture())
+    return refusal("a routing of a model whose experts no case holds", "leave data.routing and data.routes out");
+  const auto routing = routing_of(config);
+  if (!routing.ok()) return routing.error();
+  for (const int32_t ep : search::divisors(config.model.experts.count))
+    space.expert_skew[ep] = expected_imbalance(*routing, config.model, ep);
+  return {};
 }
 
 /// Refuses a model that shardlab trains in other precisions only: no layout would be left, one by one.
@@ -331,8 +347,9 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
     return refusal(fmt::format("{} is not executed by shardlab: {}", model->name, said->model->unexecuted),
                    "name a framework that runs it: --profile megatron");
   SHARDLAB_TRY(check(shape));  // before anything is multiplied
-  const auto space = space_of(flags, *model, shape, profile->can);
+  auto space = space_of(flags, *model, shape, profile->can);
   if (!space.ok()) return space.error();
+  SHARDLAB_TRY(read_skew(said->config, *space));
   SHARDLAB_TRY(check_pins(*space, *profile));
   if (profile->name == "shardlab") SHARDLAB_TRY(check_trains(*model, *space));
   const auto tokens = tokens_of(flags);

@@ -10,6 +10,7 @@
 #include "answers/model_shape.h"
 #include "cases/namespaces.h"
 #include "cases/pipeline.h"
+#include "plan/routing.h"
 #include "plan/runnable.h"
 #include "plan/same_machine.h"
 #include "reports/format.h"
@@ -118,12 +119,17 @@ Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::estimated(const sweeps
   const analytic::Estimate estimate = (*study)->estimator(*point);
   Predicted predicted{prediction_of(estimate), estimate.memory.device()};
   if (shape != analytic::shape_of(said.config.model)) predicted.figures.model_flops = estimate.model_flops;
+  const auto routing = routing_of(said.config);
+  if (!routing.ok()) return routing.error();
+  add_routing(said.config, *routing, predicted.figures);
   return predicted;
 }
 
 Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::planned(const sweeps::Point& said, const analytic::ModelShape& shape) {
   const auto config = decide(said.config);
   if (!config.ok()) return config.error();
+  const auto routing = routing_of(*config);
+  if (!routing.ok()) return routing.error();
   const auto plan = CasePlan::of(*config, lower_unverified);
   if (!plan.ok()) return plan.error();
   if (config->machine.local) {  // its ranks share cores, which segments do not know
@@ -140,7 +146,7 @@ Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::planned(const sweeps::
   if (!costs.ok()) return costs.error();
   const auto profile = analytic::profile_named(config->profile);
   if (!profile.ok()) return profile.error();
-  Predicted p{plan->predict(*config, **costs)};
+  Predicted p{plan->predict(*config, **costs, *routing)};
   p.figures.arena_bytes = p.figures.peak_bytes;
   p.device_bytes = p.figures.peak_bytes + static_cast<int64_t>(profile->memory.context);
   return p;

@@ -185,6 +185,19 @@ Result<void> ProcessCaseRunner::predict_into(CaseOutcome& outcome, const PlacedR
   return {};
 }
 
+namespace {
+
+/// Memory and wire bytes of a case whose seconds were not predicted.
+Result<void> tell_bytes(CaseOutcome& outcome, const PlacedRun& placed) {
+  if (outcome.predicted) return {};
+  const auto bytes = predict_bytes(outcome.config, placed);
+  if (!bytes.ok()) return bytes.error();
+  outcome.predicted = *bytes;
+  return {};
+}
+
+}  // namespace
+
 CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   const Case& config = outcome.config;
   const auto placed = prepare(config);
@@ -208,7 +221,7 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
       return ended_by(std::move(outcome), predicted.error());
   }
   if (const auto fit = fits(config, *placed); !fit.ok()) {
-    if (!outcome.predicted) outcome.predicted = predict_bytes(*placed);
+    if (const auto told = tell_bytes(outcome, *placed); !told.ok()) return ended_by(std::move(outcome), told.error());
     return ended_by(std::move(outcome), fit.error());
   }
   if (mode == Mode::kSimulate) return outcome;
@@ -223,7 +236,7 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   if (config.checkpoint.resume.empty())
     if (const auto timed = check_timed_steps(config, 0); !timed.ok()) return ended_by(std::move(outcome), timed.error());
   if (const auto fit = validation_fits(config, *placed); !fit.ok()) {
-    if (!outcome.predicted) outcome.predicted = predict_bytes(*placed);
+    if (const auto told = tell_bytes(outcome, *placed); !told.ok()) return ended_by(std::move(outcome), told.error());
     return ended_by(std::move(outcome), fit.error());
   }
   if (const auto laid_out = lay_out_replay(config, files.directory); !laid_out.ok())

@@ -22,15 +22,16 @@
 #include "plan/base/limits.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
+#include "plan/expert_rows.h"
 #include "plan/period.h"
 #include "plan/pipeline_case.h"
 #include "plan/reasons.h"
+#include "plan/routing.h"
 #include "plan/runnable.h"
 #include "plan/techniques.h"
 #include "plan/text.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
-#include "plan/wire.h"
 #include "plan/work.h"
 #include "reports/format.h"
 #include "runtime/checkpoint.h"
@@ -115,7 +116,9 @@ Result<Predicted> predict_case(const Case& config, const PlacedRun& placed) {
   SHARDLAB_TRY(check_runnable(*placed.plan));
   auto costs = cost_model_for(config);
   if (!costs.ok()) return costs.error();
-  Predicted predicted = predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
+  const auto routing = routing_of(config);
+  if (!routing.ok()) return routing.error();
+  Predicted predicted = predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs, *routing);
   if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted.figures);
   return predicted;
 }
@@ -129,18 +132,21 @@ Result<Prediction> predict_case_by_segments(const Case& config, const PlacedRun&
                  {}};
   const auto costs = cost_model_for(config);
   if (!costs.ok()) return costs.error();
-  Prediction predicted = predict_by_segments(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
+  const auto routing = routing_of(config);
+  if (!routing.ok()) return routing.error();
+  Prediction predicted = predict_by_segments(config, *placed.plan, placed.programs, largest_arena(placed), **costs, *routing);
   if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted);
   return predicted;
 }
 
-Prediction predict_bytes(const PlacedRun& placed) {
+Result<Prediction> predict_bytes(const Case& config, const PlacedRun& placed) {
+  const auto routing = routing_of(config);
+  if (!routing.ok()) return routing.error();
   Prediction p;
   add_peaks_of(placed, p);
   if (placed.warm_up) add_peaks_of(*placed.warm_up, p);
   p.arena_bytes = largest_arena(placed);
-  for (const auto& [comm, bytes] : total_wire_bytes(*placed.plan)) p.wire_bytes += bytes;
-  p.wire_bytes = bytes_of_step(*placed.plan, p.wire_bytes);
+  add_wire(config, *placed.plan, placed.programs, *routing, p);
   return p;
 }
 
@@ -434,6 +440,9 @@ class LoadBalance {
     }
   }
 
+  /// The last step's rows, by layer; none of a model without experts.
+  std::span<const ExpertRows> last() const { return last_; }
+
  private:
   static double mean(const std::vector<double>& of) {
     return std::accumulate(of.begin(), of.end(), 0.0) / static_cast<double>(of.size());
@@ -625,6 +634,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   balance.note(m, config.model.experts.drops(), (*session)->leads());
+  if (!balance.last().empty() && (*session)->leads()) write_file_atomically(files.routes(), print_routes(balance.last()));
   m.samples = static_cast<int>(seconds.size());
   m.repeats = static_cast<int>(config.measure.repeat);
   m.step_s = median(seconds);

@@ -45,8 +45,8 @@ Result<Predicted> predict_case(const Case& config, const PlacedRun& placed);
 /// Predicts the same figures from the timeline by segments, which has no trace. Refuses a local machine, whose ranks share cores.
 Result<Prediction> predict_case_by_segments(const Case& config, const PlacedRun& placed);
 
-/// Predicts memory and wire bytes alone, for a case on a machine whose speed nobody knows.
-Prediction predict_bytes(const PlacedRun& placed);
+/// Predicts memory, wire bytes and the imbalance of experts alone, for a case on a machine whose speed nobody knows.
+Result<Prediction> predict_bytes(const Case& config, const PlacedRun& placed);
 
 /// `outcome` of a case that got no further than `error`, with its message and hint as the reason.
 CaseOutcome refused(CaseOutcome outcome, const Error& error, Status status = Status::kRefused);
@@ -85,6 +85,7 @@ struct CaseFiles {
   std::string predicted() const { return directory + "/predicted.trace.jsonl.gz"; }
   std::string measured() const { return directory + "/measured.trace.jsonl.gz"; }
   std::string chrome() const { return directory + "/trace.json.gz"; }
+  std::string routes() const { return directory + "/routes.txt"; }        ///< rows of experts in the last measured step
   std::string checkpoints() const { return directory + "/checkpoints"; }  ///< where the case names no other folder
   std::string log(int process = 0) const {                                ///< of each process, where a case has several
     return directory + (process == 0 ? "/log.txt" : "/log." + std::to_string(process) + ".txt");

@@ -16,10 +16,11 @@ bool is_one_of(std::string_view path, std::initializer_list<std::string_view> pa
   return std::ranges::find(paths, path) != paths.end();
 }
 
-/// Sections that speak of shardlab's own program, of names, or of what a machine can do.
+/// Sections and keys that speak of shardlab's own program, of names, of what a machine can do, or of predictions.
 bool is_of_shardlab(std::string_view path) {
   return path == "name" || path == "profile" || path == "model.name" || path.starts_with("machine.") ||
-         path.starts_with("execution.") || path.starts_with("measure.") || path.starts_with("checkpoint.");
+         path.starts_with("execution.") || path.starts_with("measure.") || path.starts_with("checkpoint.") ||
+         path.starts_with("data.rout");
 }
 
 }  // namespace
@@ -106,8 +107,9 @@ void Account::require(bool holds, std::string_view path, std::string why) {
 
 Result<void> Account::finish() {
   if (const Model& m = case_.model; m.vocab_rows() != m.vocab)
-    refuse("model.vocab_multiple",
-           fmt::format("the softmax of frameworks sees padded rows too: set model.vocab: {} and vocab_multiple: 1", m.vocab_rows()));
+    refuse(
+        "model.vocab_multiple",
+        fmt::format("the softmax of frameworks sees padded rows too: set model.vocab: {} and vocab_multiple: 1", m.vocab_rows()));
   const Case neutral;
   for (const CaseKey& key : case_keys()) {
     if (key.get == nullptr || is_inert(key.path, case_) || is_said(key.path)) continue;

@@ -215,6 +215,8 @@ struct DataSource {
   bool packed = false;
   int64_t document_end = -1;    ///< id of the last token of each document of `tokens`; of `text` each file is a document
   int64_t document_tokens = 0;  ///< expected of a document of packed data, for predictions of attention's work; 0: not known
+  std::string routing;          ///< of tokens to experts, for predictions (plan/routing.h): "zipf:1.2"; empty: balanced
+  std::string routes;           ///< path of the routes that a run recorded, for predictions; or empty
   friend bool operator==(const DataSource&, const DataSource&) = default;
 };
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "plan/base/values.h"
+#include "plan/routing.h"
 
 namespace shardlab {
 
@@ -41,6 +42,13 @@ bool set_named(E& field, const std::string& text, std::initializer_list<E> enume
 
 bool is_neutral(const std::string& text, std::initializer_list<std::string_view> neutral) {
   return std::find(neutral.begin(), neutral.end(), text) != neutral.end();
+}
+
+/// A word of plan/routing.h.
+bool set_routing(Case& c, const std::string& text) {
+  if (text.empty() || !routing_named(text)) return false;
+  c.data.routing = text == "balanced" ? "" : text;
+  return true;
 }
 
 bool set_machine_rate(Case& c, double& field, std::string_view constant, const std::string& text) {
@@ -418,6 +426,13 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"data.document_tokens", "", Form::kCount, "", "", FIELD_COUNT(data.document_tokens),
             "tokens expected of a packed document, by which attention is predicted; 0: as if each sequence were one"}
         .from(0).up_to(1 << 27),
+    CaseKey{"data.routing", "routing", Form::kAny, "balanced", "balanced, zipf:S with an exponent S, or forced:E for the first E experts", set_routing,
+            [](const Case& c) { return c.data.routing.empty() ? std::string("balanced") : c.data.routing; },
+            "how tokens choose experts in predictions: evenly, by Zipf's law, or the first few alone (a run's routers choose for themselves)"}
+        .text(R"(^(zipf|forced):[0-9])").flag().estimated(),
+    CaseKey{"data.routes", "", Form::kPath, "", "", FIELD_TEXT(data.routes),
+            "routes.txt of a measured case, whose choice of experts predictions take"}
+        .estimated(),
 
     CaseKey{"layout.dp", "dp", Form::kInteger, "", "", FIELD_INT(layout.dp),
             "data-parallel ranks"}

@@ -36,6 +36,11 @@ struct Prediction {
   bool extrapolated = false;  ///< some op lies outside what the calibration measured
   std::string calibration_id;
   std::optional<double> model_flops;  ///< of a step, where the case does not say them: of a model that no case holds, of adapters
+  /// Rows of the fullest expert over the mean, and of the fullest rank where ranks share experts, as `Measurement` has them: of the
+  /// routing that the case names (plan/routing.h). None without experts.
+  std::optional<double> expert_imbalance, expert_rank_imbalance;
+  /// Bytes of rows that the ranks which share experts send each other in a step, over all ranks. None where nobody shares experts.
+  std::optional<int64_t> expert_exchange_bytes;
 };
 
 /// A part of some memory, and the name of what takes it.

@@ -9,6 +9,7 @@
 #include "plan/automatic.h"
 #include "plan/base/tree.h"
 #include "plan/limits.h"
+#include "plan/routing.h"
 #include "plan/techniques.h"
 #include "plan/treatment.h"
 
@@ -378,6 +379,25 @@ Result<void> check_documents(const Case& c) {
   if (d.document_end >= c.model.vocab)
     return refusal(fmt::format("data.document_end={} is no id of a vocabulary of {}", d.document_end, c.model.vocab),
                    fmt::format("set data.document_end below {}", c.model.vocab));
+  return {};
+}
+
+/// Predictions of a mixture take one routing, whose experts are there.
+Result<void> check_routing(const Case& c) {
+  const DataSource& d = c.data;
+  const std::string said = !d.routes.empty() ? fmt::format("data.routes={}", d.routes) : fmt::format("data.routing={}", d.routing);
+  if (d.routing.empty() && d.routes.empty()) return {};
+  if (!c.model.is_mixture())
+    return refusal(fmt::format("{}: the model has no experts", said), "leave it out, or set model.experts");
+  if (!d.routing.empty() && !d.routes.empty())
+    return refusal(fmt::format("data.routing={} beside data.routes={}: a prediction takes one", d.routing, d.routes),
+                   "leave one out");
+  const auto named = routing_named(d.routing);
+  const Experts& e = c.model.experts;
+  if (named && named->kind == Routing::Kind::kForced && (named->experts < e.top_k || named->experts > e.count))
+    return refusal(fmt::format("data.routing={} with top_k={} of model.experts={}: a token goes to top_k experts", d.routing,
+                               e.top_k, e.count),
+                   fmt::format("choose from forced:{} to forced:{}", e.top_k, e.count));
   return {};
 }
 

@@ -36,6 +36,7 @@ Result<void> check_latent_attention(const Case& c);
 Result<void> check_head_exchange(const Case& c);
 Result<void> check_loss_chunks(const Case& c);
 Result<void> check_documents(const Case& c);
+Result<void> check_routing(const Case& c);
 Result<void> check_hybrid_shard(const Case& c);
 Result<void> check_fsdp(const Case& c);
 Result<void> check_halving_doubling(const Case& c);

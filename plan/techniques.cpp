@@ -822,6 +822,7 @@ constexpr std::array kTable{
               .check = check_loss_chunks,
               .choices = kChunkChoices},
     Technique{.id = "document-settings", .on = always, .check = check_documents},
+    Technique{.id = "routing-settings", .on = always, .check = check_routing},
     Technique{.id = "packed-documents",
               .on = [](const Case& c) { return c.data.packed; },
               .text = [](const Case&) { return std::string("data.packed=true"); },

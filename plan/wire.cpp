@@ -29,12 +29,12 @@ struct Message {
 using Counts = std::map<Message, int64_t>;
 
 /// The messages of one run of a segment.
-Counts messages_of(const Segment& segment) {
+Counts messages_of(const Segment& segment, PackedRows rows) {
   Counts counts;
   const auto type_of = [&](SlotId s) -> const Type& { return segment.slots[s.index()].type; };
   for (const Step& step : segment.steps) {
     const Op* op = std::get_if<Op>(&step);
-    if (!op) continue;
+    if (!op || (rows == PackedRows::kLeftOut && moves_packed_rows(*op))) continue;
     if (const auto* c = std::get_if<Collective>(&op->work)) {
       const Type& whole = type_of(c->kind == CollectiveKind::kAllGather ? op->writes.at(0) : op->reads.at(0));
       // Of packed rows as many are expected as the rank's tokens make, to all ranks alike.
@@ -65,9 +65,9 @@ Counts messages_of(const std::vector<Counts>& by_segment, const Role& role) {
   return counts;
 }
 
-std::vector<Counts> messages_by_segment(const Plan& plan) {
+std::vector<Counts> messages_by_segment(const Plan& plan, PackedRows rows = PackedRows::kEven) {
   std::vector<Counts> counts;
-  for (const Segment& segment : plan.segments) counts.push_back(messages_of(segment));
+  for (const Segment& segment : plan.segments) counts.push_back(messages_of(segment, rows));
   return counts;
 }
 
@@ -106,7 +106,7 @@ std::map<std::string, int64_t> wire_bytes(const Plan& plan, const Coordinates& c
   return bytes;
 }
 
-std::map<std::string, int64_t> total_wire_bytes(const Plan& plan) {
+std::map<std::string, int64_t> total_wire_bytes(const Plan& plan, PackedRows rows) {
   // Ranks of one role that sit alike send alike: count the ranks of each seat, then the bytes of each seat once.
   std::vector<std::vector<std::map<Seat, int64_t>>> seats(plan.roles.size());  // by role and communicator
   for (auto& of_role : seats) of_role.resize(plan.comms.size());
@@ -115,7 +115,7 @@ std::map<std::string, int64_t> total_wire_bytes(const Plan& plan) {
     const size_t role = static_cast<size_t>(&role_of(plan, c) - plan.roles.data());
     for (size_t i = 0; i < plan.comms.size(); ++i) ++seats[role][i][seat_of(plan.mesh, plan.comms[i], c)];
   }
-  const std::vector<Counts> by_segment = messages_by_segment(plan);
+  const std::vector<Counts> by_segment = messages_by_segment(plan, rows);
   std::map<std::string, int64_t> bytes;
   std::map<std::pair<Message, Seat>, int64_t> once;
   for (size_t role = 0; role < plan.roles.size(); ++role)

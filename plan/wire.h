@@ -1,6 +1,7 @@
 // Wire bytes of a plan: what each rank sends, under the named algorithm, uneven parts included, headers not.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -11,7 +12,10 @@ namespace shardlab {
 /// Bytes sent in one step by the rank at `c`, by communicator name.
 std::map<std::string, int64_t> wire_bytes(const Plan& plan, const Coordinates& c);
 
+/// Rows that travel as routers choose: as many as an even route has, or none.
+enum class PackedRows : uint8_t { kEven, kLeftOut };
+
 /// Wire bytes of one step by communicator name, summed over every rank of the mesh.
-std::map<std::string, int64_t> total_wire_bytes(const Plan& plan);
+std::map<std::string, int64_t> total_wire_bytes(const Plan& plan, PackedRows rows = PackedRows::kEven);
 
 }  // namespace shardlab

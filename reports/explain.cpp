@@ -158,8 +158,19 @@ void idle_reason(const CaseOutcome& o, std::vector<std::string>& out) {
         fmt::format("{} for {}: {}.", measured ? "Idle" : "Predicted to be idle", seconds_text(scale * idle.idle_s), text));
 }
 
-/// How unevenly the rows of experts fell.
+/// How unevenly the rows of experts fell, and are predicted to fall by a routing that the case names.
 void balance_reason(const CaseOutcome& o, std::vector<std::string>& out) {
+  const DataSource& data = o.config.data;
+  if (o.predicted && o.predicted->expert_imbalance && !(data.routing.empty() && data.routes.empty())) {
+    const Prediction& p = *o.predicted;
+    std::string text = fmt::format("By {} the fullest expert of a layer has {:.2f} times the mean of rows",
+                                   data.routes.empty() ? "data.routing=" + data.routing : "data.routes", *p.expert_imbalance);
+    if (p.expert_rank_imbalance)
+      text += fmt::format(", and the fullest of the ranks that share the experts {:.2f} times", *p.expert_rank_imbalance);
+    if (p.expert_exchange_bytes)
+      text += fmt::format("; ranks send each other {} of rows a step", bytes_text(*p.expert_exchange_bytes));
+    out.push_back(text + ".");
+  }
   if (!o.measured || !o.measured->expert_imbalance) return;
   const Measurement& m = *o.measured;
   std::string text = fmt::format("The fullest expert of a layer had {:.2f} times the mean of rows ({:.2f} times in the last step)",

@@ -100,6 +100,9 @@ void visit_fields(V& v, T& x) {
   v("extrapolated", x.extrapolated);
   v("calibration_id", x.calibration_id);
   v("model_flops", x.model_flops);
+  v("expert_imbalance", x.expert_imbalance);
+  v("expert_rank_imbalance", x.expert_rank_imbalance);
+  v("expert_exchange_bytes", x.expert_exchange_bytes);
 }
 
 template <class V, class T>

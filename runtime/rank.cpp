@@ -602,8 +602,7 @@ double Rank::end_of_step() const {
 /// Adds what the counts say to the rows of the layer's experts. The ops of a layer run on one stream.
 void Rank::count_rows(const BoundInstruction& bound) {
   const CountedLayer& layer = counting_.layers()[static_cast<size_t>(bound.layer)];
-  add_rows(bound.counts, layer, logical_origin(*layer.counts, plan_.mesh, at_)[0],
-           std::span(expert_rows_).subspan(layer.first, layer.numbers()));
+  add_rows(bound.counts, layer, std::span(expert_rows_).subspan(layer.first, layer.numbers()));
 }
 
 /// Copies a metric out of its buffer, in the order of stream 0.

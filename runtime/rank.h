@@ -9,11 +9,11 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/expert_rows.h"
 #include "plan/program.h"
 #include "runtime/arena.h"
 #include "runtime/backend.h"
 #include "runtime/crew.h"
-#include "runtime/expert_rows.h"
 #include "runtime/session.h"
 #include "runtime/stream_program.h"
 #include "runtime/transport.h"

@@ -18,6 +18,7 @@
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/device_tracer.h"
+#include "plan/expert_rows.h"
 #include "plan/interfaces.h"
 #include "plan/memory.h"
 #include "plan/placed_plan.h"
@@ -29,7 +30,6 @@
 #include "runtime/block_store.h"
 #include "runtime/control.h"
 #include "runtime/crew.h"
-#include "runtime/expert_rows.h"
 #include "runtime/transport.h"
 #include "runtime/watch.h"
 

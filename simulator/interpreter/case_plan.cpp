@@ -9,6 +9,7 @@
 #include "plan/period.h"
 #include "plan/wire.h"
 #include "simulator/interpreter/predict.h"
+#include "simulator/interpreter/routes.h"
 #include "simulator/interpreter/segments/segments.h"
 
 namespace shardlab::simulator {
@@ -123,11 +124,14 @@ Prediction CasePlan::bytes() const {
   return p;
 }
 
-Prediction CasePlan::predict(const Case& config, const PlacedCostModel& costs) const {
+Prediction CasePlan::predict(const Case& config, const PlacedCostModel& costs, const Routing& routing) const {
   Prediction p = bytes();
+  add_routing(config, routing, p);
+  const double fullest = p.expert_rank_imbalance.value_or(1);
+  const RoutedCosts routed(costs, fullest, fullest);
   const auto time = [&](const Plan& plan) {
     SegmentTimeline timeline(plan);
-    add_segment_times(plan, timeline, config.machine, costs, p);
+    add_segment_times(plan, timeline, config.machine, routed, p);
     add_provenance(config, plan, costs, p);
   };
   if (!shortened_) {

@@ -20,6 +20,7 @@
 #include "plan/memory.h"
 #include "plan/outcome.h"
 #include "plan/plan.h"
+#include "plan/routing.h"
 #include "simulator/interpreter/cost_model.h"
 
 namespace shardlab::simulator {
@@ -63,7 +64,9 @@ class CasePlan {
 
   /// `bytes` and the seconds of a step by segments (simulator/interpreter/segments) of the whole plan: stages of unequal length
   /// take longer to find their pace than to fill their buffers. The machine is not local; the plan passes `check_runnable`.
-  Prediction predict(const Case& config, const PlacedCostModel& costs) const;
+  /// Ops of experts' rows take as long as where the rows of a rank are those of the fullest by the case's `routing`, as expected
+  /// (`expected_imbalance`); bytes are those of even routes.
+  Prediction predict(const Case& config, const PlacedCostModel& costs, const Routing& routing = {}) const;
 
   /// The plan that was folded: of the case, or of fewer micro-batches.
   const Plan& plan() const { return plan_; }

@@ -1,10 +1,13 @@
 #include "simulator/interpreter/predict.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "plan/memory.h"
 #include "plan/period.h"
 #include "plan/wire.h"
+#include "simulator/interpreter/routes.h"
 #include "simulator/interpreter/segments/segments.h"
 #include "simulator/interpreter/timeline.h"
 
@@ -21,13 +24,39 @@ void add_times(const Plan& plan, double seconds, const Breakdown& b, const IdleB
   p.idle = idle_of_step(plan, idle);
 }
 
+/// Adds the wire bytes of a step, and what `routes` (null: even ones) say of experts.
+void add_wire_of(const Case& config, const Plan& plan, const Routing& routing, const Routes* routes, Prediction& p) {
+  add_routing(config, routing, p);
+  for (const auto& [comm, bytes] : total_wire_bytes(plan, routes != nullptr ? PackedRows::kLeftOut : PackedRows::kEven))
+    p.wire_bytes += bytes;
+  int64_t exchanged = 0;
+  if (routes != nullptr) {
+    const Imbalance drawn = imbalance_of(routes->layers());
+    p.expert_imbalance = drawn.by_expert;
+    p.expert_rank_imbalance = drawn.by_rank;
+    p.wire_bytes += exchanged = routes->exchange_bytes();
+  } else if (p.expert_rank_imbalance) {
+    for (const auto& [comm, bytes] : total_wire_bytes(plan)) exchanged += bytes;
+    for (const auto& [comm, bytes] : total_wire_bytes(plan, PackedRows::kLeftOut)) exchanged -= bytes;
+  }
+  if (p.expert_rank_imbalance) p.expert_exchange_bytes = bytes_of_step(plan, exchanged);
+  p.wire_bytes = bytes_of_step(plan, p.wire_bytes);
+}
+
 /// Adds the figures that do not depend on how the plan is simulated.
-void add_rest(const Case& config, const Plan& plan, int64_t arena_bytes, const PlacedCostModel& costs, Prediction& p) {
+void add_rest(const Case& config, const Plan& plan, int64_t arena_bytes, const PlacedCostModel& costs, const Routing& routing,
+              const Routes* routes, Prediction& p) {
   for (size_t role = 0; role < plan.roles.size(); ++role) add_peaks(memory_peak(plan, static_cast<int>(role)), p);
   p.arena_bytes = arena_bytes;
-  for (const auto& [comm, bytes] : total_wire_bytes(plan)) p.wire_bytes += bytes;
-  p.wire_bytes = bytes_of_step(plan, p.wire_bytes);
+  add_wire_of(config, plan, routing, routes, p);
   add_provenance(config, plan, costs, p);
+}
+
+/// None of an even routing, which a plan expects by itself.
+std::optional<Routes> drawn(const Case& config, const Plan& plan, const std::vector<Program>& programs, const Routing& routing,
+                            bool by_rank) {
+  if (routing.is_even() || !config.model.is_mixture()) return std::nullopt;
+  return std::optional<Routes>(std::in_place, plan, programs, routing, config.model.experts, by_rank);
 }
 
 bool any_extrapolated(const Plan& plan, const PlacedCostModel& costs) {
@@ -67,24 +96,44 @@ void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& p) {
     if (of(space).peak_bytes > highest->total()) *highest = of(space).at_peak;
 }
 
+void add_routing(const Case& config, const Routing& routing, Prediction& p) {
+  if (!config.model.is_mixture()) return;
+  p.expert_imbalance = expected_imbalance(routing, config.model, config.model.experts.count);
+  if (config.layout.ep > 1) p.expert_rank_imbalance = expected_imbalance(routing, config.model, config.layout.ep);
+}
+
+void add_wire(const Case& config, const Plan& plan, const std::vector<Program>& programs, const Routing& routing, Prediction& p) {
+  const auto routes = drawn(config, plan, programs, routing, false);
+  add_wire_of(config, plan, routing, routes ? &*routes : nullptr, p);
+}
+
 Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
-                  const PlacedCostModel& costs) {
+                  const PlacedCostModel& costs, const Routing& routing) {
   Predicted out;
-  out.trace = simulate(plan, programs, config.machine, costs);
+  SimulateOptions options;
+  const auto routes = drawn(config, plan, programs, routing, options.individually(plan.mesh, config.machine));
+  options.routes = routes ? &*routes : nullptr;
+  out.trace = simulate(plan, programs, config.machine, costs, options);
   const int rank = longest_rank(out.trace);
   add_times(plan, step_seconds(out.trace), analyse(plan, programs, out.trace, rank, 0),
             idle_by_cause(plan, programs, out.trace, rank, 0), out.figures);
   out.figures.parts = scaled(parts_of_step(plan, programs, out.trace, rank, 0), 1.0 / plan.period);
-  add_rest(config, plan, arena_bytes, costs, out.figures);
+  add_rest(config, plan, arena_bytes, costs, routing, options.routes, out.figures);
   return out;
 }
 
 Prediction predict_by_segments(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
-                               const PlacedCostModel& costs) {
+                               const PlacedCostModel& costs, const Routing& routing) {
   Prediction p;
   SegmentTimeline timeline(plan, programs);
-  add_segment_times(plan, timeline, config.machine, costs, p);
-  add_rest(config, plan, arena_bytes, costs, p);
+  const auto routes = drawn(config, plan, programs, routing, false);
+  if (routes) {
+    const RoutedCosts routed(costs, routes->fullest(RowUse::kWorks), routes->fullest(RowUse::kExchanges));
+    add_segment_times(plan, timeline, config.machine, routed, p);
+  } else {
+    add_segment_times(plan, timeline, config.machine, costs, p);
+  }
+  add_rest(config, plan, arena_bytes, costs, routing, routes ? &*routes : nullptr, p);
   return p;
 }
 

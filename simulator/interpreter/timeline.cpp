@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <map>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "plan/runnable.h"
 #include "simulator/interpreter/peers.h"
 #include "simulator/interpreter/resources.h"
+#include "simulator/interpreter/routes.h"
 #include "simulator/interpreter/stepped_meeting.h"
 
 namespace shardlab::simulator {
@@ -142,7 +144,8 @@ class Simulation {
         dispatch_(costs.dispatch().value),
         wake_(costs.wake().value),
         handover_(costs.handover().value),
-        simulated_(plan.mesh, machine.local || plan.mesh.world_size() <= options.max_individual_ranks),
+        routes_(options.routes),
+        simulated_(plan.mesh, options.individually(plan.mesh, machine)),
         costs_(plan, costs, simulated_, local_ ? std::max(1, machine.cores) : 1) {
     for (const int rank : simulated_.ranks()) add_rank(rank, programs);
     if (local_) {
@@ -455,20 +458,29 @@ class Simulation {
     if (!cores_->has(index)) cores_->want(index, now_);
   }
 
+  /// Seconds of the stream's op over its seconds where routes of tokens are even.
+  double share(const Stream& s) { return routes_ == nullptr ? 1 : routes_->share(current(s), rank_of(s).rank); }
+
   void start_on_devices(int index, Doing phase) {
     Stream& s = streams_[static_cast<size_t>(index)];
-    const double seconds = costs_.on_device(current(s), rank_of(s).rank).seconds;
+    const bool meets = communicates(current(s)) && meeting(s).parties > 1;
+    double times = share(s);
+    if (meets)
+      for (const int a : meetings_[meeting(s).key]) times = std::max(times, share(streams_[static_cast<size_t>(a)]));
+    const double seconds = times * costs_.on_device(current(s), rank_of(s).rank).seconds;
     if (seconds <= 0) return start_timer(index, phase, now_);
     s.phase = phase;
     s.shares = true;
     parts_.clear();
+    demands_.clear();
     // Ranks that share a device take part in a meeting together: what it takes there was measured of all of them.
     const auto add = [&](const Stream& of) {
       const int device = devices_ > 0 ? of.rank % devices_ : of.rank;
       if (std::ranges::find(parts_, device, &DeviceSharing::Part::device) != parts_.end()) return;
-      parts_.push_back({device, &costs_.on_device(current(of), rank_of(of).rank).demand});
+      const Demand& demand = costs_.on_device(current(of), rank_of(of).rank).demand;
+      parts_.push_back({device, times == 1 ? &demand : &demands_.emplace_back(scaled(demand, times))});
     };
-    if (communicates(current(s)) && meeting(s).parties > 1)
+    if (meets)
       for (const int a : meetings_[meeting(s).key]) add(streams_[static_cast<size_t>(a)]);
     else
       add(s);
@@ -491,7 +503,7 @@ class Simulation {
   /// Core time of the phase that a stream is in, while as many cores are busy as now.
   double core_seconds(const Stream& s) {
     if (s.phase == Doing::kLaunch) return dispatch_;
-    return s.phase == Doing::kRun ? costs_.of(current(s), rank_of(s).rank, cores_->busy()) : 0;
+    return s.phase == Doing::kRun ? share(s) * costs_.of(current(s), rank_of(s).rank, cores_->busy()) : 0;
   }
 
   /// On a local machine: moves the clock to the next end of a task or timer, and ends every one that is due.
@@ -611,6 +623,7 @@ class Simulation {
   const bool local_;   ///< ranks share cores
   const int devices_;  ///< that the ranks of a local machine share; 0: each has its own
   const double dispatch_, wake_, handover_;
+  const Routes* routes_;
   SimulatedRanks simulated_;
   Costs costs_;
   std::vector<Rank> ranks_;
@@ -626,6 +639,7 @@ class Simulation {
   double now_ = 0;
   std::optional<DeviceSharing> sharing_;  ///< of the ranks' devices; its tasks are numbered as `streams_`
   std::vector<DeviceSharing::Part> parts_;
+  std::deque<Demand> demands_;  ///< of `parts_`, where routes change them
 };
 
 }  // namespace

@@ -30,10 +30,18 @@
 
 namespace shardlab::simulator {
 
+class Routes;
+
 struct SimulateOptions {
   /// Meshes of more ranks are simulated by one representative rank per role (its coordinates on all other axes are 0): ranks of one
   /// role run one text and nothing distinguishes them. A local machine's ranks share cores and are always simulated one by one.
   int max_individual_ranks = 64;
+  /// Whether the ranks of the mesh are simulated one by one.
+  bool individually(const Mesh& mesh, const Machine& machine) const {
+    return machine.local || mesh.world_size() <= max_individual_ranks;
+  }
+  /// How many rows each rank's experts work at; null: as many as a plan expects. What an op of rows takes is in proportion to them.
+  const Routes* routes = nullptr;
 };
 
 /// The predicted trace of one step. `programs` are indexed by role. Events exist for simulated ranks only; `step_interval` for

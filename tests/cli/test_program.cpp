@@ -289,6 +289,79 @@ TEST_CASE("a run that is saved under one layout and resumed under another ends a
   CHECK(refused.err.find("two cases save their checkpoints in") != std::string::npos);
 }
 
+TEST_CASE("routes that a case leaves predict its rows, its imbalance and its bytes, and a named routing others") {
+  const Scratch scratch;
+  const std::string machine = fmt::format(" --machine-file {}/tests/cli/calibrated.yaml ", testing::source_dir());
+  scratch.write("text.txt", some_text());
+  const std::string sweep = scratch.write(
+      "routes.yaml",
+      "version: 1\nname: routes\nmode: both\n"
+      "model: {inline: {family: llama, layers: 2, hidden: 32, heads: 4, ffn: 64, vocab: 256, max_positions: 32, experts: 4, "
+      "top_k: 2, moe_ffn: 16}}\n"
+      "machine: {local: true}\ndata: {text: text.txt}\ntrain: {seq_len: 16, micro_batch: 1, grad_accumulation: 4}\n"
+      "layout: {dp: 2, ep: 2}\nmeasure: {warmup: 1, steps: 2, repeat: 1, timeout: 1m}\n");
+  const auto results = [&](const std::string& name, const std::string& words) {
+    const Output run = shardlab_program(scratch, "run " + sweep + machine + words + " --out " + (scratch / name));
+    INFO(run.err);
+    REQUIRE(run.code == 0);
+    return parse_csv(slurp(scratch / (name + "/results.csv")));
+  };
+  const auto measured = results("measured", "");
+  CHECK(cell(measured, 1, "predicted_expert_rank_imbalance") == "1");
+  CHECK(cell(measured, 1, "predicted_expert_imbalance") == "1");
+  CHECK(std::stod(cell(measured, 1, "expert_rank_imbalance_last")) > 1);
+  std::string routes;
+  for (const auto& entry : fs::directory_iterator(scratch / "measured"))
+    if (fs::exists(entry.path() / "routes.txt")) routes = (entry.path() / "routes.txt").string();
+  REQUIRE_FALSE(routes.empty());
+  const auto recorded = results("recorded", " --mode simulate --set data.routes=" + routes);
+  CHECK(cell(recorded, 1, "predicted_expert_imbalance") == cell(measured, 1, "expert_imbalance_last"));
+  CHECK(cell(recorded, 1, "predicted_expert_rank_imbalance") == cell(measured, 1, "expert_rank_imbalance_last"));
+  CHECK(cell(recorded, 1, "predicted_wire_bytes") == cell(measured, 1, "measured_wire_bytes"));
+  CHECK(std::stoll(cell(recorded, 1, "predicted_expert_exchange_bytes")) > 0);
+  const auto forced = results("forced", " --mode simulate --set data.routing=forced:2");
+  CHECK(cell(forced, 1, "predicted_expert_rank_imbalance") == "2");
+  CHECK(std::stod(cell(forced, 1, "predicted_step_s")) > std::stod(cell(recorded, 1, "predicted_step_s")));
+  const auto refused = [&](const std::string& words) {
+    const Output run =
+        shardlab_program(scratch, "run " + sweep + machine + " --mode simulate " + words + " --out " + (scratch / "no"));
+    fs::remove_all(scratch / "no");
+    return run.out + run.err;
+  };
+  CHECK(refused("--set data.routing=zipf").find("zipf:S") != std::string::npos);
+  CHECK(refused("--set data.routing=forced:1").find("choose from forced:2 to forced:4") != std::string::npos);
+  CHECK(refused("--set data.routing=zipf:1 --set data.routes=" + routes).find("a prediction takes one") != std::string::npos);
+  const Output dense =
+      shardlab_program(scratch, "memory --model tiny-llama --machine h100 --dp 2 --seq-len 32 --profile shardlab --routing zipf:1");
+  CHECK(dense.code == 2);
+  CHECK(dense.err.find("the model has no experts") != std::string::npos);
+  // The estimate and the search go by the fullest rank.
+  const auto memory = [&](const std::string& words) {
+    const Output out =
+        shardlab_program(scratch, "memory --model mixtral-8x7b --machine h100 --dp 8 --ep 8 --seq-len 1Ki --format json " + words);
+    INFO(out.err);
+    return nlohmann::json::parse(out.out);
+  };
+  const auto even = memory(""), zipf = memory("--routing zipf:1");
+  CHECK(even["expert_rank_imbalance"] == 1.0);
+  CHECK(zipf["expert_rank_imbalance"] > 2.0);
+  CHECK(zipf["predicted_step_s"] > even["predicted_step_s"]);
+  const auto search = [&](const std::string& words) {
+    const Output out =
+        shardlab_program(scratch,
+                         "search --model mixtral-8x7b --machine h100 --devices 64 --global-batch-tokens 1Mi --seq-len 4Ki "
+                         "--ep 8 --tp 1 --pp 4 --top 1 --format json " +
+                             words);
+    INFO(out.err);
+    REQUIRE(out.code == 0);
+    return nlohmann::json::parse(out.out)["layouts"][0];
+  };
+  const auto plain = search(""), skewed = search("--set data.routing=zipf:1");
+  CHECK(plain["predicted_expert_rank_imbalance"] == 1.0);
+  CHECK(skewed["predicted_expert_rank_imbalance"] == zipf["expert_rank_imbalance"]);
+  CHECK(skewed["predicted_step_s"] > plain["predicted_step_s"]);
+}
+
 TEST_CASE("a run in periods, all taken back and made again or none, has the figures of a run in step, loads of experts too") {
   const Scratch scratch;
   scratch.write("text.txt", some_text());

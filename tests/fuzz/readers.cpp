@@ -23,6 +23,7 @@
 #include "plan/base/world_error.h"
 #include "plan/keys.h"
 #include "plan/pipeline_schedule.h"
+#include "plan/routing.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
@@ -245,6 +246,14 @@ void read_arrivals(std::string_view bytes) {
   SHARDLAB_CHECK(again.ok() && print(*again) == print(*log), "{}", print(*log));
 }
 
+void read_routes(std::string_view bytes) {
+  const auto layers = parse_routes(bytes, "routes.txt");
+  if (!layers.ok()) return;
+  const std::string text = print_routes(*layers);
+  const auto again = parse_routes(text, "routes.txt");
+  SHARDLAB_CHECK(again.ok() && *again == *layers, "{}", text);
+}
+
 /// Reads every sequence of a small data set, and some of a larger one.
 void train_on(const DataSource& source, std::string_view head) {
   DatasetOptions options;
@@ -342,6 +351,7 @@ constexpr std::array kReaders = {Reader{"sweep", read_sweep},
                                  Reader{"outcome", read_outcome},
                                  Reader{"checkpoint", read_checkpoint},
                                  Reader{"arrivals", read_arrivals},
+                                 Reader{"routes", read_routes},
                                  Reader{"tokens", read_tokens},
                                  Reader{"text", read_text},
                                  Reader{"megatron", read_megatron},

@@ -94,6 +94,23 @@ TEST_CASE("how unevenly rows of experts fell is said, by rank where ranks share 
            "the rows that tokens chose (25.0 % in the last step)."));
 }
 
+TEST_CASE("a routing that the case names is said with what is predicted of it") {
+  CaseOutcome o = small_outcome();
+  const auto said = [&](std::string_view words) {
+    const std::vector<std::string> all = reasons(o);
+    return std::ranges::find(all, words) != all.end();
+  };
+  o.predicted->expert_imbalance = 3.5;
+  CHECK_FALSE(said("By data.routing= the fullest expert of a layer has 3.50 times the mean of rows."));
+  o.config.data.routing = "zipf:1";
+  CHECK(said("By data.routing=zipf:1 the fullest expert of a layer has 3.50 times the mean of rows."));
+  o.predicted->expert_rank_imbalance = 1.5, o.predicted->expert_exchange_bytes = 2 << 20;
+  o.config.data.routing.clear(), o.config.data.routes = "routes.txt";
+  CHECK(said(
+      "By data.routes the fullest expert of a layer has 3.50 times the mean of rows, and the fullest of the ranks that share the "
+      "experts 1.50 times; ranks send each other 2.000 MiB of rows a step."));
+}
+
 TEST_CASE("a case without figures says why, one without ops has no table") {
   CaseOutcome o = small_outcome();
   o.predicted.reset();

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "plan/routing.h"
 #include "simulator/estimator/analytic/inside.h"
 #include "simulator/estimator/analytic/known.h"
 
@@ -209,6 +210,18 @@ Result<void> read_context(const Case& c, Point& p) {
   return {};
 }
 
+/// The fullest of the ranks that share experts.
+Result<void> read_routing(const Case& c, Point& p) {
+  if (c.data.routing.empty() && c.data.routes.empty()) return {};
+  if (!c.model.is_mixture())
+    return no_form("a routing of a model whose experts no case holds", "leave data.routing and data.routes out");
+  const auto routing = routing_of(c);
+  if (!routing.ok()) return routing.error();
+  if (c.layout.ep > 1 && c.model.experts.count % c.layout.ep == 0)
+    p.expert_skew = expected_imbalance(*routing, c.model, c.layout.ep);
+  return {};
+}
+
 /// Sub-layers by their labels in plans.
 Result<void> read_recompute(const Case& c, Point& p) {
   const RecomputeOptions& options = c.layout.recompute_options;
@@ -278,6 +291,7 @@ Result<Point> point_of(const Case& c) {
     return no_form("tensor_overlap on shardlab's executor", "resolution: timeline or segments, or tensor_overlap: false");
   p.tensor_overlap = c.layout.tensor_overlap ? 1 : 0;
   SHARDLAB_TRY(read_context(c, p));
+  SHARDLAB_TRY(read_routing(c, p));
   SHARDLAB_TRY(read_recompute(c, p));
   SHARDLAB_TRY(read_offload(c.layout.offload, p));
   SHARDLAB_TRY(read_compression(c.layout.compression, p));

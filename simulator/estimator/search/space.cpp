@@ -59,6 +59,8 @@ class Cuts {
     for (const int32_t ep : either(space_.ep, shape_.moe() && has_axis(4) ? divisors(shape_.experts) : std::vector<int32_t>{1})) {
       if (space_.ep.empty() && group % ep != 0) continue;
       p.ep = ep;
+      const auto skew = space_.expert_skew.find(ep);
+      p.expert_skew = skew != space_.expert_skew.end() ? skew->second : 1;
       const std::vector<CpKind> kinds =
           p.cp == 1 ? std::vector<CpKind>{CpKind::kZigzag} : either(space_.cp_kind, kinds_of(space_.can));
       const std::vector<AlgorithmChoice> algorithms =

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "plan/base/result.h"
@@ -42,6 +43,7 @@ struct Space {
   std::vector<CpKind> cp_kind;
   std::vector<int64_t> bucket_bytes;                  ///< for gradients reduced in buckets: several ranks, zero 0 to 2
   std::vector<AlgorithmChoice> collective_algorithm;  ///< of more than one rank
+  std::map<int32_t, double> expert_skew;              ///< by ep: tokens of the busiest rank over the mean; 1 where it is not listed
 };
 
 /// Refuses a space without devices, with sizes below one or a batch of no sequence.

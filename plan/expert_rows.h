@@ -1,6 +1,6 @@
-// How many rows each expert worked at in a step, counted where its weights had their gradients: once for each layer and micro-batch,
-// whatever forward ran again. What is counted is what routers chose and exchanges moved; no plan has a buffer or an op for it. Rows that
-// routers chose and no expert worked at were dropped.
+// How many rows each expert works at in a step, counted where its weights have their gradients: once for each layer and micro-batch,
+// whatever forward runs again. A rank of a run counts what routers chose and exchanges moved; a prediction counts what it has drawn
+// (simulator/interpreter/routes.h). No plan has a buffer or an op for it. Rows that routers chose and no expert works at are dropped.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "plan/mesh.h"
 #include "plan/program.h"
 
-namespace shardlab::runtime {
+namespace shardlab {
 
 /// The rows of one layer with experts, in one step.
 struct ExpertRows {
@@ -21,6 +22,8 @@ struct ExpertRows {
   int64_t from_others = 0;         ///< rows that came from another rank than the one that works at them, slices once
   int step = 0;                    ///< of the plan's period
   int64_t dropped = 0;             ///< rows that were chosen, and that no expert had room for
+  /// By rank that has other tokens, in the order of ranks, and by expert: where the rows came from. They add up to `by_expert`.
+  std::vector<std::vector<int64_t>> by_source;
   friend bool operator==(const ExpertRows&, const ExpertRows&) = default;
 };
 
@@ -31,8 +34,26 @@ struct CountedLayer {
   int sources = 1;               ///< ranks whose parts of the tokens are counted, one after another
   size_t first = 0;              ///< where its numbers begin among those of the role
   int64_t chosen = 0;            ///< rows that the rank's own tokens choose in a micro-batch
-  /// Numbers that are kept of it: rows by expert of the rank, those that came from other ranks, and those that its own tokens chose.
-  size_t numbers() const { return static_cast<size_t>(counts->shape.last()) + 2; }
+  int64_t sequences = 0;         ///< that a micro-batch has, or has parts of
+  int64_t top_k = 0;             ///< rows that a token chooses
+  int64_t capacity = 0;          ///< rows that an expert takes of a sequence; 0: all
+  int64_t expected = 0;          ///< rows that the rank's experts work at in a micro-batch where routes are even
+  int micro_batches = 0;         ///< of the step
+  /// Numbers that are kept of it: rows by source and by expert of the rank, and those that its own tokens chose.
+  size_t numbers() const { return static_cast<size_t>(sources * counts->shape.last()) + 1; }
+};
+
+/// The ranks of one stage by the tokens that they have: ranks that have the same tokens count the same rows, and the first of them
+/// stands for all.
+struct RowOwners {
+  /// `counts` is the type of a layer's counts, `stage` the coordinate along the pipeline axis.
+  RowOwners(const Type& counts, const Mesh& mesh, int stage);
+  std::vector<int> ranks;                 ///< of the stage that have tokens of their own, ascending: the owners
+  std::vector<int> owner;                 ///< by rank of the mesh; -1 in other stages
+  std::vector<int> part;                  ///< by owner: the number of its experts' group, which is its place among the sources
+  std::vector<std::vector<int>> sources;  ///< by owner: the owners whose rows its experts get, in order of their places
+  bool shares = false;                    ///< experts are cut among ranks
+  int copies = 1;                         ///< ranks that have the tokens of one owner
 };
 
 /// The ops of a role's program whose rows are counted: of each layer's gradients of weights of experts one a micro-batch.
@@ -52,8 +73,8 @@ class RowCounting {
   std::vector<std::pair<int32_t, int32_t>> counted_;  ///< ids of instructions, ascending, and the index of what each counts
 };
 
-/// Adds what the counts say to the layer's `numbers`; `own` is the rank's place among the sources.
-void add_rows(const int32_t* counts, const CountedLayer& layer, int64_t own, std::span<int64_t> numbers);
+/// Adds what the counts of a micro-batch say to the layer's `numbers`.
+void add_rows(const int32_t* counts, const CountedLayer& layer, std::span<int64_t> numbers);
 
 /// What one rank has counted of a layer.
 struct RankRows {
@@ -81,4 +102,4 @@ struct Drops {
 };
 Drops drops_of(std::span<const ExpertRows> layers);
 
-}  // namespace shardlab::runtime
+}  // namespace shardlab

@@ -1,0 +1,157 @@
+#include "plan/expert_rows.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <tuple>
+
+#include "plan/period.h"
+
+namespace shardlab {
+
+RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& program) {
+  const std::vector<int32_t> steps = steps_of_calls(plan, role);
+  std::set<std::tuple<int32_t, int32_t, int32_t>> seen;  // step, layer and micro-batch: two weights of an expert see the same rows
+  std::map<std::pair<int32_t, int32_t>, CountedLayer> layers;  // by step and layer
+  std::vector<std::pair<int32_t, const CountedLayer*>> counted;
+  std::map<int, CountedLayer> routed;  // by layer: what its router says
+  for (const Instruction& i : program.instructions) {
+    if (i.kind != Instruction::Kind::kRun || i.call < 0) continue;
+    if (const auto* route = std::get_if<Route>(&i.op->work); route != nullptr && route->phase == Phase::kF) {
+      const Shape& choice = program.writes(i)[1].type->shape;
+      routed[i.layer] = {.chosen = choice.elements(), .sequences = choice[0], .top_k = choice.last(), .capacity = route->capacity};
+    }
+    const auto* w = std::get_if<GroupedLinear>(&i.op->work);
+    if (w == nullptr || w->phase != Phase::kW) continue;
+    const int32_t step = steps[static_cast<size_t>(i.call)];
+    if (!seen.emplace(step, i.layer, i.micro_batch).second) continue;
+    CountedLayer layer = routed[i.layer];
+    layer.step = step, layer.layer = i.layer, layer.counts = program.reads(i)[2].type, layer.sources = w->sources;
+    layer.expected = w->rows;
+    CountedLayer& counts = layers.try_emplace({step, i.layer}, layer).first->second;
+    ++counts.micro_batches;
+    counted.emplace_back(i.id, &counts);
+  }
+  std::map<const CountedLayer*, int32_t> index;
+  for (auto& [key, layer] : layers) {
+    layer.first = numbers_;
+    numbers_ += layer.numbers();
+    index[&layer] = static_cast<int32_t>(layers_.size());
+    layers_.push_back(layer);
+  }
+  for (const auto& [id, layer] : counted) counted_.emplace_back(id, index.at(layer));
+}
+
+int RowCounting::of(const Instruction& instruction) const {
+  const auto found = std::ranges::lower_bound(counted_, instruction.id, {}, &std::pair<int32_t, int32_t>::first);
+  return found != counted_.end() && found->first == instruction.id ? found->second : -1;
+}
+
+RowOwners::RowOwners(const Type& counts, const Mesh& mesh, int stage) {
+  const auto pipeline = mesh.find(kPipelineAxis);
+  const auto is_pipeline = [&](size_t axis) { return pipeline && static_cast<int>(axis) == *pipeline; };
+  owner.assign(static_cast<size_t>(mesh.world_size()), -1);
+  std::map<int, std::vector<int>> groups;  // by first rank: owners whose ranks share experts, by place
+  std::vector<int> group_of;               // by owner
+  int members = 0;
+  for (int rank = 0; rank < mesh.world_size(); ++rank) {
+    const Coordinates at = mesh.coordinates(rank);
+    if (mesh.role_of(at) != stage) continue;
+    ++members;
+    Coordinates first = at, group = at;  // of the ranks with the same tokens, and of those that share experts
+    for (size_t a = 0; a < mesh.axes.size(); ++a) {
+      const Placement& place = counts.place[a];
+      if (place.kind == Place::kReplicate && !is_pipeline(a)) first[a] = group[a] = 0;
+      if (place == Placement::shard(0)) group[a] = 0, shares |= mesh.axes[a].size > 1;
+    }
+    if (first != at) {
+      owner[static_cast<size_t>(rank)] = owner[static_cast<size_t>(mesh.rank(first))];
+      continue;
+    }
+    const int number = static_cast<int>(ranks.size());
+    owner[static_cast<size_t>(rank)] = number;
+    ranks.push_back(rank);
+    part.push_back(static_cast<int>(logical_origin(counts, mesh, at)[0]));
+    group_of.push_back(mesh.rank(group));
+    std::vector<int>& places = groups[group_of.back()];
+    places.resize(std::max(places.size(), static_cast<size_t>(part.back()) + 1), -1);
+    places[static_cast<size_t>(part.back())] = number;
+  }
+  for (const int group : group_of) sources.push_back(groups[group]);
+  copies = ranks.empty() ? 1 : members / static_cast<int>(ranks.size());
+}
+
+void add_rows(const int32_t* counts, const CountedLayer& layer, std::span<int64_t> numbers) {
+  const Shape& shape = layer.counts->shape;
+  const int64_t parts = shape[1] / layer.sources, experts = shape.last();
+  numbers.back() += layer.chosen;
+  for (int64_t part = 0; part < shape[1]; ++part)
+    for (int64_t e = 0; e < experts; ++e, ++counts) numbers[static_cast<size_t>(part / parts * experts + e)] += *counts;
+}
+
+std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> ranks) {
+  std::map<std::pair<int, int>, ExpertRows> layers;  // by step and layer
+  std::map<int, RowOwners> owners;                   // by stage: its layers have counts of one placement
+  for (const RankRows& r : ranks) {
+    const Type& counts = *r.layer.counts;
+    const int stage = mesh.role_of(r.at), rank = mesh.rank(r.at);
+    const RowOwners& of = owners.try_emplace(stage, counts, mesh, stage).first->second;
+    const auto number = static_cast<size_t>(of.owner[static_cast<size_t>(rank)]);
+    if (of.ranks[number] != rank) continue;  // the same rows as of another rank
+    ExpertRows& layer = layers[{r.layer.step, r.layer.layer}];
+    layer.step = r.layer.step, layer.layer = r.layer.layer;
+    const auto each = static_cast<size_t>(counts.shape.last()), first = static_cast<size_t>(of.part[number]) * each;
+    const auto experts = static_cast<size_t>(logical_shape(counts, mesh)[0]) * each;
+    layer.by_expert.resize(experts);
+    layer.by_source.resize(of.ranks.size(), std::vector<int64_t>(experts));
+    int64_t worked = 0;
+    for (size_t source = 0; source < static_cast<size_t>(r.layer.sources); ++source) {
+      const auto sender = static_cast<size_t>(of.sources[number][source]);
+      for (size_t e = 0; e < each; ++e) {
+        const int64_t rows = r.numbers[source * each + e];
+        layer.by_expert[first + e] += rows;
+        layer.by_source[sender][first + e] += rows;
+        worked += rows;
+        if (sender != number) layer.from_others += rows;
+      }
+    }
+    layer.dropped += r.numbers.back();  // all that were chosen; those that were worked at are taken off below
+    if (of.shares) layer.by_rank.push_back(worked);
+  }
+  std::vector<ExpertRows> all;
+  for (auto& [key, layer] : layers) {
+    layer.dropped -= std::accumulate(layer.by_expert.begin(), layer.by_expert.end(), int64_t{0});
+    all.push_back(std::move(layer));
+  }
+  return all;
+}
+
+std::optional<double> imbalance(std::span<const int64_t> rows) {
+  const int64_t all = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  if (all == 0) return std::nullopt;
+  return static_cast<double>(std::ranges::max(rows)) * static_cast<double>(rows.size()) / static_cast<double>(all);
+}
+
+Imbalance imbalance_of(std::span<const ExpertRows> layers) {
+  const auto mean = [&](std::vector<int64_t> ExpertRows::*rows) -> std::optional<double> {
+    double sum = 0;
+    int64_t n = 0;
+    for (const ExpertRows& layer : layers)
+      if (const auto one = imbalance(layer.*rows)) sum += *one, ++n;
+    if (n == 0) return std::nullopt;
+    return sum / static_cast<double>(n);
+  };
+  return {mean(&ExpertRows::by_expert), mean(&ExpertRows::by_rank)};
+}
+
+Drops drops_of(std::span<const ExpertRows> layers) {
+  Drops all;
+  for (const ExpertRows& layer : layers) {
+    all.dropped += layer.dropped;
+    all.chosen += layer.dropped + std::accumulate(layer.by_expert.begin(), layer.by_expert.end(), int64_t{0});
+  }
+  return all;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,220 @@
+#include "simulator/interpreter/routes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "plan/base/check.h"
+#include "plan/base/hash.h"
+
+namespace shardlab::simulator {
+namespace {
+
+/// From 0 to 1, of a layer, an owner and a micro-batch or sequence of it.
+double uniform(int layer, size_t owner, int64_t number) {
+  const uint64_t key =
+      mix(mix(static_cast<uint64_t>(layer)) ^ (static_cast<uint64_t>(owner) << 32) ^ static_cast<uint64_t>(number));
+  return static_cast<double>(key >> 11) * 0x1p-53;
+}
+
+/// Draws rows by expert of `tokens` tokens: `upto` is the running sum of shares, up to top_k. Adds them to `rows`, of each expert `most` at
+/// most (0: all).
+void draw(const std::vector<double>& upto, int64_t tokens, double first, int64_t most, std::vector<int64_t>& rows) {
+  // Points (i + first) / tokens below `end`, i from 0 on.
+  const auto below = [&](double end) { return static_cast<int64_t>(std::ceil(static_cast<double>(tokens) * end - first)); };
+  int64_t before = 0;
+  for (size_t e = 0; e < upto.size(); ++e) {
+    const int64_t until = std::max(before, below(upto[e]));
+    rows[e] += most > 0 ? std::min(most, until - before) : until - before;
+    before = until;
+  }
+}
+
+/// Rows by owner and expert of the micro-batches of one layer.
+class Draws {
+ public:
+  Draws(const CountedLayer& layer, size_t owners, const Routing& routing, const Experts& experts)
+      : layer_(layer), owners_(owners), experts_(static_cast<size_t>(experts.count)) {
+    if (routing.kind == Routing::Kind::kRecorded) {
+      const auto found = std::ranges::find(routing.recorded, layer.layer, &ExpertRows::layer);
+      SHARDLAB_CHECK(found != routing.recorded.end(), "no routes of layer {} are recorded", layer.layer);
+      // Of as many ranks and, where none were dropped, as many rows: they are those of this step.
+      const auto fits = [&](const std::vector<int64_t>& rows) {
+        const int64_t all = std::accumulate(rows.begin(), rows.end(), int64_t{0}), step = layer.chosen * layer.micro_batches;
+        return layer.capacity > 0 ? all <= step : all == step;
+      };
+      if (found->by_source.size() == owners && std::ranges::all_of(found->by_source, fits)) recorded_ = &found->by_source;
+    }
+    double sum = 0;
+    for (const double share : shares_of_experts(routing, experts, layer.layer)) upto_.push_back(sum += share);
+    for (double& end : upto_) end *= static_cast<double>(experts.top_k) / sum;
+    upto_.back() = static_cast<double>(experts.top_k);
+  }
+
+  /// By expert.
+  std::vector<int64_t> rows(size_t owner, int micro_batch) const {
+    std::vector<int64_t> rows(experts_);
+    if (recorded_ != nullptr) {
+      const auto upto = [&](int64_t all, int m) {
+        return all / layer_.micro_batches * m + all % layer_.micro_batches * m / layer_.micro_batches;
+      };
+      for (size_t e = 0; e < experts_; ++e) {
+        const int64_t all = (*recorded_)[owner][e];
+        rows[e] = upto(all, micro_batch + 1) - upto(all, micro_batch);
+      }
+      return rows;
+    }
+    const int64_t tokens = layer_.chosen / layer_.top_k, pieces = layer_.capacity > 0 ? layer_.sequences : 1;
+    for (int64_t piece = 0; piece < pieces; ++piece)
+      draw(upto_, tokens / pieces, uniform(layer_.layer, owner, micro_batch * pieces + piece), layer_.capacity, rows);
+    return rows;
+  }
+
+ private:
+  const CountedLayer& layer_;
+  size_t owners_, experts_;
+  std::vector<double> upto_;
+  const std::vector<std::vector<int64_t>>* recorded_ = nullptr;  ///< by owner and expert, of a step
+};
+
+}  // namespace
+
+RowUse row_use(const Op& op) {
+  if (std::holds_alternative<GroupedLinear>(op.work)) return RowUse::kWorks;
+  if (const auto* a = std::get_if<Activation>(&op.work)) return a->counted ? RowUse::kWorks : RowUse::kNone;
+  return moves_packed_rows(op) ? RowUse::kExchanges : RowUse::kNone;
+}
+
+Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Routing& routing, const Experts& experts, bool by_rank)
+    : plan_(plan), by_rank_(by_rank) {
+  std::vector<RowCounting> counted;
+  for (size_t role = 0; role < plan.roles.size(); ++role) counted.emplace_back(plan, plan.roles[role], programs[role]);
+  std::vector<std::vector<int64_t>> numbers;  // of each entry of `ranks`
+  std::vector<RankRows> ranks;
+  std::vector<int32_t> counts;
+  for (size_t role = 0; role < plan.roles.size(); ++role) {
+    const auto layers = counted[role].layers();
+    if (layers.empty()) continue;
+    owners_.emplace_back(*layers[0].counts, plan.mesh, static_cast<int>(role));
+    const RowOwners& owners = owners_.back();
+    const size_t n = owners.ranks.size();
+    for (const CountedLayer& layer : layers) {
+      const Shape& shape = layer.counts->shape;
+      const auto own = static_cast<size_t>(shape.last()), parts = static_cast<size_t>(shape[1] / layer.sources);
+      const Draws draws(layer, n, routing, experts);
+      const bool first = find(static_cast<int>(role), layer.layer) == nullptr;  // later steps of a period are drawn alike
+      Drawn drawn{.stage = static_cast<int>(role),
+                  .layer = layer.layer,
+                  .micro_batches = layer.micro_batches,
+                  .copies = owners.copies,
+                  .owners = owners_.size() - 1};
+      const size_t begin = numbers.size();
+      for (size_t o = 0; o < n; ++o) {
+        numbers.emplace_back(layer.numbers());
+        ranks.push_back({plan.mesh.coordinates(owners.ranks[o]), layer, {}});
+      }
+      for (int m = 0; m < layer.micro_batches; ++m) {
+        std::vector<std::vector<int64_t>> rows;  // by owner and expert
+        for (size_t o = 0; o < n; ++o) rows.push_back(draws.rows(o, m));
+        Share most{0, 0};
+        int64_t moved = 0;
+        for (size_t o = 0; o < n; ++o) {
+          const size_t begins = static_cast<size_t>(owners.part[o]) * own;
+          counts.assign(static_cast<size_t>(shape.elements()), 0);
+          int64_t works = 0, stays = 0;
+          for (size_t source = 0; source < static_cast<size_t>(layer.sources); ++source) {
+            const auto sender = static_cast<size_t>(owners.sources[o][source]);
+            for (size_t e = 0; e < own; ++e) {
+              const int64_t r = rows[sender][begins + e];
+              counts[source * parts * own + e] = static_cast<int32_t>(r);
+              works += r;
+              if (sender == o) stays += r;
+            }
+          }
+          add_rows(counts.data(), layer, numbers[begin + o]);
+          const int64_t made = std::accumulate(rows[o].begin(), rows[o].end(), int64_t{0});
+          const double even = static_cast<double>(layer.expected) * (layer.sources - 1) / layer.sources;
+          const Share share{static_cast<float>(static_cast<double>(works) / static_cast<double>(layer.expected)),
+                            even > 0 ? static_cast<float>(static_cast<double>(std::max(made, works) - stays) / even) : 1};
+          most = {std::max(most.works, share.works), std::max(most.exchanges, share.exchanges)};
+          if (by_rank) drawn.shares.push_back(share);
+          moved += works - stays;
+        }
+        drawn.most.push_back(most);
+        drawn.moved.push_back(moved);
+      }
+      exchanges_ |= layer.sources > 1;
+      if (first) drawn_.push_back(std::move(drawn));
+    }
+    for (const Instruction& i : programs[role].instructions) {
+      if (i.op == nullptr || !moves_packed_rows(*i.op)) continue;
+      const Drawn* drawn = find(static_cast<int>(role), i.layer);
+      SHARDLAB_CHECK(drawn != nullptr, "`{}` exchanges rows of a layer whose rows are not counted", describe(plan, i));
+      const Type& moved = *programs[role].reads(i)[0].type;
+      exchange_bytes_ += drawn->moved[static_cast<size_t>(i.micro_batch % drawn->micro_batches)] * drawn->copies *
+                         bytes_of(moved.dtype, moved.shape.last());
+    }
+  }
+  for (size_t r = 0; r < ranks.size(); ++r) ranks[r].numbers = numbers[r];
+  layers_ = expert_rows(plan.mesh, ranks);
+}
+
+const Routes::Drawn* Routes::find(int stage, int layer) const {
+  const auto found = std::ranges::find_if(drawn_, [&](const Drawn& d) { return d.stage == stage && d.layer == layer; });
+  return found != drawn_.end() ? &*found : nullptr;
+}
+
+double Routes::share(const Instruction& i, int rank) const {
+  const RowUse use = i.op != nullptr ? row_use(*i.op) : RowUse::kNone;
+  if (use == RowUse::kNone) return 1;
+  const Drawn* drawn = find(plan_.mesh.role_of(plan_.mesh.coordinates(rank)), i.layer);
+  if (drawn == nullptr) return 1;
+  const auto m = static_cast<size_t>(i.micro_batch % drawn->micro_batches);
+  if (!by_rank_) return drawn->most[m].of(use);
+  const RowOwners& owners = owners_[drawn->owners];
+  return drawn->shares[m * owners.ranks.size() + static_cast<size_t>(owners.owner[static_cast<size_t>(rank)])].of(use);
+}
+
+double Routes::fullest(RowUse use) const {
+  double sum = 0;
+  int64_t n = 0;
+  for (const Drawn& d : drawn_)
+    for (const Share& most : d.most) sum += most.of(use), ++n;
+  return n > 0 ? sum / static_cast<double>(n) : 1;
+}
+
+Demand scaled(Demand demand, double times) {
+  for (double& busy : demand.busy_s) busy *= times;
+  return demand;
+}
+
+double RoutedCosts::times(const Instruction& i) const {
+  const RowUse use = i.op != nullptr ? row_use(*i.op) : RowUse::kNone;
+  return use == RowUse::kWorks ? works_ : use == RowUse::kExchanges ? exchanges_ : 1;
+}
+
+Seconds RoutedCosts::compute(const Plan& plan, const Instruction& i, int busy_cores) const {
+  return Seconds(times(i) * costs_.compute(plan, i, busy_cores).value);
+}
+
+Seconds RoutedCosts::communicate(const Plan& plan, const Instruction& i, int busy_cores) const {
+  return Seconds(times(i) * costs_.communicate(plan, i, busy_cores).value);
+}
+
+Seconds RoutedCosts::communicate_among(const Plan& plan, const Instruction& i, std::span<const int> ranks, int busy_cores) const {
+  return Seconds(times(i) * costs_.communicate_among(plan, i, ranks, busy_cores).value);
+}
+
+PlacedCostModel::Slowest RoutedCosts::slowest_of(const Plan& plan, const Instruction& i, const Communication& communication) const {
+  Slowest slowest = costs_.slowest_of(plan, i, communication);
+  slowest.seconds = Seconds(times(i) * slowest.seconds.value);
+  slowest.demand = scaled(slowest.demand, times(i));
+  return slowest;
+}
+
+Demand RoutedCosts::demand(const Plan& plan, const Instruction& i, std::span<const int> ranks, Seconds alone) const {
+  if (times(i) == 0) return {};
+  return scaled(costs_.demand(plan, i, ranks, Seconds(alone.value / times(i))), times(i));
+}
+
+}  // namespace shardlab::simulator
