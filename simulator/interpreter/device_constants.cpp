@@ -49,6 +49,7 @@ std::span<const DeviceConstant> device_constants() {
       {"cache.speed_up", &C::cache_speed_up, "memory"},
       {"kernel.start_s", &C::kernel_start_s, "host"},
       {"host.launch_s", &C::host_launch_s, "host"},
+      {"host.speed", &C::host_speed, "host"},
       {"host.to_device_bytes_per_s", &C::host_to_device_bytes_per_s, "host"},
       {"host.from_device_bytes_per_s", &C::device_to_host_bytes_per_s, "host"},
       {"host.copy_start_s", &C::host_copy_start_s, "host"},

@@ -70,6 +70,8 @@ struct DeviceConstants {
 
   double kernel_start_s = 2e-6;  ///< least duration of one kernel on the device
   double host_launch_s = 6e-6;   ///< host cost of one launch from a framework's compiled or C++ path
+  /// Speed of the host's thread that starts kernels, relative to the host of the profiles' seconds (FrameworkProfile::Host).
+  double host_speed = 1;
 
   double host_to_device_bytes_per_s = 25e9;  ///< pinned memory, one copy engine
   double device_to_host_bytes_per_s = 25e9;

@@ -140,6 +140,7 @@ TEST_CASE("three runs of one's own correct their machine, and its file predicts 
   REQUIRE(run.code == 0);
   CHECK(run.err.find("rates of hgx-h100-ndr times: kernels 0.8") != std::string::npos);
   CHECK(run.err.find("16.7 % off in the mean") != std::string::npos);
+  CHECK(run.err.find(", host ") != std::string::npos);
   const auto error = [&](const std::string& rows) {
     return std::stod(cell(validate(scratch, rows + " --format csv").out, 0, "mean_absolute_error_pct"));
   };

@@ -14,7 +14,7 @@ constexpr double kRounding = 1 - 1e-9;
 double micro_batch_s(const Frame& f, int64_t dense, int64_t moe, double embedding, double head, double loss) {
   const Block& b = f.block;
   const bool may_hide = f.point.pp > 1 || f.point.expert_overlap;
-  double device = 0, host = f.in.profile.host.micro_batch_s;
+  double device = 0, host = f.in.host.micro_batch_s;
   const auto add = [&](double n, const PhaseCost& c) {
     if (n <= 0) return;
     device += n * (c.compute_s + c.tensor_s + c.context_s + (may_hide ? 0 : c.expert_s));
@@ -88,7 +88,7 @@ double first_stage_bytes(const Frame& f, const StageGroup& g) {
 }  // namespace
 
 double least_step_s(const Frame& f) {
-  const double m = f.point.grad_accumulation, once = f.in.profile.host.step_s;
+  const double m = f.point.grad_accumulation, once = f.in.host.step_s;
   if (f.point.pp == 1) {
     const StageGroup& g = f.groups.all()[0];
     return kRounding * (m * micro_batch_s(f, g.dense, g.moe, 1, 1, 1) + once);

@@ -300,6 +300,19 @@ const ModelShape& Prepared::shape() const { return inside_->shape; }
 const Machine& Prepared::machine() const { return inside_->machine; }
 const FrameworkProfile& Prepared::profile() const { return inside_->profile; }
 
+namespace {
+
+/// The profile's host seconds on a host of the given speed.
+FrameworkProfile::Host on_host(FrameworkProfile::Host host, double speed) {
+  using H = FrameworkProfile::Host;
+  for (double H::*seconds :
+       {&H::forward_s, &H::backward_s, &H::layer_s, &H::collective_s, &H::exchange_s, &H::step_s, &H::micro_batch_s, &H::send_s})
+    host.*seconds /= speed;
+  return host;
+}
+
+}  // namespace
+
 Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const FrameworkProfile& profile,
                          const MeasuredFabric& measured, std::shared_ptr<const Case> rest) {
   SHARDLAB_TRY(check(shape));
@@ -316,8 +329,9 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   // A table that is not padded makes rows that do not begin at 16 bytes.
   const bool unaligned = shape.vocab % 8 != 0 && static_cast<int64_t>(profile.model.vocab_multiple) % 8 != 0;
   transferred = transferred || (unaligned && device->provenance("unaligned") == Provenance::kTransferred);
+  const FrameworkProfile::Host host = on_host(profile.host, device->constants().host_speed);
   return Prepared(std::make_shared<const Prepared::Inside>(
-      Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred, std::move(rest),
+      Prepared::Inside{shape, machine, profile, host, std::move(*device), std::move(*fabric), transferred, std::move(rest),
                        machine.device.peak_flops.contains("fp8"), machine.device.peak_flops.contains("fp4"),
                        machine.device.architecture == "hopper" || machine.device.architecture == "blackwell"}));
 }

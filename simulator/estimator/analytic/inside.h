@@ -21,6 +21,7 @@ struct Prepared::Inside {
   ModelShape shape;
   Machine machine;
   FrameworkProfile profile;
+  FrameworkProfile::Host host;  ///< the profile's, on the machine's host
   DeviceModel device;
   Fabric fabric;
   bool transferred = false;
@@ -28,7 +29,7 @@ struct Prepared::Inside {
   bool has_fp8 = false, has_fp4 = false;  ///< the device multiplies in that precision
   bool hopper = false;                    ///< or later
 
-  LayerStudy layers() const { return {shape, profile, device, fabric, {machine.devices_per_node, machine.nodes, 1}}; }
+  LayerStudy layers() const { return {shape, profile, host, device, fabric, {machine.devices_per_node, machine.nodes, 1}}; }
 };
 
 /// The cases that points of a study stand for, where shardlab's executor runs the study's model.

@@ -22,6 +22,7 @@ inline int64_t whole(double bytes) { return static_cast<int64_t>(std::clamp(byte
 struct LayerStudy {
   const ModelShape& shape;
   const FrameworkProfile& profile;
+  const FrameworkProfile::Host& host;  ///< the profile's, on the machine's host
   const DeviceModel& device;
   const Fabric& fabric;
   Group everyone;  ///< all devices of the machine

@@ -13,7 +13,7 @@ EndCost Pricer::embedding() const {
   cost.forward.compute_s = moved(n_.tokens * n_.h, 4, 1, MemoryKernel::kEmbedding) + moved(n_.residual, p_.passes.residual, 1);
   if (!cost.frozen)
     cost.backward.compute_s = moved(n_.tokens * n_.h, 6, 2, MemoryKernel::kEmbedding) + moved(of(cost.matrix), p_.passes.table, 2);
-  cost.forward.host_s = 4 * p_.host.forward_s, cost.backward.host_s = 4 * p_.host.backward_s;
+  cost.forward.host_s = 4 * host_.forward_s, cost.backward.host_s = 4 * host_.backward_s;
   cost.kept = 8 * n_.tokens + p_.saved.mask * n_.residual;
   if (key_.tp > 1 && p_.model.vocab_parallel) {
     const double bytes = e_ * n_.tokens * n_.h;
@@ -43,7 +43,7 @@ EndCost Pricer::head() const {
   cost.backward.compute_s = norm_backward() + product(n_.tokens, n_.h, rows, Product::kInput);
   if (!cost.frozen) cost.backward.compute_s += product(rows, n_.h, n_.tokens, Product::kWeight);
   if (!cost.frozen) cost.backward.compute_s += accumulated(of(cost.matrix));
-  cost.forward.host_s = 4 * p_.host.forward_s, cost.backward.host_s = 5 * p_.host.backward_s;
+  cost.forward.host_s = 4 * host_.forward_s, cost.backward.host_s = 5 * host_.backward_s;
   const double read = cost.frozen ? 0 : p_.saved.head_input;  // by the weight gradient
   cost.kept = ((p_.saved.input + read) * wide_ + p_.saved.norm_fp32) * n_.residual + p_.saved.logits_kept * logits;
   const bool cut = key_.tp > 1 && p_.model.vocab_parallel;
@@ -64,7 +64,7 @@ EndCost Pricer::head() const {
     if (key_.sequence_parallel) cost.forward.tensor_s = seconds(CollectiveUse::kAllGather);
     cost.backward.tensor_s = seconds(key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce);
     cost.wire.tensor = 2 * bytes * (n_.t - 1) / n_.t;
-    cost.forward.host_s += p_.host.collective_s;
+    cost.forward.host_s += host_.collective_s;
   }
   return cost;
 }
@@ -75,13 +75,13 @@ EndCost Pricer::loss() const {
   const bool one_by_one = p_.passes.loss_parallel > 0 && ((key_.tp > 1 && p_.model.vocab_parallel) || p_.passes.loss <= 0);
   cost.forward.compute_s = cost.backward.compute_s =
       one_by_one ? moved(logits, p_.passes.loss_parallel / 2, 6) : moved(logits, p_.passes.loss / 2, 3, MemoryKernel::kSoftmax);
-  cost.forward.host_s = 8 * p_.host.forward_s, cost.backward.host_s = 5 * p_.host.backward_s;
+  cost.forward.host_s = 8 * host_.forward_s, cost.backward.host_s = 5 * host_.backward_s;
   if (key_.tp > 1 && p_.model.vocab_parallel) {
     // The greatest logit, that of the target, the sum of exponentials.
     const double token = 4 * n_.tokens;
     cost.forward.tensor_s = 3 * collective_s(CollectiveUse::kAllReduce, token, tensor_group_);
     cost.wire.tensor = 6 * token * (n_.t - 1) / n_.t;
-    cost.forward.host_s += 3 * p_.host.collective_s;
+    cost.forward.host_s += 3 * host_.collective_s;
   }
   return cost;
 }

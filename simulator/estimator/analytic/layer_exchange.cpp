@@ -174,27 +174,38 @@ void Pricer::add_host(bool moe, LayerCost& cost) const {
   const double adapted = adapters(moe);
   const double unread = (shape_.trained.freezes(Trained::kAttention) ? matmuls : 0) +
                         (shape_.trained.freezes(moe ? Trained::kExperts : Trained::kFeedForward) ? inner : 0);
+  // Experts of a rank, each of which has its products and their roundings started by itself.
+  const double own = moe ? std::max(1.0, of(shape_.experts) / of(key_.ep)) : 0;
+  const double of_experts = moe ? p_.launch.experts + own * (p_.launch.expert + (low_ ? p_.launch.expert_low : 0)) : 0;
+  const double of_experts_back =
+      moe ? p_.launch.experts + own * (p_.launch.expert_backward + (low_ ? p_.launch.expert_low_backward : 0)) : 0;
   const double forward = apart + norms * p_.launch.norm + 2 * p_.launch.residual + rotation * p_.launch.rotation +
                          p_.launch.layout + p_.launch.activation + p_.launch.core +
-                         (matmuls + inner) * (1 + p_.launch.matmul_extra) + (moe ? p_.launch.experts : 0) + 3 * adapted;
+                         (matmuls + inner) * (1 + p_.launch.matmul_extra) + of_experts + 3 * adapted;
   const double back = apart + norms * p_.launch.norm_backward + 2 * p_.launch.residual_backward +
                       rotation * p_.launch.rotation_backward + p_.launch.layout_backward + p_.launch.activation_backward +
-                      p_.launch.core_backward + (matmuls + inner) * (2 + p_.launch.matmul_extra) + (moe ? p_.launch.experts : 0) +
-                      5 * adapted - unread;
+                      p_.launch.core_backward + (matmuls + inner) * (2 + p_.launch.matmul_extra) + of_experts_back + 5 * adapted -
+                      unread;
   const double tensor = key_.tp > 1 ? (key_.sequence_parallel ? 4 : 2) : 0;
   const double again = key_.tp > 1 && key_.sequence_parallel && p_.overlap.regathers ? 2 : 0;
   const double others = (key_.cp > 1 ? n_.c : 0) + (moe && key_.ep > 1 ? 2 : 0) + (moe && key_.expert_tp > 1 ? 2 : 0);
-  const double exchange = p_.host.exchange_s > 0 ? p_.host.exchange_s : p_.host.collective_s;
-  const double once = p_.host.layer_s + tensor * exchange + others * p_.host.collective_s;
-  const double once_back = once + (p_.host.exchange_s > 0 ? again * exchange : 0);
-  cost.forward.host_s = forward * p_.host.forward_s + once;
+  const double exchange = host_.exchange_s > 0 ? host_.exchange_s : host_.collective_s;
+  const double once = host_.layer_s + tensor * exchange + others * host_.collective_s;
+  const double once_back = once + (host_.exchange_s > 0 ? again * exchange : 0);
+  cost.forward.host_s = forward * host_.forward_s + once;
   const double weights = matmuls + inner - unread + 2 * adapted;
-  cost.weight.host_s = weights * p_.host.backward_s;
-  cost.input.host_s = (back - weights) * p_.host.backward_s + once_back;
-  if (p_.host.graphs > 0 && (!moe || p_.host.graphs > 1)) {
+  cost.weight.host_s = weights * host_.backward_s;
+  cost.input.host_s = (back - weights) * host_.backward_s + once_back;
+  if (host_.graphs > 0 && (!moe || host_.graphs > 1)) {
     // A graph is one launch; a step's replays everything without the host.
-    const double replay = p_.host.graphs > 1 ? 0 : p_.host.forward_s;
+    const double replay = host_.graphs > 1 ? 0 : host_.forward_s;
     cost.forward.host_s = replay, cost.weight.host_s = 0, cost.input.host_s = replay;
+  } else if (host_.graphs > 0) {
+    // Of a layer of experts its attention is a graph.
+    const double exchanged = others * host_.collective_s;
+    cost.forward.host_s = (1 + of_experts + inner * (1 + p_.launch.matmul_extra)) * host_.forward_s + exchanged;
+    cost.weight.host_s = inner * host_.backward_s;
+    cost.input.host_s = (1 + of_experts_back + inner * (1 + p_.launch.matmul_extra)) * host_.backward_s + exchanged;
   }
   if (key_.recompute.modules == 0) return;
   cost.recompute.host_s =

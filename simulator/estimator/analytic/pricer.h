@@ -41,6 +41,7 @@ class Pricer {
   Pricer(const LayerStudy& study, const LayerKey& key)
       : shape_(study.shape),
         p_(study.profile),
+        host_(study.host),
         device_(study.device),
         fabric_(study.fabric),
         attention_rate_(std::max(0.01, p_.attention.rate)),
@@ -276,6 +277,7 @@ class Pricer {
 
   const ModelShape& shape_;
   const FrameworkProfile& p_;
+  const FrameworkProfile::Host& host_;
   const DeviceModel& device_;
   const Fabric& fabric_;
   double attention_rate_;

@@ -133,6 +133,10 @@ constexpr auto kLaunch = std::to_array<Field<P::Launch>>({
     {"core_backward", &P::Launch::core_backward},
     {"matmul_extra", &P::Launch::matmul_extra},
     {"experts", &P::Launch::experts},
+    {"expert", &P::Launch::expert},
+    {"expert_backward", &P::Launch::expert_backward},
+    {"expert_low", &P::Launch::expert_low},
+    {"expert_low_backward", &P::Launch::expert_low_backward},
 });
 constexpr auto kHost = std::to_array<Field<P::Host>>({
     {"forward_s", &P::Host::forward_s},
@@ -144,6 +148,7 @@ constexpr auto kHost = std::to_array<Field<P::Host>>({
     {"micro_batch_s", &P::Host::micro_batch_s},
     {"sync", &P::Host::sync},
     {"sync_sends", &P::Host::sync_sends},
+    {"sync_experts", &P::Host::sync_experts},
     {"serial", &P::Host::serial},
     {"graphs", &P::Host::graphs},
     {"send_s", &P::Host::send_s},

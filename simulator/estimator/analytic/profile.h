@@ -156,9 +156,11 @@ struct FrameworkProfile {
     double rotation = 2, rotation_backward = 2;
     double layout = 0, layout_backward = 0;
     double activation = 1, activation_backward = 1;
-    double core = 1, core_backward = 2;  ///< of attention between the projections
-    double matmul_extra = 0;             ///< beside each matmul: bias, transposes
-    double experts = 20;                 ///< of routing, permutation and grouped matmuls
+    double core = 1, core_backward = 2;              ///< of attention between the projections
+    double matmul_extra = 0;                         ///< beside each matmul: bias, transposes
+    double experts = 20;                             ///< of routing, permutation and grouped matmuls
+    double expert = 0, expert_backward = 0;          ///< for each expert of a rank, whose products are started one by one
+    double expert_low = 0, expert_low_backward = 0;  ///< beside them under fp8 and fp4: the expert's rows are rounded
 
     friend bool operator==(const Launch&, const Launch&) = default;
   };
@@ -175,9 +177,11 @@ struct FrameworkProfile {
     double micro_batch_s = 0;  ///< a micro-batch
     bool sync = false;         ///< the host waits for the device between forward and backward
     bool sync_sends = false;   ///< it does so where it sends to another stage
-    bool serial = false;       ///< kernels are started one when the other is done, as under a profiler
-    int64_t graphs = 0;        ///< CUDA graphs replay what the host would start: 1 attention and dense layers, 2 the whole step
-    double send_s = 0;         ///< host time of a tensor that comes from another stage or goes there: what is said about it first
+    bool sync_experts =
+        false;  ///< it does so in each layer of experts, whose counts of tokens it reads; graphs of the step have none of it
+    bool serial = false;  ///< kernels are started one when the other is done, as under a profiler
+    int64_t graphs = 0;   ///< CUDA graphs replay what the host would start: 1 attention and dense layers, 2 the whole step
+    double send_s = 0;    ///< host time of a tensor that comes from another stage or goes there: what is said about it first
 
     friend bool operator==(const Host&, const Host&) = default;
   };

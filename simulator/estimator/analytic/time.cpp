@@ -60,25 +60,30 @@ StageWork work_of(const Frame& f, const StageGroup& g) {
 }
 
 /// Seconds by which a phase takes longer than its kernels where each is started when the one before is done. Of the host's time for
-/// a kernel, `host_each`, the start itself hides behind nothing, the rest h behind the kernel before it alone. Kernels whose times
-/// t are spread exponentially about their mean g make that max(h, t) = h + g exp(-h / g) each.
+/// a kernel, `host_each` on the host of the profiles, the start itself hides behind nothing, the rest h behind the kernel before it
+/// alone. Kernels whose times t are spread exponentially about their mean g make that max(h, t) = h + g exp(-h / g) each.
 double serial_wait(const Frame& f, const PhaseCost& c, double host_each) {
   if (c.compute_s <= 0) return c.host_s;
   const double start = host_each > 0 ? std::min(1.0, f.in.device.constants().host_launch_s / host_each) : 1;
   return c.host_s - c.compute_s * (1 - std::exp(-c.host_s * (1 - start) / c.compute_s));
 }
 
-double wait_of(const Frame& f, StageWork w) {
-  const FrameworkProfile& p = f.in.profile;
+/// `moe`: the stage has layers of experts.
+double wait_of(const Frame& f, StageWork w, bool moe) {
+  const FrameworkProfile::Host& host = f.in.host;
   // A stage receives and sends once each way.
-  if (f.point.pp > 1) w.forward.host_s += 2 * p.host.send_s, w.input.host_s += 2 * p.host.send_s;
-  if (p.host.serial)
-    return serial_wait(f, w.forward, p.host.forward_s) + serial_wait(f, w.backward(), p.host.backward_s) + p.host.micro_batch_s;
+  if (f.point.pp > 1) w.forward.host_s += 2 * host.send_s, w.input.host_s += 2 * host.send_s;
+  if (host.serial) {
+    const FrameworkProfile::Host& stated = f.in.profile.host;
+    return serial_wait(f, w.forward, stated.forward_s) + serial_wait(f, w.backward(), stated.backward_s) + host.micro_batch_s;
+  }
   PhaseCost both = w.backward();
   const double back = both.wait_s();
   both += w.forward;
-  const double pause = p.host.micro_batch_s;
-  if (p.host.sync || (p.host.sync_sends && f.point.pp > 1)) return w.forward.wait_s() + back + pause;
+  const double pause = host.micro_batch_s;
+  // Two micro-batches beside one another keep the device busy while the host reads the counts of one.
+  const bool counts = host.sync_experts && host.graphs < 2 && moe && !f.point.expert_overlap;
+  if (host.sync || counts || (host.sync_sends && f.point.pp > 1)) return w.forward.wait_s() + back + pause;
   // The host runs ahead where the device is slower, and what it gains in one phase serves the other.
   return std::max(both.wait_s(), both.host_s + pause - both.device_s());
 }
@@ -266,7 +271,7 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   // The host starts them one by one, whatever they take.
   const auto each = [&](CollectiveUse kind, double bytes, const Group& group) {
     const double seconds = f.collective_s(kind, bytes / buckets, group);
-    return seconds > 0 ? std::max(seconds, f.in.profile.host.collective_s) : 0;
+    return seconds > 0 ? std::max(seconds, f.in.host.collective_s) : 0;
   };
   const auto seconds = [&](CollectiveUse kind, double bytes_each) {
     return buckets * (each(kind, dense * bytes_each, all) + each(kind, expert * bytes_each, experts));
@@ -305,8 +310,8 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   if (p.update.gather_passes <= 0) return;
   const double tensors = p.update.tensors_per_layer * of(g.dense + g.moe) + (g.holds_embedding ? 1 : 0) + (g.holds_head ? 2 : 0);
   const double parts = tensors * of(r.dense);
-  s.data_once_s +=
-      std::max(parts * p.update.gather_host_s, f.in.device.memory_bound_seconds((dense + expert) * p.update.gather_passes, parts));
+  s.data_once_s += std::max(parts * p.update.gather_host_s / f.in.device.constants().host_speed,
+                            f.in.device.memory_bound_seconds((dense + expert) * p.update.gather_passes, parts));
 }
 
 // Update and offload.
@@ -336,7 +341,7 @@ double update_of(const Frame& f, const StageGroup& g) {
       device = std::max(device, d.nvme_seconds(own * state, false, sharing) + d.nvme_seconds(own * state, true, sharing));
     }
   }
-  return std::max(device, launches * p.host.backward_s);
+  return std::max(device, launches * f.in.host.backward_s);
 }
 
 /// Copies of activations and weights that the compute of a micro-batch does not hide.
@@ -373,7 +378,7 @@ StageStep step_of(const Frame& f, const StageGroup& g) {
   s.work = work_of(f, g);
   overlap_experts(f, g, s.work);
   s.late_s = late_of(f.block, of(g.dense), of(g.moe), g.head);
-  s.wait_s = wait_of(f, s.work);
+  s.wait_s = wait_of(f, s.work, g.moe > 0);
   f.gathers ? add_gathering(f, g, s) : add_reducing(f, g, s);
   s.update_s = update_of(f, g);
   const double copies = exposed_copies(f, g, s.work);
@@ -441,12 +446,12 @@ double sends_of(const Frame& f, double slowest_s) {
   const int per_node = f.in.fabric.devices_per_node();
   const bool remote = stride * p.pp > per_node;
   const double sharing = static_cast<double>(std::min<int64_t>(per_node, stride));
-  const double host = f.in.profile.host.collective_s;
+  const double host = f.in.host.collective_s;
   const auto seconds = [&](double bytes) { return std::max(host, f.in.fabric.send_seconds(bytes, remote, remote ? sharing : 1)); };
   const double send = seconds(f.block.boundary) + f.block.boundary_gather_s;
   const double looped = p.vpp * (is_folded(p.schedule) ? 2 : 1);
   // Logits travel in 16 bit, and once they are cast in 32.
-  double fill = 2 * (p.pp - 1) * (send + f.in.profile.host.send_s), longest = send;
+  double fill = 2 * (p.pp - 1) * (send + f.in.host.send_s), longest = send;
   for (int32_t hop = 0; hop < f.groups.logit_hops(); ++hop) {
     longest = seconds((hop + 1) * f.block.logits);
     fill += 2 * (longest - send);
@@ -563,7 +568,7 @@ void estimate_time(Frame& f, Estimate& e) {
   part(TimePart::kForward) = m * pace.kept * w.forward.compute_s;
   part(TimePart::kRecompute) = m * pace.kept * w.recompute.compute_s;
   part(TimePart::kBackward) = m * pace.kept * (w.input.compute_s + w.weight.compute_s);
-  part(TimePart::kLaunch) = m * slowest->wait_s + f.in.profile.host.step_s;
+  part(TimePart::kLaunch) = m * slowest->wait_s + f.in.host.step_s;
   part(TimePart::kTensorParallel) = m * (w.forward.tensor_s + back.tensor_s);
   part(TimePart::kContextParallel) = m * (w.forward.context_s + back.context_s);
   part(TimePart::kExpertParallel) = m * (w.forward.expert_s + back.expert_s);

@@ -17,9 +17,13 @@ namespace {
 using analytic::DoubtTerm;
 using Parameters = std::array<double, kMachineParts>;
 
-constexpr double kNoise = 0.03;  ///< of one run against the next, and of what no rate can mend
+constexpr double kNoise = 0.03;  ///< of one run against the next
 constexpr size_t kFitted = 3, kFewestRows = 5;
 constexpr double kWithin = 1.645;  ///< deviations of a normal that nine of ten values lie within
+/// Of the variance of a part's error, the share that runs of one machine have in common. The rest is each layout's own.
+constexpr double kCommon = 0.5;
+/// Degrees of freedom of the t distribution that residuals and factors are taken to have.
+constexpr double kTail = 4;
 
 /// Rates of kernels are shares of a data sheet's.
 bool is_rate(const DeviceConstant& c) {
@@ -41,9 +45,22 @@ constexpr FabricRate kFabricRates[] = {
     {"remote_send_efficiency", &FabricConstants::remote_send_efficiency, MachinePart::kNetwork},
 };
 
+/// Latencies are longer as rates are lower: one part of a machine has one factor.
+constexpr FabricRate kFabricLatencies[] = {
+    {"intra_latency", &FabricConstants::intra_latency, MachinePart::kLinks},
+    {"send_latency_s", &FabricConstants::send_latency_s, MachinePart::kLinks},
+    {"inter_latency", &FabricConstants::inter_latency, MachinePart::kNetwork},
+    {"remote_latency_s", &FabricConstants::remote_latency_s, MachinePart::kNetwork},
+    {"rank_latency_s", &FabricConstants::rank_latency_s, MachinePart::kNetwork},
+};
+
+double stated(const ByName<double>& constants, std::string_view name, double unstated) {
+  const auto found = constants.find(std::string(name));
+  return found == constants.end() ? unstated : found->second;
+}
+
 void scale(ByName<double>& constants, std::string_view name, double unstated, double factor) {
-  const std::string stated(name);
-  constants[stated] = std::min(1.0, (constants.contains(stated) ? constants.at(stated) : unstated) * factor);
+  constants[std::string(name)] = std::min(1.0, stated(constants, name, unstated) * factor);
 }
 
 Correction correction_of(const Parameters& x) {
@@ -80,10 +97,34 @@ Parameters solve(std::array<Parameters, kMachineParts> a, Parameters b) {
   return b;
 }
 
+/// The terms of a step's doubt that are shares of its time.
+constexpr std::array kShares{DoubtTerm::kCompute,   DoubtTerm::kLaunch,   DoubtTerm::kExchange, DoubtTerm::kExperts,
+                             DoubtTerm::kReduction, DoubtTerm::kPipeline, DoubtTerm::kHidden};
+
+/// Standard deviation of ln measured / predicted of a step that is all of one kind, by what published runs taught.
+double deviation(const analytic::LearntFigure& learnt, DoubtTerm term) {
+  return std::max(0.01, learnt.spread.multiplier * learnt.spread.scales[static_cast<size_t>(term)] / kWithin);
+}
+
+/// What a residual of each run weighs: one over the variance of what no rate of the machine explains.
+std::vector<double> weights_of(std::span<const Run> runs, const Predictor& predict, const analytic::LearntFigure& learnt) {
+  std::vector<double> weights;
+  for (const Run& run : runs) {
+    double variance = kNoise * kNoise;
+    if (const auto p = predict(run); p.ok())
+      for (const DoubtTerm term : kShares) {
+        const double own = deviation(learnt, term) * p->step_doubt[term];
+        variance += (1 - kCommon) * own * own;
+      }
+    weights.push_back(1 / variance);
+  }
+  return weights;
+}
+
 /// One step of Gauss and Newton from `x`.
-Parameters improved(std::span<const Run> runs, const Parameters& x, const Parameters& prior,
+Parameters improved(std::span<const Run> runs, const Parameters& x, const Parameters& prior, std::span<const double> weights,
                     const std::function<Predictor()>& predictor) {
-  constexpr double kStep = 0.05, kWeight = 1 / (kNoise * kNoise);
+  constexpr double kStep = 0.05;
   const auto here = residuals(runs, x, predictor());
   std::array<std::vector<std::optional<double>>, kMachineParts> beside;
   for (size_t i = 0; i < kMachineParts; ++i) {
@@ -93,14 +134,18 @@ Parameters improved(std::span<const Run> runs, const Parameters& x, const Parame
   }
   std::array<Parameters, kMachineParts> a{};
   Parameters b{};
-  for (size_t i = 0; i < kMachineParts; ++i) a[i][i] = 1 / (prior[i] * prior[i]), b[i] = -x[i] / (prior[i] * prior[i]);
+  for (size_t i = 0; i < kMachineParts; ++i) {
+    const double far = x[i] / prior[i];
+    a[i][i] = (kTail + 1) / (kTail + far * far) / (prior[i] * prior[i]), b[i] = -x[i] * a[i][i];
+  }
   for (size_t r = 0; r < runs.size(); ++r) {
     if (!here[r]) continue;
     Parameters slope{};
     for (size_t i = 0; i < kMachineParts; ++i) slope[i] = beside[i][r] ? (*beside[i][r] - *here[r]) / kStep : 0;
+    const double weight = weights[r] * (kTail + 1) / (kTail + weights[r] * *here[r] * *here[r]);
     for (size_t i = 0; i < kMachineParts; ++i) {
-      for (size_t k = 0; k < kMachineParts; ++k) a[i][k] += kWeight * slope[i] * slope[k];
-      b[i] -= kWeight * slope[i] * *here[r];
+      for (size_t k = 0; k < kMachineParts; ++k) a[i][k] += weight * slope[i] * slope[k];
+      b[i] -= weight * slope[i] * *here[r];
     }
   }
   Parameters next = solve(a, b);
@@ -121,7 +166,7 @@ std::array<size_t, kFitted> fitted_places(size_t rows) { return {rows / 6, rows 
 }  // namespace
 
 std::string_view name_of(MachinePart part) {
-  constexpr std::array<std::string_view, kMachineParts> kNames{"kernels", "links", "network"};
+  constexpr std::array<std::string_view, kMachineParts> kNames{"kernels", "links", "network", "host"};
   return kNames[static_cast<size_t>(part)];
 }
 
@@ -133,23 +178,35 @@ Machine corrected(Machine machine, const Correction& correction) {
     scale(machine.device.constants, c.name, defaults.*c.value, factor(MachinePart::kKernels));
     machine.device.provenance[std::string(c.name)] = Provenance::kFitted;
   }
+  const double speed = stated(machine.device.constants, "host.speed", defaults.host_speed);
+  machine.device.constants["host.speed"] = speed * factor(MachinePart::kHost);
+  machine.device.provenance["host.speed"] = Provenance::kFitted;
   const FabricConstants fabric;
+  const auto fitted = [&](std::string_view name) {
+    machine.device.provenance[fmt::format("fabric.{}", name)] = Provenance::kFitted;
+  };
   for (const FabricRate& rate : kFabricRates) {
     scale(machine.fabric, rate.name, fabric.*rate.value, factor(rate.part));
-    machine.device.provenance[fmt::format("fabric.{}", rate.name)] = Provenance::kFitted;
+    fitted(rate.name);
+  }
+  for (const FabricRate& latency : kFabricLatencies) {
+    const double seconds = stated(machine.fabric, latency.name, fabric.*latency.value) / factor(latency.part);
+    if (seconds <= 0) continue;
+    machine.fabric[std::string(latency.name)] = seconds;
+    fitted(latency.name);
   }
   return machine;
 }
 
 Correction fit_correction(std::span<const Run> runs, const std::function<Predictor()>& predictor,
                           const analytic::LearntFigure& learnt) {
-  const auto prior = [&](DoubtTerm term) {
-    return std::max(0.01, learnt.spread.multiplier * learnt.spread.scales[static_cast<size_t>(term)] / kWithin);
-  };
-  const Parameters priors{prior(DoubtTerm::kCompute), prior(DoubtTerm::kExchange), prior(DoubtTerm::kExchange)};
+  const auto prior = [&](DoubtTerm term) { return std::sqrt(kCommon) * deviation(learnt, term); };
+  const std::vector<double> weights = weights_of(runs, predictor(), learnt);
+  const Parameters priors{prior(DoubtTerm::kCompute), prior(DoubtTerm::kExchange), prior(DoubtTerm::kExchange),
+                          prior(DoubtTerm::kLaunch)};
   Parameters x{};
-  constexpr int kRounds = 4;
-  for (int round = 0; round < kRounds; ++round) x = improved(runs, x, priors, predictor);
+  constexpr int kRounds = 10;
+  for (int round = 0; round < kRounds; ++round) x = improved(runs, x, priors, weights, predictor);
   return correction_of(x);
 }
 

@@ -1,9 +1,11 @@
 // A machine corrected by a user's own few runs.
 //
-// Formula: the rates of a machine are multiplied by factors e^x, one for each part of it. x minimises
-//   sum over runs of (ln measured - ln predicted(x))^2 / noise^2 + sum over parts of x^2 / prior^2
-// Prior: how far predictions of other people's runs were off for that part (analytic/doubt.h). A part that the runs say nothing about
-//   keeps its factor of 1.
+// Formula: the rates of a machine are multiplied by factors e^x, one for each part of it, and latencies divided. x minimises
+//   sum over runs of rho((ln measured - ln predicted(x))^2 / noise^2) + sum over parts of rho(x^2 / prior^2)
+// Prior, noise: a part's error has the variance that predictions of other people's runs had (analytic/doubt.h). One half of it is the
+//   machine's, which the factor explains: the prior. The other half is each run's own: the noise, with what one run differs from the next.
+// rho: of a t distribution. One run that no factor explains moves little, and what all runs agree on is believed, however far it is.
+//   A part that the runs say nothing about keeps its factor of 1.
 #pragma once
 
 #include <array>
@@ -19,19 +21,19 @@
 
 namespace shardlab::simulator::validation {
 
-/// What is corrected: rates of kernels; of the links within a node; of the network between nodes.
-enum class MachinePart : uint8_t { kKernels, kLinks, kNetwork };
-inline constexpr size_t kMachineParts = 3;
-std::string_view name_of(MachinePart part);  ///< "kernels", "links", "network"
+/// What is corrected: rates of kernels; of the links within a node; of the network between nodes; the speed of the host.
+enum class MachinePart : uint8_t { kKernels, kLinks, kNetwork, kHost };
+inline constexpr size_t kMachineParts = 4;
+std::string_view name_of(MachinePart part);  ///< "kernels", "links", "network", "host"
 
 /// Factors of rates, each within kLeastFactor and its inverse: below 1 the machine is slower than described.
 inline constexpr double kLeastFactor = 0.5;
 struct Correction {
-  std::array<double, kMachineParts> factors{1, 1, 1};
+  std::array<double, kMachineParts> factors{1, 1, 1, 1};
 };
 
-/// The machine with its rates multiplied; constants that it does not state are stated then, all of them tagged fitted. A share of a
-/// data sheet's rate stays at most 1.
+/// The machine with its rates and the speed of its host multiplied, its latencies divided; constants that it does not state are stated
+/// then, all of them tagged fitted. A share of a data sheet's rate stays at most 1.
 Machine corrected(Machine machine, const Correction& correction);
 
 /// The correction that the runs with a measured step suggest. Runs that cannot be predicted are left out. `predictor` makes a fresh
