@@ -721,6 +721,71 @@ TEST_CASE("a graph of the step leaves the host nothing to start, graphs of layer
   CHECK(waits(2) <= waits(1));
 }
 
+TEST_CASE("a host of twice the speed takes half of every second of the host") {
+  FrameworkProfile p = testing::profile("nanotron"), half = p;
+  using H = FrameworkProfile::Host;
+  for (double H::*seconds :
+       {&H::forward_s, &H::backward_s, &H::layer_s, &H::collective_s, &H::exchange_s, &H::step_s, &H::micro_batch_s, &H::send_s})
+    half.host.*seconds /= 2;
+  half.update.gather_host_s /= 2;
+  Machine fast = testing::machine(2);
+  fast.device.constants["host.speed"] = 2;
+  const Point point{.dp = 4, .tp = 2, .pp = 2, .zero = 1, .schedule = Schedule::k1F1B, .grad_accumulation = 4, .seq_len = 128};
+  const double quick = estimate(prepare(llama_8b(), fast, p).value(), point).step_s;
+  CHECK(quick == Approx(estimate(prepare(llama_8b(), testing::machine(2), half).value(), point).step_s));
+  CHECK(quick < 0.8 * estimate(prepare(llama_8b(), testing::machine(2), p).value(), point).step_s);
+}
+
+TEST_CASE("each expert of a rank costs the host launches of its own, and more where its rows are rounded") {
+  FrameworkProfile p = testing::profile("megatron");
+  p.host.forward_s = p.host.backward_s = 1e-3;  // a host so slow that all wait for it
+  const auto step = [&](double forward, double backward, double low, const Point& point) {
+    p.launch.expert = forward, p.launch.expert_backward = backward, p.launch.expert_low = p.launch.expert_low_backward = low;
+    return estimate(prepare(mixtral_8x7b(), testing::machine(1), p).value(), point).step_s;
+  };
+  const Point whole{.grad_accumulation = 1, .seq_len = 128}, cut{.dp = 4, .ep = 4, .grad_accumulation = 1, .seq_len = 128};
+  Point rounded = whole;
+  rounded.precision = Precision::kFp8;
+  CHECK(step(2, 6, 0, whole) - step(0, 0, 0, whole) == Approx(32 * 8 * (2 + 6) * 1e-3));
+  CHECK(step(2, 6, 0, cut) - step(0, 0, 0, cut) == Approx(32 * 2 * (2 + 6) * 1e-3));
+  CHECK(step(2, 6, 2, whole) == step(2, 6, 0, whole));
+  CHECK(step(2, 6, 2, rounded) - step(2, 6, 0, rounded) == Approx(32 * 8 * (2 + 2) * 1e-3));
+}
+
+TEST_CASE("a host that reads the counts of experts carries no lead from one phase to the other") {
+  FrameworkProfile p = testing::profile("megatron");
+  p.host.backward_s = 0;  // the host is slow forward alone
+  const auto waits = [&](double forward, bool reads, int64_t graphs) {
+    p.host.forward_s = forward, p.host.sync_experts = reads, p.host.graphs = graphs;
+    return estimate(prepare(mixtral_8x7b(), testing::machine(1), p).value(), {.seq_len = 4096}).part(TimePart::kLaunch);
+  };
+  // Longer than forward on the device, shorter than both phases.
+  const Estimate device = estimate(prepare(mixtral_8x7b(), testing::machine(1), p).value(), {.seq_len = 4096});
+  const double both = device.part(TimePart::kForward) + device.part(TimePart::kBackward);
+  double forward = 1e-6;
+  while (waits(forward, true, 0) < 0.1 * both) forward *= 1.1;
+  CHECK(waits(forward, false, 0) < 0.5 * waits(forward, true, 0));
+  CHECK(waits(forward, true, 2) == waits(forward, false, 2));
+  // A dense model has no counts to read.
+  const auto dense = [&](bool reads) {
+    p.host.sync_experts = reads, p.host.graphs = 0;
+    return estimate(prepare(llama_8b(), testing::machine(1), p).value(), {.seq_len = 4096}).step_s;
+  };
+  CHECK(dense(true) == dense(false));
+}
+
+TEST_CASE("where layers are graphs, the host starts no attention of a layer of experts") {
+  FrameworkProfile p = testing::profile("megatron");
+  p.host.forward_s = p.host.backward_s = 1e-3;
+  const auto step = [&](int64_t graphs, double core) {
+    p.host.graphs = graphs, p.launch.core = core;
+    return estimate(prepare(mixtral_8x7b(), testing::machine(1), p).value(), {.grad_accumulation = 1, .seq_len = 128}).step_s;
+  };
+  CHECK(step(1, 1) < step(0, 1));
+  CHECK(step(1, 100) == step(1, 1));
+  CHECK(step(1, 1) > 3 * step(2, 1));  // experts are started one by one still
+}
+
 TEST_CASE("the host's time for tensor-parallel exchanges is waited for where layers are short") {
   FrameworkProfile p = testing::profile("nanotron");
   const auto step = [&](double exchange, int tp) {
