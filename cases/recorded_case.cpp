@@ -140,6 +140,15 @@ RecordedCase read_recorded(const CaseFiles& files, const CaseOutcome& outcome, c
   return Reading(files, outcome, kept).read();
 }
 
+std::optional<Plan> recorded_plan(const CaseFiles& files) {
+  std::ifstream file(files.plan(), std::ios::binary);
+  if (!file) return std::nullopt;
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  auto plan = parse_plan(text, "plan.txt");
+  if (!plan.ok() || !verify(*plan).ok()) return std::nullopt;
+  return std::move(*plan);
+}
+
 std::vector<std::string> recorded_problems(const CaseFiles& files, const CaseOutcome& outcome, const std::string& kept) {
   return Reading(files, outcome, kept).look().problems;
 }

@@ -32,4 +32,8 @@ RecordedCase read_recorded(const CaseFiles& files, const CaseOutcome& outcome, c
 /// The problems of `read_recorded` that the beginnings of the files show: not whether a trace is cut off or damaged further on.
 std::vector<std::string> recorded_problems(const CaseFiles& files, const CaseOutcome& outcome, const std::string& kept);
 
+/// The plan in a case's folder, verified. None: there is no plan.txt, or it is no plan that could have run, which `recorded_problems` tells
+/// where a trace lies beside it.
+std::optional<Plan> recorded_plan(const CaseFiles& files);
+
 }  // namespace shardlab::cases

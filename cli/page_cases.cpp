@@ -6,6 +6,7 @@
 
 #include "cases/pipeline.h"
 #include "plan/memory.h"
+#include "simulator/interpreter/collective_choice.h"
 #include "sweeps/sweep.h"
 
 namespace shardlab::cli {
@@ -47,7 +48,9 @@ void add(const Plan& plan, const std::vector<Program>& programs, const Trace* pr
   timeline.label = outcome.config.name;
   timeline.made_anew = made_anew;
   report.timelines.push_back(std::move(timeline));
-  report.details[outcome.case_id].stages = stages_of(plan, outcome);
+  CaseDetail& detail = report.details[outcome.case_id];
+  detail.stages = stages_of(plan, outcome);
+  detail.collectives = priced_collectives(outcome.config, plan);
 }
 
 bool can_be_simulated(const CaseOutcome& o) {

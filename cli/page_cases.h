@@ -1,4 +1,4 @@
-// What a page shows of some cases only: timelines, the memory of each stage, the whole case as YAML.
+// What a page shows of some cases only: timelines, the memory of each stage, the algorithms of collectives, the whole case as YAML.
 #pragma once
 
 #include <set>
@@ -14,8 +14,8 @@ namespace shardlab::cli {
 inline constexpr int kTimelines = 24;
 inline constexpr int64_t kIntervals = 8000;
 
-/// Adds the timeline of a case, and what its plan says of its stages, from the plan and the traces that it left. False where it
-/// left none.
+/// Adds the timeline of a case, and what its plan says of its stages and collectives, from the plan and the traces that it left. False
+/// where it left none.
 bool add_recorded(const RecordedCase& recorded, const CaseOutcome& outcome, Report& report);
 
 /// The same of the best cases that left no traces and were predicted by shardlab's own executor: their plans are lowered again and

@@ -32,6 +32,7 @@
 #include "reports/selection.h"
 #include "reports/store.h"
 #include "reports/summary.h"
+#include "simulator/interpreter/collective_choice.h"
 #include "sweeps/machines.h"
 
 namespace shardlab::cli {
@@ -323,9 +324,12 @@ Result<ExitCode> explain_verb(const ExplainFlags& flags) {
   }
   const auto runs = store->runs();
   const CaseFiles files{case_folder(directory, *chosen)};
-  for (const std::string& problem : read_recorded(files, *chosen, runs.empty() ? "" : runs.back().traces).problems)
-    fmt::print("{}. The figures here are those that the run recorded.\n\n", problem);
-  fmt::print("{}", explain(*chosen, {flags.rows, terminal_width()}));
+  const std::vector<std::string> problems = read_recorded(files, *chosen, runs.empty() ? "" : runs.back().traces).problems;
+  for (const std::string& problem : problems) fmt::print("{}. The figures here are those that the run recorded.\n\n", problem);
+  std::vector<PricedCollective> collectives;
+  const auto plan = problems.empty() ? recorded_plan(files) : std::nullopt;
+  if (plan) collectives = priced_collectives(chosen->config, *plan);
+  fmt::print("{}", explain(*chosen, {flags.rows, terminal_width(), collectives}));
   return ExitCode::kDone;
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <numeric>
 
+#include "plan/op_fields.h"
 #include "plan/pipeline_case.h"
 #include "reports/columns.h"
 #include "reports/format.h"
@@ -355,6 +356,47 @@ std::vector<std::string> reasons(const CaseOutcome& o) {
   return out;
 }
 
+std::string_view origin_of(const PricedCollective& c, const Case& config) {
+  const bool exchange = c.kind.starts_with("all_to_all");
+  if (config.canonical && !exchange) return "canonical order";
+  const AlgorithmChoice asked = config.layout.collective_algorithm;
+  if (asked != AlgorithmChoice::kAuto)
+    return name_of(asked) == kAlgorithms[static_cast<size_t>(c.algorithm)] ? "asked for" : "its strategy needs it";
+  if (exchange || c.prices.empty()) return "rule by kind and ranks";
+  return c.prices.front().algorithm == c.algorithm ? "least predicted time" : "its strategy needs it";
+}
+
+namespace {
+
+std::string_view text_of(Algorithm algorithm) { return kAlgorithms[static_cast<size_t>(algorithm)]; }
+
+/// "layer.B gradients, all_reduce of 4.000 MiB among 16 ranks on 2 nodes (dp.grads), 24 times a step: hierarchical (least predicted time),
+/// 1.200 ms; direct 1.500 ms, ring 3.000 ms".
+std::string collective_text(const PricedCollective& c, const Case& config) {
+  std::string text =
+      fmt::format("{}, {} of {} among {} ranks{} ({}), {} a step: {} ({})", c.op, c.kind, bytes_text(c.bytes), c.ranks,
+                  c.nodes > 1 ? fmt::format(" on {} nodes", c.nodes) : "", c.comm,
+                  c.runs == 1 ? std::string("once") : fmt::format("{} times", c.runs), text_of(c.algorithm), origin_of(c, config));
+  std::string others;
+  for (const PricedCollective::Price& price : c.prices) {
+    if (price.algorithm == c.algorithm)
+      text += ", " + seconds_text(price.seconds);
+    else
+      others += fmt::format("{}{} {}", others.empty() ? "" : ", ", text_of(price.algorithm), seconds_text(price.seconds));
+  }
+  return text + (others.empty() ? "" : "; " + others);
+}
+
+}  // namespace
+
+std::vector<std::string> collective_reasons(std::span<const PricedCollective> collectives, const Case& config, size_t most) {
+  std::vector<std::string> out;
+  for (const PricedCollective& c : collectives.first(std::min(most, collectives.size())))
+    out.push_back(collective_text(c, config) + ".");
+  if (collectives.size() > most) out.push_back(fmt::format("{} more collectives take less.", collectives.size() - most));
+  return out;
+}
+
 namespace {
 
 /// The share of ops after the first `rows` in the time of all ops.
@@ -388,6 +430,11 @@ std::string explain(const CaseOutcome& outcome, const ExplainOptions& options) {
     out += wrapped(legend, options.width) + "\n\n";
   }
   for (const std::string& reason : reasons(outcome)) out += wrapped("- " + reason, options.width, 2) + "\n";
+  const std::vector<std::string> collectives = collective_reasons(options.collectives, outcome.config);
+  if (collectives.empty()) return out;
+  out +=
+      "\nAlgorithms of collectives, with the predicted time of one run alone on the machine, and what the others would take:\n\n";
+  for (const std::string& line : collectives) out += wrapped("- " + line, options.width, 2) + "\n";
   return out;
 }
 

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "plan/outcome.h"
+#include "plan/priced_collective.h"
 #include "reports/table.h"
 
 namespace shardlab::reports {
@@ -34,9 +36,18 @@ std::vector<StepPart> step_parts(const CaseOutcome& outcome);
 /// what to try. Never empty.
 std::vector<std::string> reasons(const CaseOutcome& outcome);
 
+/// Where the algorithm of a collective comes from, in words: "least predicted time", "asked for", "rule by kind and ranks",
+/// "canonical order", "its strategy needs it".
+std::string_view origin_of(const PricedCollective& collective, const Case& config);
+
+/// Sentences: the algorithm of each collective, and what the others are predicted to take. At most `most` of them, and one that counts the
+/// rest. Empty where a step has no collective.
+std::vector<std::string> collective_reasons(std::span<const PricedCollective> collectives, const Case& config, size_t most = 8);
+
 struct ExplainOptions {
-  int rows = 20;  ///< of the op table, 0 for all
-  int width = 0;  ///< of the terminal, 0 for no limit
+  int rows = 20;                                       ///< of the op table, 0 for all
+  int width = 0;                                       ///< of the terminal, 0 for no limit
+  std::span<const PricedCollective> collectives = {};  ///< of the case's plan
 };
 
 /// Heading, op table and reasons, as text for a person.

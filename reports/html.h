@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/outcome.h"
+#include "plan/priced_collective.h"
 #include "reports/compare.h"
 #include "reports/metadata.h"
 #include "reports/summary.h"
@@ -47,6 +48,7 @@ struct StageMemory {
 /// What a page has of some cases only.
 struct CaseDetail {
   std::vector<StageMemory> stages;
+  std::vector<PricedCollective> collectives;
   std::string yaml;  ///< the whole case
 };
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "plan/op_fields.h"
 #include "reports/columns.h"
 #include "reports/explain.h"
 #include "reports/format.h"
@@ -163,6 +164,18 @@ Json stages_json(const std::vector<StageMemory>& stages) {
   return out;
 }
 
+/// Rows of [op, kind, communicator, ranks, nodes, bytes, runs in a step, algorithm, why, [[algorithm, seconds], ...]].
+Json collectives_json(const std::vector<PricedCollective>& collectives, const Case& config) {
+  const auto name = [](Algorithm a) { return kAlgorithms[static_cast<size_t>(a)]; };
+  Json out = Json::array();
+  for (const PricedCollective& c : collectives) {
+    Json prices = Json::array();
+    for (const PricedCollective::Price& price : c.prices) prices.push_back({name(price.algorithm), json_of(price.seconds)});
+    out.push_back({c.op, c.kind, c.comm, c.ranks, c.nodes, c.bytes, c.runs, name(c.algorithm), origin_of(c, config), prices});
+  }
+  return out;
+}
+
 double rate_of(const CaseOutcome& o) {
   const double step = o.measured ? o.measured->step_s : o.predicted ? o.predicted->step_s : 0;
   return o.status == Status::kOk && step > 0 ? static_cast<double>(o.config.train.global_batch_tokens) / step : 0;
@@ -196,6 +209,7 @@ Json details_json(const Report& report, const Summary& summary) {
     if (!o.ops.empty() && with_ops++ < kCasesWithOps) detail["ops"] = ops_json(o);
     if (const auto more = report.details.find(o.case_id); more != report.details.end()) {
       if (!more->second.stages.empty()) detail["stages"] = stages_json(more->second.stages);
+      if (!more->second.collectives.empty()) detail["collectives"] = collectives_json(more->second.collectives, o.config);
       if (!more->second.yaml.empty()) detail["yaml"] = more->second.yaml;
     }
     out[fmt::to_string(i)] = std::move(detail);

@@ -2,9 +2,12 @@
 // knows no seconds, so that the choice is made here and written into the plan, whose text names it.
 #pragma once
 
+#include <vector>
+
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/plan.h"
+#include "plan/priced_collective.h"
 #include "simulator/interpreter/cost_model.h"
 
 namespace shardlab::simulator {
@@ -19,5 +22,10 @@ bool choose_collectives(const Case& config, Plan& plan, const PlacedCostModel& c
 /// A plan just lowered from `config`, with its collectives chosen by the machine's costs; verified again where `verified` and one changed.
 /// A machine that cannot be priced keeps the rule's.
 Result<Plan> with_chosen_collectives(const Case& config, Result<Plan> plan, bool verified);
+
+/// The collectives among several ranks that a step of `plan` runs, equal ones once: those that take longest in a step first, and where
+/// nothing is priced the largest. Prices are `communicate_among` of the first group, as `choose_collectives` compares them; a machine that
+/// cannot be priced gives none.
+std::vector<PricedCollective> priced_collectives(const Case& config, const Plan& plan);
 
 }  // namespace shardlab::simulator

@@ -85,6 +85,15 @@ test('the bars of the waterfall add up to the step, to the pixel', () => open('s
   for (const e of ends) assert.ok(Math.abs(e.bars - e.sum) < 1.01, JSON.stringify(e));
 }));
 
+test('the algorithm of each collective stands under the waterfall of its case', () => open('sample', async page => {
+  assert.equal(await page.locator('#why .algorithms table').count(), 0);
+  await page.locator('#why .bar select').first().selectOption({ value: '9' });
+  const rows = await page.locator('#why .algorithms tbody tr').allInnerTexts();
+  assert.equal(rows.length, 2);
+  for (const words of ['layer.F attn.out', '2 ranks of tp on 2 nodes', 'direct', 'least predicted time', 'ring 2.00 ms, tree 2.50 ms']) assert.ok(rows[1].includes(words), words + ' in ' + rows[1]);
+  assert.ok(rows[0].includes('rule by kind and ranks'), rows[0]);
+}));
+
 test('a filter, a brush and a chip change every chart and the table together', () => open('grid', async page => {
   assert.match(await shown(page), /^3\u202f000 cases$/);
   await page.locator('#cases input[type=search]').fill('tp=4');

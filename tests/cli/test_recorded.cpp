@@ -93,6 +93,29 @@ TEST_CASE("a report shows the plan that ran, not the one that this program would
   CHECK_FALSE(has(after, "class=\"bad\""));
 }
 
+TEST_CASE("report and explain name the algorithm of each collective of the plan that ran") {
+  const Run run;
+  CHECK(has(run.page(), "\"collectives\":[[\""));
+  int with = 0;
+  for (const std::string& folder : run.folders) {
+    const std::string explained = run.explained(folder);
+    INFO(explained);
+    if (!has(slurp(folder + "/case.yaml"), "dp: 2")) {
+      CHECK_FALSE(has(explained, "Algorithms of collectives"));
+      continue;
+    }
+    ++with;
+    CHECK(has(explained, "Algorithms of collectives"));
+    CHECK(has(explained, " among 2 ranks (dp.grads), once a step: "));
+    CHECK(has(explained, " (least predicted time), "));
+    // As the plan's text has it; and nothing is said of a plan that did not run.
+    const std::string plan = slurp(folder + "/plan.txt");
+    write(folder + "/plan.txt", replaced(plan, " attn.qkv ", " attn.joint "));
+    CHECK_FALSE(has(run.explained(folder), "Algorithms of collectives"));
+  }
+  CHECK(with == 1);
+}
+
 TEST_CASE("what a report cannot join it names, and it shows the rest") {
   const Run run;
   const std::string& folder = run.folders[0];

@@ -309,6 +309,17 @@ Report sweep_report() {
     detail.stages.push_back({stage, 1, r.cases[12].predicted->memory, r.cases[12].predicted->peak_bytes,
                              "layers.0 m3 layer.F alloc %qkv", r.cases[12].measured->peak_bytes});
   detail.yaml = "version: 1\nname: pp4-1f1b\n";
+  r.details[r.cases[9].case_id].collectives = {
+      {"layer.B gradients", "all_reduce", "dp.grads", 2, 1, 4 << 20, 4, Algorithm::kRing, {}},
+      {"layer.F attn.out",
+       "all_reduce",
+       "tp",
+       2,
+       2,
+       1 << 20,
+       16,
+       Algorithm::kDirect,
+       {{Algorithm::kDirect, 1e-3}, {Algorithm::kRing, 2e-3}, {Algorithm::kTree, 2.5e-3}}}};
   r.next = {
       "Not among these cases: micro_batch 4 (predicted: 80.0 ms a step, 12 % more tokens per second, 60.0 MiB of 256 MiB of "
       "memory)."};

@@ -53,6 +53,42 @@ TEST_CASE("shares add up: those of the ops of all stages, and those of the parts
   CHECK(parts[StepPart::kIdle].seconds == 1.5);
 }
 
+TEST_CASE("the algorithm of each collective is said with its origin, and what the others would take") {
+  CaseOutcome o = small_outcome();
+  PricedCollective c{"layer.B gradients",
+                     "all_reduce",
+                     "dp.grads",
+                     16,
+                     2,
+                     4 << 20,
+                     24,
+                     Algorithm::kHierarchical,
+                     {{Algorithm::kHierarchical, 1e-3}, {Algorithm::kRing, 2e-3}}};
+  const auto said = [&] { return collective_reasons({&c, 1}, o.config).front(); };
+  const std::string head = "layer.B gradients, all_reduce of 4.000 MiB among 16 ranks on 2 nodes (dp.grads), 24 times a step: ";
+  CHECK(said() == head + "hierarchical (least predicted time), 1.000 ms; ring 2.000 ms.");
+  // Not the least, so that the choice was not open.
+  c.prices = {{Algorithm::kRing, 2e-3}, {Algorithm::kHierarchical, 3e-3}};
+  CHECK(said() == head + "hierarchical (its strategy needs it), 3.000 ms; ring 2.000 ms.");
+  c.prices = {}, c.nodes = 1, c.runs = 1;
+  CHECK(
+      said() ==
+      "layer.B gradients, all_reduce of 4.000 MiB among 16 ranks (dp.grads), once a step: hierarchical (rule by kind and ranks).");
+  o.config.layout.collective_algorithm = AlgorithmChoice::kHierarchical;
+  CHECK(origin_of(c, o.config) == "asked for");
+  o.config.layout.collective_algorithm = AlgorithmChoice::kRing;
+  CHECK(origin_of(c, o.config) == "its strategy needs it");
+  o.config.canonical = true;
+  CHECK(origin_of(c, o.config) == "canonical order");
+  const std::vector<PricedCollective> many(11, c);
+  const std::vector<std::string> lines = collective_reasons(many, o.config);
+  REQUIRE(lines.size() == 9);
+  CHECK(lines.back() == "3 more collectives take less.");
+  const std::string text = explain(o, {0, 0, many});
+  CHECK(text.find("\nAlgorithms of collectives") != std::string::npos);
+  CHECK(explain(o, {0, 0}).find("Algorithms of collectives") == std::string::npos);
+}
+
 TEST_CASE("explanations of the sample sweep") {
   const std::vector<CaseOutcome> cases = sweep_outcomes();
   std::string text;

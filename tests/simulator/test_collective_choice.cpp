@@ -1,6 +1,7 @@
 // `collective_algorithm: auto` in plans of described machines: each collective has the algorithm that is predicted to take least.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <set>
 #include <string>
 
@@ -101,6 +102,35 @@ TEST_CASE("auto: two levels between slowly linked nodes, and what is asked for s
   c.layout.collective_algorithm = AlgorithmChoice::kAuto;
   c.canonical = true;
   CHECK(algorithms_of(chosen_for(c), "gradients") == std::set{Algorithm::kDirect});
+}
+
+TEST_CASE("the collectives of a plan are told once each, with what every algorithm of the group takes") {
+  Case c = on_nodes(2, 125e6);
+  c.layout.tp = 2, c.layout.dp = 8;
+  const Plan plan = chosen_for(c);
+  const std::vector<PricedCollective> rows = priced_collectives(c, plan);
+  REQUIRE(rows.size() >= 3);
+  std::set<std::string> kinds;
+  double before = HUGE_VAL;
+  for (const PricedCollective& row : rows) {
+    INFO(row.op << ", " << row.comm);
+    kinds.insert(row.comm);
+    CHECK(row.runs > 0);
+    CHECK(row.bytes > 0);
+    REQUIRE(row.prices.size() >= 3);
+    CHECK(row.prices.front().algorithm == row.algorithm);  // `auto` took the least
+    CHECK(std::ranges::is_sorted(row.prices, {}, &PricedCollective::Price::seconds));
+    const double seconds = row.prices.front().seconds * static_cast<double>(row.runs);
+    CHECK(seconds <= before);
+    before = seconds;
+    CHECK(row.ranks == (row.comm == "tp" ? 2 : 8));
+    CHECK(row.nodes == (row.comm == "tp" ? 1 : 2));
+  }
+  CHECK(kinds.size() >= 2);
+  c.layout.collective_algorithm = AlgorithmChoice::kRing;
+  for (const PricedCollective& row : priced_collectives(c, chosen_for(c))) CHECK(row.algorithm == Algorithm::kRing);
+  c.machine.local = true, c.layout.collective_algorithm = AlgorithmChoice::kAuto;
+  for (const PricedCollective& row : priced_collectives(c, *lower(c))) CHECK(row.prices.empty());
 }
 
 TEST_CASE("auto: plans of this machine keep the rule, so that no bit hangs on a measurement") {

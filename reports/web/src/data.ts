@@ -16,7 +16,9 @@ export interface Stage { stage: number; ranks: number; memory: number[]; peak: n
 export interface Live { rank: number; stage: number; t: number[]; bytes: number[][]; items: [string, string, number][] }
 /// [stage, label, kind, count, flops, memory, payload, predicted, measured]
 export type OpRow = [number, string, string, number, number, number, number, number, number];
-export interface Detail { reasons: string[]; losses?: number[]; ops?: OpRow[]; stages?: Stage[]; yaml?: string }
+/// [op, kind, communicator, ranks, nodes, bytes, runs in a step, algorithm, why, predicted seconds by algorithm, the least first]
+export type CollectiveRow = [string, string, string, number, number, number, number, string, string, [string, number][]];
+export interface Detail { reasons: string[]; losses?: number[]; ops?: OpRow[]; stages?: Stage[]; collectives?: CollectiveRow[]; yaml?: string }
 /// Runs of work of one rank in columns: micro-batch, phase, layer or part, begin and duration (us).
 export interface Slots { m: number[]; phase: string[]; layer: number[]; t: number[]; d: number[] }
 /// Intervals in columns: op, begin, duration, wait for a peer (us), 1 for a wait.

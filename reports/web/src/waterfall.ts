@@ -1,8 +1,8 @@
 // 3. Why is it slow: from ideal compute to the step, for one case and for two side by side.
-import type { Report } from './data';
+import type { CollectiveRow, Report } from './data';
 import { el, svg, type Child } from './dom';
-import { drawn, figure, refreshTwin, section } from './figure';
-import { percent, seconds } from './format';
+import { drawn, figure, plainTable, refreshTwin, section } from './figure';
+import { bytes, percent, seconds } from './format';
 import { kGroupColour, partsOf, type Part } from './parts';
 import { casePicker } from './picker';
 import { scaleOf } from './scale';
@@ -59,11 +59,21 @@ function picture(report: Report, sides: Side[], width: number): SVGElement {
   return node;
 }
 
+/// The algorithm of each collective of a case, and what its group's other algorithms are predicted to take.
+function algorithms(label: string, rows: CollectiveRow[]): Child[] {
+  const others = (row: CollectiveRow): string => row[9].filter(p => p[0] !== row[7]).map(p => `${p[0]} ${seconds(p[1])}`).join(', ');
+  const own = (row: CollectiveRow): string => row[9].filter(p => p[0] === row[7]).map(p => seconds(p[1])).join('');
+  return [el('h3', {}, 'Algorithms of collectives: ' + label),
+    el('p', { class: 'note' }, 'Predicted times are of one run, alone on the machine. Without any, the algorithm follows from kind and number of ranks.'),
+    plainTable({ head: ['op', 'kind', 'among', 'buffer', 'runs in a step', 'algorithm', 'why', 'predicted', 'the others'],
+      rows: rows.map(r => [r[0], r[1], `${r[3]} ranks of ${r[2]}` + (r[4] > 1 ? ` on ${r[4]} nodes` : ''), bytes(r[5]), r[6], r[7], r[8], own(r), others(r)]) }, 'Algorithms of collectives')];
+}
+
 export function waterfallSection(report: Report, state: State): void {
   let any = false;
   for (let i = 0; i < report.count && !any; ++i) any = partsOf(report, i, false) !== null || partsOf(report, i, true) !== null;
   if (!any) return;
-  const node = section('why', 'Why is it slow?'), box = el('div', { class: 'chart waterfall' }), why = el('div', { class: 'prose', 'aria-live': 'polite' });
+  const node = section('why', 'Why is it slow?'), box = el('div', { class: 'chart waterfall' }), why = el('div', { class: 'prose', 'aria-live': 'polite' }), which = el('div', { class: 'algorithms' });
   let sides: Side[] = [];
   const legend = el('ul', { class: 'legend' }, ([['ideal', 'ideal compute'], ['compute', 'more compute'], ['comm', 'exposed communication'], ['bubble', 'bubble'], ['copies', 'copies'], ['idle', 'idle']] as const).map(([g, name]) => el('li', {}, el('i', { style: `background:var(${kGroupColour[g]!})` }), name)));
   const redraw = drawn(box, width => {
@@ -75,6 +85,8 @@ export function waterfallSection(report: Report, state: State): void {
     const list = report.detail(state.selected)?.reasons ?? [];
     const parts: Child[] = list.length > 0 ? [el('h3', {}, 'In words: ' + report.short(state.selected)), el('ul', { class: 'why' }, list.map(r => el('li', {}, r)))] : [];
     why.replaceChildren(...(parts as Node[]));
+    const rows = report.detail(state.selected)?.collectives ?? [];
+    which.replaceChildren(...(rows.length > 0 ? algorithms(report.short(state.selected), rows) as Node[] : []));
   };
   state.whenSelected(() => { redraw(); words(); });
   words();
@@ -84,5 +96,5 @@ export function waterfallSection(report: Report, state: State): void {
     table: () => ({ head: ['part', ...sides.flatMap(s => [s.label, 'share']), ...(sides.length === 2 ? ['difference'] : []), 'what it is'],
       rows: [...rowsOf(report, sides).map(r => [r.part.name, ...r.values.flatMap((v, k) => [seconds(v), percent(v / sides[k]!.total)]), ...(sides.length === 2 ? [seconds(r.values[1]! - r.values[0]!)] : []), r.part.help]),
         ['the step', ...sides.flatMap(s => [seconds(s.total), '100 %']), ...(sides.length === 2 ? [seconds(sides[1]!.total - sides[0]!.total)] : []), 'their sum']] }),
-  }), why);
+  }), why, which);
 }
