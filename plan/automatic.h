@@ -21,9 +21,9 @@ inline int64_t automatic_bucket_bytes(const Case& c) {
 }
 
 /// `collective_algorithm: auto` for a collective among `ranks`: halving-doubling for sums and gathers in groups of a power of two
-/// above two, else a ring. Both send the same bytes at every size, and halving-doubling has log2 N steps for the ring's N - 1, so
-/// that no size is predicted to be slower by it. In groups of two they are the same. Source: Thakur, Rabenseifner, Gropp,
-/// Optimization of Collective Communication Operations in MPICH (2005).
+/// above two, else a ring. Both send the same bytes at every size, and halving-doubling has log2 N steps for the ring's N - 1: within a
+/// node no size is predicted to be slower by it, and over nodes `choose_collectives` compares. In groups of two they are the same.
+/// Source: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH (2005).
 constexpr Algorithm automatic_algorithm(CollectiveKind kind, int ranks) {
   const bool halves =
       kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kAllGather;

@@ -432,6 +432,28 @@ int64_t sent_elements(CollectiveKind kind, Algorithm algorithm, int64_t elements
   return sent;
 }
 
+namespace {
+
+/// Whether some pair of ranks `distance` apart, which is one of an aligned block of twice the distance, lies on two nodes: node m begins
+/// within the block, behind its first rank and no later than its second.
+bool pair_crosses(int distance, int size, int per_node) {
+  for (int begin = per_node, blocks = 0; begin < size && blocks <= 2 * distance; begin += per_node, ++blocks) {
+    const int within = begin % (2 * distance);
+    if (within > 0 && within <= distance) return true;
+  }
+  return false;
+}
+
+/// Whether a step in which rank 0 meets `peer` goes between nodes.
+bool goes_across(CollectiveKind kind, Algorithm algorithm, int peer, int size, int per_node) {
+  if (algorithm == Algorithm::kHierarchical) return peer / per_node != 0;
+  if (algorithm == Algorithm::kTree && kind == CollectiveKind::kAllToAll)
+    return per_node < size;  // the ring's: pairs are not aligned
+  return pair_crosses(peer, size, per_node);
+}
+
+}  // namespace
+
 StepsInTurn steps_in_turn(CollectiveKind kind, Algorithm algorithm, int64_t elements, int size, int per_node) {
   StepsInTurn turn;
   for (const CollectiveStep& step : collective_steps(kind, algorithm, size, 0, 0, per_node)) {
@@ -441,7 +463,7 @@ StepsInTurn steps_in_turn(CollectiveKind kind, Algorithm algorithm, int64_t elem
     const int peer = std::max(step.send_to, step.receive_from);
     turn.steps += 1;
     turn.elements += std::max(sent, received);
-    if (algorithm != Algorithm::kHierarchical || peer / per_node == 0) continue;
+    if (peer < 0 || !goes_across(kind, algorithm, peer, size, per_node)) continue;
     turn.steps_across += 1;
     turn.elements_across += std::max(sent, received);
   }

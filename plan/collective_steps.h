@@ -66,12 +66,12 @@ int64_t sent_elements(CollectiveKind kind, Algorithm algorithm, int64_t elements
                       int per_node = 1);
 
 /// What a call takes one after the other: steps, and elements that pass the links of the rank that moves most in each step. `across`:
-/// of both, those between nodes.
+/// of both, those of steps in which some rank's peer is on another node.
 struct StepsInTurn {
   int64_t steps = 0, elements = 0;
   int64_t steps_across = 0, elements_across = 0;
 };
-/// Of kTree and kHierarchical, in which rank 0 moves as much as any other in every step; it need not send it.
+/// Of kHalvingDoubling, kTree and kHierarchical: rank 0 moves as much as any in every step. Nodes have `per_node` neighbours of the group.
 StepsInTurn steps_in_turn(CollectiveKind kind, Algorithm algorithm, int64_t elements, int size, int per_node = 1);
 
 }  // namespace shardlab

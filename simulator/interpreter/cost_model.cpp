@@ -493,15 +493,15 @@ StepsTaken in_turn_of(const Segment& segment, const Op& op, const Collective& c,
           c.algorithm == Algorithm::kHierarchical};
 }
 
-/// Is it priced over nodes by each step's own links, which depend on where the ranks are?
-bool depends_on_way(Algorithm a) { return a == Algorithm::kDirect; }
+/// Is it priced over nodes by each step's own links, which depend on where the ranks are? The nodes of kHierarchical are its own.
+bool depends_on_way(Algorithm a) { return a == Algorithm::kDirect || a == Algorithm::kTree || a == Algorithm::kHalvingDoubling; }
 
 /// Neighbours of a group on each node; where they lie unevenly every rank counts as alone on its own.
 int neighbours(const DatasheetRates::Way& way, int ranks) {
   return way.nodes * way.fewest_on_a_node == ranks ? way.fewest_on_a_node : 1;
 }
 
-/// Of a direct collective: what goes to peers of the node and what goes to other nodes, each at its own links.
+/// What goes to peers of the node and what goes to other nodes, each at its own links.
 OwnSteps own_steps_of(const Segment& segment, const Op& op, const Collective& c, int ranks, const DatasheetRates::Way& way) {
   return own_steps(c.kind, c.algorithm, full_type(segment, op, c).shape.elements(), ranks,
                    way.network() ? neighbours(way, ranks) : ranks, c.root % ranks);
@@ -538,7 +538,8 @@ Communication communication_of(const Plan& plan, const Instruction& instruction,
     c.sent_bytes = message_bytes(plan, instruction);
   } else if (!c.groups.empty() && c.groups[0].size() > 1) {
     const int size = static_cast<int>(c.groups[0].size());
-    if (in_turn(collective->algorithm)) c.turn = in_turn_of(*instruction.segment, *instruction.op, *collective, size);
+    if (collective->algorithm == Algorithm::kHierarchical)
+      c.turn = in_turn_of(*instruction.segment, *instruction.op, *collective, size);
     c.sent_bytes = sent_in(*instruction.segment, *instruction.op, size);
     c.steps = steps_of(*collective, size);
   }
@@ -552,9 +553,9 @@ Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instructi
   if (const auto* c = std::get_if<Collective>(&op.work)) {
     const int size = static_cast<int>(ranks.size());
     if (size == 1) return {};
+    if (depends_on_way(c->algorithm)) return demand_on(rates_, *instruction.segment, op, *c, size, rates_.way_between(ranks));
     if (in_turn(c->algorithm))
       return rates_.in_turn_demand(use_of(c->kind), in_turn_of(*instruction.segment, op, *c, size), rates_.way_between(ranks));
-    if (depends_on_way(c->algorithm)) return demand_on(rates_, *instruction.segment, op, *c, size, rates_.way_between(ranks));
     return rates_.collective_demand(use_of(c->kind), sent_in(*instruction.segment, op, size), rates_.way_between(ranks));
   }
   if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
@@ -591,8 +592,8 @@ Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instructio
   if (c == nullptr) return Seconds(rates_.message_seconds(message_bytes(plan, instruction), way));
   const int size = static_cast<int>(ranks.size());
   if (size == 1) return Seconds(0);
-  if (in_turn(c->algorithm)) return Seconds(rates_.in_turn_seconds(in_turn_of(*instruction.segment, op, *c, size), way));
   if (depends_on_way(c->algorithm)) return Seconds(seconds_on(rates_, *instruction.segment, op, *c, size, way));
+  if (in_turn(c->algorithm)) return Seconds(rates_.in_turn_seconds(in_turn_of(*instruction.segment, op, *c, size), way));
   const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
   return Seconds(rates_.collective_seconds(static_cast<double>(steps), sent_in(*instruction.segment, op, size), way));
 }

@@ -136,8 +136,8 @@ class CalibratedCostModel final : public PlacedCostModel {
 /// Formula: compute = max(flops / (peak * matmul * flops / (flops + ramp)), memory bytes / (bandwidth * memory)), where the ramp
 ///   applies to Linear and Attention only. Collectives: the sum over the steps of the algorithm (plan/collective_steps.h) of
 ///   latency + bytes sent in the step / bandwidth; the bandwidth is the link's within a node, else the least of the link's and of
-///   the members of the group on the node with the fewest times the network's (parallel rings, one per device). p2p: latency +
-///   bytes / bandwidth between the two ranks. `communicate` takes the group, or the slowest hop, that rank 0 belongs to.
+///   the members on the node with the fewest times the network's (parallel rings); of others each step at its own (own_collectives.h). p2p:
+///   latency + bytes / bandwidth between the two ranks. `communicate` takes the group, or the slowest hop, that rank 0 belongs to.
 ///   A copy between memories takes what DeviceModel says, and so does an op on host memory: its bytes pass at the copy engine's
 ///   rate, which is taken to be a device's share of host memory; files are read and written by all devices of a node at once.
 ///   Demands are work over the same rates: flops of the

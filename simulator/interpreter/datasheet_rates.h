@@ -49,7 +49,7 @@ class DatasheetRates {
   double collective_seconds(double steps, double sent, const Way& way) const;
   Demand collective_demand(CollectiveUse use, double sent, const Way& way) const;
   /// A collective whose steps follow one another at each one's own links: of `turn`, `across` are between nodes, where a rank has its
-  /// own rail, and the rest within one; of a tree over nodes all are as slow as the network.
+  /// own rail, and the rest within one.
   double in_turn_seconds(const StepsTaken& turn, const Way& way) const;
   Demand in_turn_demand(CollectiveUse use, const StepsTaken& turn, const Way& way) const;
   double message_seconds(double bytes, const Way& way) const;

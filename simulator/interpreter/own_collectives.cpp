@@ -7,20 +7,13 @@ namespace shardlab::simulator {
 OwnSteps own_steps(CollectiveKind kind, Algorithm algorithm, int64_t elements, int ranks, int per_node, int root) {
   const bool nodes = per_node < ranks;
   OwnSteps own;
-  switch (algorithm) {
-    case Algorithm::kTree:
-    case Algorithm::kHierarchical: {
-      const bool levels = algorithm == Algorithm::kHierarchical;
-      const StepsInTurn turn = steps_in_turn(kind, algorithm, elements, ranks, levels ? per_node : 1);
-      own.steps = static_cast<double>(turn.steps), own.elements = static_cast<double>(turn.elements);
-      own.leveled = levels && nodes;
-      if (own.leveled)
-        own.steps_across = static_cast<double>(turn.steps_across), own.elements_across = static_cast<double>(turn.elements_across);
-      return own;
-    }
-    case Algorithm::kHalvingDoubling:
-    case Algorithm::kRing:
-    case Algorithm::kDirect: break;
+  if (algorithm == Algorithm::kHalvingDoubling || algorithm == Algorithm::kTree || algorithm == Algorithm::kHierarchical) {
+    const StepsInTurn turn = steps_in_turn(kind, algorithm, elements, ranks, per_node);
+    own.steps = static_cast<double>(turn.steps), own.elements = static_cast<double>(turn.elements);
+    own.leveled = nodes;
+    if (nodes)
+      own.steps_across = static_cast<double>(turn.steps_across), own.elements_across = static_cast<double>(turn.elements_across);
+    return own;
   }
   own.steps = static_cast<double>(collective_steps(kind, algorithm, ranks, 0, root).size());
   own.elements = static_cast<double>(sent_elements(kind, algorithm, elements, ranks, 0, root));

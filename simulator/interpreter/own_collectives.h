@@ -23,8 +23,9 @@ struct OwnSteps {
   bool leveled = false;
 };
 
-/// A group of `ranks` with `per_node` neighbours on each node, of a buffer of `elements`. Two levels and direct exchanges over nodes are
-/// leveled. Rings and halving-doubling are not; of a tree over nodes every step counts as one between nodes.
+/// A group of `ranks` with `per_node` neighbours on each node, of a buffer of `elements`. Over nodes every algorithm is leveled but the
+/// ring, all of whose steps go between nodes for some rank. Halving-doubling and trees go hop by hop (`steps_in_turn`): a step between
+/// ranks that are less than a node apart stays within nodes, and each of the others has the rank's own rail for all that it moves in it.
 OwnSteps own_steps(CollectiveKind kind, Algorithm algorithm, int64_t elements, int ranks, int per_node, int root = 0);
 
 }  // namespace shardlab::simulator

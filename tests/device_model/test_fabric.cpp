@@ -192,7 +192,11 @@ TEST_CASE("steps of our own collectives: what goes between nodes, and messages o
   const auto all_reduce = CollectiveKind::kAllReduce;
   // 16 ranks, 8 a node.
   const OwnSteps halves = own_steps(all_reduce, Algorithm::kHalvingDoubling, 1600, 16, 8);
-  CHECK((!halves.leveled && halves.steps == 8 && halves.elements == 2 * 1500 && halves.messages == 0));
+  CHECK((halves.leveled && halves.steps == 8 && halves.elements == 2 * 1500 && halves.messages == 0));
+  CHECK((halves.steps_across == 2 && halves.elements_across == 2 * 800));  // half of the buffer goes to the rank 8 away
+  const OwnSteps tree = own_steps(all_reduce, Algorithm::kTree, 1600, 16, 8);
+  CHECK(
+      (tree.leveled && tree.steps == 8 && tree.steps_across == 2 && tree.elements == 8 * 1600 && tree.elements_across == 2 * 1600));
   const OwnSteps direct = own_steps(all_reduce, Algorithm::kDirect, 1600, 16, 8);
   CHECK((direct.leveled && direct.steps == 2 && direct.messages == 2 * 14));
   CHECK((direct.elements == 2 * 1500 && direct.elements_across == 2 * 800));  // 8 of 15 peers

@@ -290,11 +290,49 @@ TEST_CASE("a tree has the whole buffer in every step") {
     const int rounds = std::bit_width(static_cast<unsigned>(g - 1));
     REQUIRE(turn.steps == 2 * rounds);
     REQUIRE(turn.elements == 2 * rounds * 720);
-    REQUIRE(turn.steps_across == 0);
+    REQUIRE(turn.steps_across == turn.steps);  // a rank a node
     int64_t sent = 0;
     for (int r = 0; r < g; ++r) sent += sent_elements(CollectiveKind::kAllReduce, Algorithm::kTree, 720, g, r);
     REQUIRE(sent == 2 * 720 * (g - 1));
   }
+}
+
+TEST_CASE("steps of trees and of halving-doubling go between nodes where some rank's peer is on another") {
+  int across = 0, within = 0;
+  for (const Algorithm algorithm : {Algorithm::kTree, Algorithm::kHalvingDoubling})
+    for (int g = 2; g <= 24; ++g)
+      for (int per_node = 1; per_node <= g; ++per_node)
+        for (const CollectiveKind kind : kKinds) {
+          if (g % per_node != 0 || (algorithm == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(g))))
+            continue;
+          const int64_t n = 720720 * 16;  // 2 to 16, and 20, 21, 22, 24 divide it
+          std::vector<std::vector<CollectiveStep>> of;
+          for (int r = 0; r < g; ++r) of.push_back(collective_steps(kind, algorithm, g, r));
+          StepsInTurn counted;
+          for (size_t k = 0; k < of[0].size(); ++k) {
+            bool crosses = false;
+            size_t most = 0;
+            for (int r = 0; r < g; ++r) {
+              const CollectiveStep& step = of[static_cast<size_t>(r)][k];
+              crosses = crosses || (step.send_to >= 0 && step.send_to / per_node != r / per_node);
+              most = std::max(most, step.send_parts.size());
+            }
+            const int64_t elements = n / g * static_cast<int64_t>(most);
+            counted.steps += 1, counted.elements += elements;
+            if (crosses) counted.steps_across += 1, counted.elements_across += elements;
+            (crosses ? across : within) += 1;
+          }
+          const StepsInTurn turn = steps_in_turn(kind, algorithm, n, g, per_node);
+          INFO("algorithm " << static_cast<int>(algorithm) << ", kind " << static_cast<int>(kind) << ", " << g << " ranks, "
+                            << per_node << " a node");
+          REQUIRE(turn.steps == counted.steps);
+          REQUIRE(turn.steps_across == counted.steps_across);
+          if (n % g != 0) continue;  // parts are not alike
+          REQUIRE(turn.elements == counted.elements);
+          REQUIRE(turn.elements_across == counted.elements_across);
+        }
+  CHECK(across > 500);
+  CHECK(within > 500);
 }
 
 TEST_CASE("groups of a communicator on nodes") {

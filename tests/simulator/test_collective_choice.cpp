@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "plan/op_fields.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "simulator/interpreter/collective_choice.h"
@@ -93,8 +94,9 @@ TEST_CASE("auto: no other algorithm of any collective is predicted to take less"
 TEST_CASE("auto: two levels between slowly linked nodes, and what is asked for stays") {
   Case c = on_nodes(2, 125e6);
   const Plan plan = chosen_for(c);
-  // Of the few bytes of some units the steps count, and a direct exchange has fewest.
-  CHECK(algorithms_of(plan, "gradients") == std::set{Algorithm::kDirect, Algorithm::kHierarchical});
+  // Of the few bytes of some units the steps count: halving-doubling has 6 within nodes and 2 across; a direct exchange, with 2 across, has
+  // 14 more peers in each.
+  CHECK(algorithms_of(plan, "gradients") == std::set{Algorithm::kHalvingDoubling, Algorithm::kHierarchical});
   CHECK(verify(plan).ok());
   CHECK(print(plan).find("algorithm=hierarchical") != std::string::npos);
   c.layout.collective_algorithm = AlgorithmChoice::kRing;
@@ -102,6 +104,94 @@ TEST_CASE("auto: two levels between slowly linked nodes, and what is asked for s
   c.layout.collective_algorithm = AlgorithmChoice::kAuto;
   c.canonical = true;
   CHECK(algorithms_of(chosen_for(c), "gradients") == std::set{Algorithm::kDirect});
+}
+
+namespace {
+
+/// Rates and latencies that a hand can count with: within a node 100 GB/s and 1 us a step, between nodes 10 GB/s a device and 10 us.
+Efficiency round_efficiency() {
+  Efficiency e;
+  e.link = e.network = 1;
+  e.step_latency_s = 1e-6, e.network_latency_s = 10e-6;
+  return e;
+}
+constexpr double kLink = 100e9, kInter = 10e9, kStep = 1e-6, kHop = 10e-6;
+
+/// Seconds of an all-reduce of n bytes among N nodes of L ranks, powers of two, counted by hand; of other collectives half of the steps and
+/// bytes, but for a tree's way down or up, which a part of the buffer goes.
+double by_hand(Algorithm algorithm, double n, int nodes, int per_node) {
+  const double N = nodes, L = per_node, g = N * L;
+  switch (algorithm) {
+    // 2 (g - 1) steps of n/g bytes; over nodes each of the L ranks of a node has a ring of its own with 1/L of the bytes.
+    case Algorithm::kRing:
+      return 2 * (g - 1) * (nodes > 1 ? kHop : kStep) + 2 * n * (g - 1) / g / (nodes > 1 ? std::min(kLink, L * kInter) : kLink);
+    // The whole buffer up and down: log2 L steps of less than a node's distance, log2 N steps of more.
+    case Algorithm::kTree: return 2 * (std::log2(L) * (kStep + n / kLink) + std::log2(N) * (kHop + n / kInter));
+    // A step of distance d has n d/g bytes: those with d < L have n (L - 1)/g in all, and those from L to g/2 n (g - L)/g.
+    case Algorithm::kHalvingDoubling:
+      return 2 * (std::log2(L) * kStep + n * (L - 1) / g / kLink + std::log2(N) * kHop + n * (g - L) / g / kInter);
+    // A ring within the node, and one across of a part in L.
+    case Algorithm::kHierarchical:
+      return 2 * ((L - 1) * kStep + n * (L - 1) / L / kLink + (N - 1) * kHop + n / L * (N - 1) / N / kInter);
+    // Twice one part to each other rank, and half a microsecond for each peer beyond the first.
+    case Algorithm::kDirect:
+      return 2 * ((nodes > 1 ? kHop : kStep) + n * (L - 1) / g / kLink + n * (g - L) / g / kInter + (g - 2) * 0.5e-6);
+  }
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("auto: each algorithm takes what a hand counts hop by hop, and the least is chosen") {
+  std::set<Algorithm> chosen;
+  int counted = 0;
+  for (const int nodes : {1, 2, 4, 8})
+    for (const int per_node : {1, 2, 4, 8})
+      for (const int hidden : {32, 512}) {
+        if (nodes * per_node < 2) continue;
+        Case c = on_nodes(nodes, kInter);
+        c.machine.devices_per_node = per_node;
+        c.machine.device.link_bytes_per_s = kLink;
+        c.layout.dp = nodes * per_node;
+        c.model.hidden = hidden, c.model.ffn = 4 * hidden;
+        c.model.head_dim = hidden / c.model.heads;
+        REQUIRE(check(c).ok());
+        const DatasheetCostModel costs(c.machine, c.train.precision, round_efficiency());
+        Plan plan = *lower(c);
+        choose_collectives(c, plan, costs);
+        for (Segment& segment : plan.segments)
+          for (Step& step : segment.steps) {
+            Op* op = std::get_if<Op>(&step);
+            auto* collective = op != nullptr ? std::get_if<Collective>(&op->work) : nullptr;
+            if (collective == nullptr || collective->kind != CollectiveKind::kAllReduce) continue;
+            const std::vector<int> group = group_of(plan.mesh, plan.comms[collective->comm.index()], 0);
+            const int64_t bytes = cost_shape_of(plan, segment, *op)[0];
+            if (bytes % (4 * static_cast<int64_t>(group.size())) != 0) continue;  // parts would not be alike
+            Instruction instruction;
+            instruction.segment = &segment;
+            instruction.op = op;
+            const Algorithm has = collective->algorithm;
+            double least = HUGE_VAL;
+            Algorithm best = has;
+            for (const Algorithm a :
+                 {Algorithm::kRing, Algorithm::kDirect, Algorithm::kTree, Algorithm::kHalvingDoubling, Algorithm::kHierarchical}) {
+              if (a == Algorithm::kHierarchical && (nodes == 1 || per_node == 1)) continue;
+              if (a == Algorithm::kHalvingDoubling && group.size() == 2) continue;
+              collective->algorithm = a;
+              collective->per_node = a == Algorithm::kHierarchical ? per_node : 1;
+              const double hand = by_hand(a, static_cast<double>(bytes), nodes, per_node);
+              INFO(kAlgorithms[static_cast<size_t>(a)] << " of " << bytes << " bytes on " << nodes << " nodes of " << per_node);
+              CHECK(costs.communicate_among(plan, instruction, group, 1).value == Approx(hand).epsilon(1e-9));
+              if (hand < least * (1 - 1e-12)) least = hand, best = a;
+              ++counted;
+            }
+            INFO(bytes << " bytes on " << nodes << " nodes of " << per_node);
+            CHECK(by_hand(has, static_cast<double>(bytes), nodes, per_node) == Approx(least).epsilon(1e-9));
+            chosen.insert(best);
+          }
+      }
+  CHECK(counted > 200);
+  CHECK(chosen.size() >= 3);
 }
 
 TEST_CASE("the collectives of a plan are told once each, with what every algorithm of the group takes") {
