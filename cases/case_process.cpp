@@ -13,12 +13,15 @@
 #include "cases/namespaces.h"
 #include "cases/pipeline.h"
 #include "cases/recorded_case.h"
+#include "cases/restart.h"
 #include "cases/seats.h"
 #include "plan/base/files.h"
 #include "plan/base/pending_file.h"
+#include "plan/base/utf8.h"
 #include "plan/base/world_error.h"
 #include "plan/text.h"
 #include "profiler/trace_file.h"
+#include "reports/columns.h"
 #include "reports/store.h"
 #include "simulator/interpreter/machine_yaml.h"
 
@@ -76,15 +79,15 @@ Result<void> ProcessCaseRunner::lay_out_replay(const Case& config, const std::st
   return {};
 }
 
-void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directory) const {
+int ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directory, const ProcessShare& share) const {
   const CaseFiles files{directory};
   Store::remove(files.outcome());
   std::error_code ignored;
   std::filesystem::remove(files.picture(), ignored);
-  const auto processes = processes_of(outcome.config, share_);
+  const auto processes = processes_of(outcome.config, share);
   if (!processes.ok()) {
     outcome = refused(std::move(outcome), processes.error());
-    return;
+    return 0;
   }
   const bool shared_out = is_shared_out(outcome.config);
   const bool seated = shared_out && seats_ != nullptr;
@@ -104,7 +107,7 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
         *server);
   Children children;
   const bool launches = outcome.config.transport == TransportKind::kMpi && !seated;
-  if (launches) place.launcher = launched_by(share_.launcher, *processes, {});
+  if (launches) place.launcher = launched_by(share.launcher, *processes, {});
   for (; place.process < (seated || launches ? 1 : *processes); ++place.process) {
     children.add(start_child(program_, files, traces, place));
     place.group = children.processes.front();
@@ -132,26 +135,27 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
     outcome.status = Status::kTimeout;
     outcome.reason = fmt::format("not done after {} s{}{}; raise measure.timeout, or see {}", timeout_s,
                                  end.picture.empty() ? "" : ": ", end.picture, files.log());
-    return;
+    return 0;
   }
   outcome.status = Status::kFailed;
   if (end.interrupted) {
     outcome.reason = "interrupted";
-    return;
+    return 0;
   }
   if (!children.all_ended() || std::ranges::any_of(statuses, [](int status) { return status != 0; })) {
     outcome.reason = why_failed(statuses, server ? server->failure() : std::nullopt, files);
-    return;
+    return seated || launches ? 0 : end.taken;  // others start those again
   }
   outcome.reason = how_it_ended(0, files.log());
   const auto store = Store::open_existing(files.outcome());
-  if (!store.ok()) return;
+  if (!store.ok()) return 0;
   const auto measured = store->outcomes();
-  if (measured.empty()) return;
+  if (measured.empty()) return 0;
   outcome.status = measured.front().status;
   outcome.reason = measured.front().reason;
   outcome.measured = measured.front().measured;
   outcome.ops = measured.front().ops;
+  return 0;
 }
 
 CaseOutcome ProcessCaseRunner::run(const sweeps::Point& point, Mode mode) {
@@ -163,7 +167,29 @@ CaseOutcome ProcessCaseRunner::run(const sweeps::Point& point, Mode mode) {
   const auto chosen = decide(config);
   if (!chosen.ok()) return ended_by(std::move(outcome), chosen.error());
   outcome.config = *chosen;
-  return run_decided(std::move(outcome), mode);
+  const std::string folder =
+      chosen->checkpoint.folder.empty() ? CaseFiles{directory_ + "/" + outcome.case_id}.checkpoints() : chosen->checkpoint.folder;
+  const Restarter restarter(*chosen, folder);
+  ProcessShare share = share_;
+  int lost = 0;
+  CaseOutcome result = run_decided(outcome, mode, share, lost);
+  std::string history;
+  for (int restart = 1; restart <= restarts_.most && lost > 0 && !interrupted_.load(); ++restart) {
+    auto next = restarter.next(result.config, share, processes_of(result.config, share).value(), lost, restarts_);
+    if (!next.ok()) {
+      result.reason += fmt::format("; not restarted: {}; {}", next.error().message, next.error().hint);
+      break;
+    }
+    history += fmt::format("{}{}; restarted {}", history.empty() ? "" : "; ", result.reason, next->from);
+    fmt::print(stderr, "{}: {}; restart {} of {} {}\n", visible_line(case_title(*chosen)), visible_line(result.reason), restart,
+               restarts_.most, next->from);
+    outcome.config = std::move(next->config);
+    share = next->share;
+    lost = 0;
+    result = run_decided(outcome, mode, share, lost);
+  }
+  if (!history.empty()) result.reason = history + (result.reason.empty() ? "" : "; " + result.reason);
+  return result;
 }
 
 /// Of the timeline also what each op took, and its trace.
@@ -198,7 +224,7 @@ Result<void> tell_bytes(CaseOutcome& outcome, const PlacedRun& placed) {
 
 }  // namespace
 
-CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
+CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode, const ProcessShare& share, int& lost) {
   const Case& config = outcome.config;
   const auto placed = prepare(config);
   if (!placed.ok()) return ended_by(std::move(outcome), placed.error());
@@ -225,7 +251,7 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
     return ended_by(std::move(outcome), fit.error());
   }
   if (mode == Mode::kSimulate) return outcome;
-  if (const auto processes = processes_of(config, share_); !processes.ok()) return refused(std::move(outcome), processes.error());
+  if (const auto processes = processes_of(config, share); !processes.ok()) return refused(std::move(outcome), processes.error());
   if (config.transport == TransportKind::kMpi && seats_ != nullptr && mpi_used_) {
     const Error twice{ExitCode::kUsage, "a second case over mpi in one job of a launcher, which can start MPI once",
                       "shardlab launch -n N run ..., which calls the launcher for each case (--launcher)", ""};
@@ -243,7 +269,7 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
     return ended_by(std::move(outcome), laid_out.error());
   if (!std::exchange(machine_written_, true)) write_file_atomically(files.machine(), to_yaml(config.machine));
   if (config.transport == TransportKind::kMpi) mpi_used_ = true;
-  measure(outcome, files.directory);
+  lost = measure(outcome, files.directory, share);
   return outcome;
 }
 

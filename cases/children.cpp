@@ -181,18 +181,39 @@ std::string tail_of(const std::string& path) {
 
 }  // namespace
 
+bool was_taken(int status) {
+  if (!WIFSIGNALED(status)) return false;
+  const int signal = WTERMSIG(status);
+  return signal != SIGABRT && signal != SIGSEGV && signal != SIGBUS && signal != SIGFPE && signal != SIGILL;
+}
+
+namespace {
+
+bool any_fault(const Children& children) {
+  for (size_t i = 0; i < children.processes.size(); ++i)
+    if (children.ended[i] && WIFSIGNALED(children.statuses[i]) && !was_taken(children.statuses[i])) return true;
+  return false;
+}
+
+}  // namespace
+
 ChildEnd wait_for(Children& children, double timeout_s, const CaseFiles& files, const std::atomic<bool>& interrupted) {
   constexpr double kAnswer_s = 3, kDeath_s = 2;
   ChildEnd end;
-  if (end_within(children, timeout_s, &interrupted)) return end;
+  const bool ended = end_within(children, timeout_s, &interrupted);
+  for (size_t i = 0; i < children.processes.size(); ++i)
+    if (children.ended[i] && was_taken(children.statuses[i])) ++end.taken;
+  // The first to be lost is there where none has ended by a signal: it stands still, and is ended below.
+  if (!ended && end.taken == 0 && children.any_failed() && !any_fault(children)) end.taken = 1;
+  if (ended) return end;
   end.interrupted = interrupted.load();
   end.timed_out = !end.interrupted && !children.any_failed();
   for (size_t i = 0; end.timed_out && end.picture.empty() && i < children.processes.size(); ++i) {
     if (children.ended[i]) continue;
     kill(children.processes[i], kAskForPicture);
-    const bool ended = end_within(children, kAnswer_s, &interrupted);
+    const bool answered = end_within(children, kAnswer_s, &interrupted);
     if (const auto picture = read_file(files.picture()); picture.ok()) end.picture = *picture;
-    if (ended) return end;
+    if (answered) return end;
     if (end.picture.empty())
       if (const std::string stopped = stopped_threads(children.processes[i]);
           !stopped.empty() && i + 1 == children.processes.size())
@@ -230,7 +251,10 @@ std::string why_failed(const std::vector<int>& statuses, const std::optional<Gro
     if (WIFSIGNALED(status))
       signals += fmt::format("; process {} was ended by signal {} ({})", i, WTERMSIG(status), strsignal(WTERMSIG(status)));
   }
-  if (failure) return failure->message + signals + (failure->hint.empty() ? "" : "; " + failure->hint);
+  if (failure) {  // which has no words where a process never joined
+    const std::string text = failure->message + signals + (failure->hint.empty() ? "" : "; " + failure->hint);
+    return text.starts_with("; ") ? text.substr(2) : text;
+  }
   return how_it_ended(statuses[static_cast<size_t>(std::max(first, 0))], files.log(std::max(first, 0)));
 }
 

@@ -50,7 +50,11 @@ struct Children {
 struct ChildEnd {
   bool timed_out = false, interrupted = false;
   std::string picture;  ///< of one that timed out: what it was at
+  int taken =
+      0;  ///< children that were lost while the others went on: a signal has ended them, or they had to be ended after the others
 };
+/// Whether a process that has ended was ended from outside, by a signal that is no fault of the program (an abort, a bad access).
+bool was_taken(int status);
 
 /// Waits for the children's end. Where they take longer than `timeout_s` one is asked what the ranks are at, and all are killed; so
 /// they are when `interrupted` is set. A dead process can stay a while: a debugger that holds one of its threads keeps it, and

@@ -94,6 +94,26 @@ std::string Invocation::command() const {
   return line;
 }
 
+void add_restart_flags(CLI::App& verb, Restarts& restarts) {
+  verb.add_option("--restarts", restarts.most,
+                  "times that a measured case which lost a process goes on from its newest checkpoint (checkpoint.save_every); 0 "
+                  "by default")
+      ->check(number_in(0, 1000));
+  verb.add_flag("--elastic", restarts.elastic,
+                "with --restarts: lost processes are missed, so that fewer data-parallel ranks go on, with more grad_accumulation");
+  verb.add_option("--least-dp", restarts.least_dp,
+                  "with --elastic: data-parallel ranks without which no case goes on; 1 by default")
+      ->check(number_in(1, 1 << 20));
+}
+
+Result<void> check_restarts(const Restarts& restarts) {
+  if (restarts.elastic && restarts.most == 0)
+    return refusal("--elastic without --restarts: nothing is restarted", "add --restarts 3");
+  if (restarts.least_dp > 1 && !restarts.elastic)
+    return refusal("--least-dp without --elastic: restarts keep the data-parallel ranks", "add --elastic, or leave --least-dp out");
+  return {};
+}
+
 void add_job_place_flags(CLI::App& verb, JobPlaceFlags& flags, const std::string& group) {
   constexpr double kMost = 1 << 20;
   const auto number = [&](const char* name, int& value, double least, double most, const char* help) {

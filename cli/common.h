@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "answers/case_flags.h"
+#include "cases/case_process.h"
 #include "cases/job_place.h"
 #include "cases/local_machine.h"
 #include "cli/namespaces.h"
@@ -37,6 +38,10 @@ std::string flag_help(const CaseKey& key);
 void add_key_flags(CLI::App& verb, std::vector<std::pair<std::string, std::string>>& values, Flag least);
 /// `group`: the heading of the help under which they stand; empty: not shown.
 void add_job_place_flags(CLI::App& verb, JobPlaceFlags& flags, const std::string& group = "Place in a job");
+/// --restarts, --elastic and --least-dp.
+void add_restart_flags(CLI::App& verb, Restarts& restarts);
+/// Refuses flags of restarts that mean nothing without another.
+Result<void> check_restarts(const Restarts& restarts);
 
 /// Columns of the reader of stdout: $COLUMNS if it is set, else the terminal's width; 0 if stdout is no terminal.
 int terminal_width();

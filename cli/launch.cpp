@@ -21,6 +21,7 @@ namespace {
 struct LaunchFlags {
   int processes = 0, ranks_per_process = 0;
   JobPlaceFlags placement;
+  Restarts restarts;
   std::vector<std::string> command;
 };
 
@@ -34,6 +35,9 @@ Result<ExitCode> launch(const LaunchFlags& flags, const Invocation& invocation) 
                      (flags.command.empty() ? std::string() : fmt::format(", not `{}`", flags.command.front())),
                  "for example: shardlab launch -n 4 run SWEEP.yaml",
                  {}};
+  SHARDLAB_TRY(check_restarts(flags.restarts));
+  if (measures && flags.restarts.most > 0)
+    return refusal("--restarts of `comm`, which keeps nothing that it could go on from", "leave it out");
   std::optional<JobPlace> placement;
   if (flags.processes == 0) {
     auto found = find_job_place(flags.placement, process_environment());
@@ -61,6 +65,8 @@ Result<ExitCode> launch(const LaunchFlags& flags, const Invocation& invocation) 
     words.insert(words.end(), {"--ranks", std::to_string(processes * flags.ranks_per_process)});
   } else if (flags.ranks_per_process > 0)
     words.insert(words.end(), {"--ranks-per-process", std::to_string(flags.ranks_per_process)});
+  if (flags.restarts.most > 0) words.insert(words.end(), {"--restarts", std::to_string(flags.restarts.most)});
+  if (flags.restarts.elastic) words.insert(words.end(), {"--elastic", "--least-dp", std::to_string(flags.restarts.least_dp)});
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -79,6 +85,7 @@ void add_launch(CLI::App& app, Action& action, const Invocation& invocation) {
                    "processes to start, that a case's ranks are shared out to; one a rank by default")
       ->check(number_in(1, 4096));
   verb->add_option("--ranks-per-process", flags->ranks_per_process, "ranks of each process")->check(number_in(1, 4096));
+  add_restart_flags(*verb, flags->restarts);
   add_job_place_flags(*verb, flags->placement);
   verb->prefix_command();
   verb->callback([&action, &invocation, flags, verb] {

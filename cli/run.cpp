@@ -54,6 +54,7 @@ namespace {
 
 struct RunFlags {
   ProcessShare share;
+  Restarts restarts;
   JobPlaceFlags placement;
   std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay, traces, shard;
   std::vector<std::string> set;
@@ -311,7 +312,8 @@ void print_results(Digest& digest, const std::vector<Claim>& claims) {
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
                                  const Invocation& invocation, const RunFlags& flags, Resolution resolution, Traces traces,
                                  const DriveOptions& options, Seats* seats) {
-  ProcessCaseRunner runner(out, invocation.program, interrupt::asked(), flags.replay, resolution, traces, flags.share, seats);
+  ProcessCaseRunner runner(out, invocation.program, interrupt::asked(), flags.replay, resolution, traces, flags.share, seats,
+                           flags.restarts);
   DirectorySink sink(directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
@@ -682,12 +684,17 @@ namespace {
 
 /// As the first process of a job, or as one of the others. `launch` says which, or with transport mpi its launcher.
 Result<ExitCode> run_in_job(RunFlags flags, const Invocation& invocation) {
+  SHARDLAB_TRY(check_restarts(flags.restarts));
   // What mpirun starts with this transport is one job without further words.
   const bool mpi = flags.transport == name_of(TransportKind::kMpi);
   if (!mpi && !flags.placement.any()) return run(flags, invocation, nullptr);
   const auto placement = find_job_place(flags.placement, process_environment());
   if (!placement.ok()) return placement.error();
   if (!*placement || (!mpi && (*placement)->world_size == 1)) return run(flags, invocation, nullptr);
+  if (flags.restarts.most > 0)
+    return refusal("--restarts in a job of several processes, which its launcher starts and ends",
+                   "let the launcher restart the job, with checkpoint.save_every and checkpoint.resume, or start the processes "
+                   "here: launch -n N");
   if ((*placement)->rank > 0) return follow(**placement, invocation.program, kJoin_s);
   Seats seats(**placement, kJoin_s);
   flags.share.processes = seats.processes();
@@ -724,6 +731,7 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
                    "with transport mpi: the command that starts a case's processes, `-n N` follows; mpirun by default");
   verb->add_option("--ranks-per-process", flags->share.ranks_per_process, "in place of --processes: ranks of each process")
       ->check(number_in(1, 4096));
+  add_restart_flags(*verb, flags->restarts);
   add_job_place_flags(*verb, flags->placement, "");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->add_option("--replay", flags->replay,

@@ -3,17 +3,20 @@
 
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <future>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "cases/restart.h"
 #include "plan/base/files.h"
 #include "reports/table.h"
 #include "runtime/gloo/mesh.h"
 #include "runtime/socket.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
+#include "tests/strategies/cases.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -232,6 +235,187 @@ TEST_CASE("a case whose process is killed ends, says who it was and at what, and
     CHECK(reason.find("; process 2 was ended by signal 9 (Killed)") != std::string::npos);
     CHECK(processes_with({"measure-case", out}).empty());
   }
+}
+
+namespace {
+
+/// Waits for the manifest of `steps` steps in the one case of a run directory; its path, or nothing after a minute.
+std::string manifest_of(const std::string& out, int steps) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (std::chrono::steady_clock::now() < deadline) {
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(out, none))
+      if (const std::string path = entry.path() / fmt::format("checkpoints/step-{:08}.manifest", steps); is_there(path))
+        return path;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return {};
+}
+
+/// Kills a process of the case that a run directory has, which must be there within a minute.
+void kill_process(const std::string& out, int process) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::vector<pid_t> victim;
+  while (victim.empty() && std::chrono::steady_clock::now() < deadline)
+    victim = processes_with({"measure-case", out, std::string("--process") + std::string(1, char(0)) + std::to_string(process)});
+  REQUIRE(victim.size() == 1);
+  kill(victim.front(), SIGKILL);
+}
+
+/// A sweep of four data-parallel ranks with one sequence each, `steps` steps of which two are timed, saved every eight.
+constexpr int kSteps = 400, kEvery = 8;
+std::string four_ranks(const Scratch& scratch) {
+  return sweep_of(scratch, fmt::format("measure: {{warmup: {}, steps: 2, repeat: 1, timeout: 2m}}\n", kSteps - 2)) +
+         fmt::format("{}--set dp=4 --set tp=1 --set checkpoint.save_every={} ", machine_option(), kEvery);
+}
+
+/// "12" of "... from step 12 with ..."; 0 where there is none.
+int restart_step(const std::string& reason) {
+  const size_t at = reason.find("restarted from step ");
+  return at == std::string::npos ? 0 : std::stoi(reason.substr(at + std::string("restarted from step ").size()));
+}
+
+}  // namespace
+
+TEST_CASE("a case whose process is killed goes on from its newest checkpoint, with fewer data-parallel ranks and the same bits") {
+  const Scratch scratch;
+  const std::string sweep = four_ranks(scratch);
+  REQUIRE(shardlab_program(scratch, "run " + sweep + "--transport threads --out " + (scratch / "whole")).code == 0);
+  const std::string whole = slurp(manifest_of(scratch / "whole", kSteps));
+  REQUIRE(whole.size() > 1000);
+  for (const std::string transport : {"processes", "tcp"}) {
+    INFO(transport);
+    const std::string out = scratch / transport;
+    std::future<Output> run = std::async(std::launch::async, [&] {
+      return shardlab_program(
+          scratch, fmt::format("launch -n 4 --restarts 2 --elastic run {}--transport {} --out {}", sweep, transport, out));
+    });
+    REQUIRE(!manifest_of(out, kEvery).empty());
+    kill_process(out, 2);
+    const Output output = run.get();
+    INFO(output.err);
+    CHECK(output.code == 0);
+    const Rows rows = parse_csv(slurp(out + "/results.csv"));
+    REQUIRE(rows.size() == 2);
+    const std::string reason = cell(rows, 1, "reason");
+    INFO(reason);
+    CHECK(cell(rows, 1, "status") == "ok");
+    CHECK(cell(rows, 1, "dp") == "2");
+    CHECK(cell(rows, 1, "grad_accumulation") == "2");
+    CHECK(cell(rows, 1, "global_batch_tokens") == "64");
+    CHECK(reason.find("process 2 of 4 has ended: rank 2 stands still at stream ") == 0);
+    const int step = restart_step(reason);
+    CHECK(step >= kEvery);
+    CHECK(reason.find(fmt::format("restarted from step {} with dp 2 and grad_accumulation 2 in place of 4 and 1", step)) !=
+          std::string::npos);
+    CHECK(processes_with({"measure-case", out}).empty());
+    // The bits of a run of two ranks that begins at that checkpoint, and in canonical mode of four that were never stopped.
+    const std::string ended = slurp(manifest_of(out, kSteps)), from = manifest_of(out, step),
+                      again = scratch / (transport + "-again");
+    REQUIRE(shardlab_program(scratch, fmt::format("run {}--set dp=2 --set grad_accumulation=2 --set checkpoint.resume={} --set "
+                                                  "measure.warmup={} --transport {} --out {}",
+                                                  sweep, from, kSteps - step - 2, transport, again))
+                .code == 0);
+    CHECK(ended == slurp(manifest_of(again, kSteps)));
+    CHECK(ended == whole);
+    const Rows same = parse_csv(slurp(again + "/results.csv"));
+    for (const char* column : {"loss_last", "measured_peak_bytes", "measured_wire_bytes"})
+      CHECK(cell(rows, 1, column) == cell(same, 1, column));
+  }
+}
+
+TEST_CASE(
+    "a case restarts as often as was asked: with its own ranks, with ever fewer, and not where the batch cannot be shared out") {
+  const Scratch scratch;
+  const std::string sweep = four_ranks(scratch);
+  const auto struck = [&](const std::string& name, const std::string& flags,
+                          const std::function<void(const std::string&)>& strike) {
+    const std::string out = scratch / name;
+    std::future<Output> run = std::async(std::launch::async, [&] {
+      return shardlab_program(scratch, fmt::format("launch -n 4 {} run {} --out {}", flags, sweep, out));
+    });
+    strike(out);
+    const Output output = run.get();
+    INFO(output.err);
+    const Rows rows = parse_csv(slurp(out + "/results.csv"));
+    CHECK(output.code == (cell(rows, 1, "status") == "ok" ? 0 : 4));
+    CHECK(processes_with({"measure-case", out}).empty());
+    return rows;
+  };
+  const auto once = [](int process) {
+    return [process](const std::string& out) {
+      REQUIRE(!manifest_of(out, kEvery).empty());
+      kill_process(out, process);
+    };
+  };
+  const Rows kept = struck("kept", "--restarts 1", once(3));
+  CHECK(cell(kept, 1, "status") == "ok");
+  CHECK(cell(kept, 1, "dp") == "4");
+  const std::string whole = slurp(manifest_of(scratch / "kept", kSteps));
+  const Rows twice = struck("twice", "--restarts 2 --elastic", [&](const std::string& out) {
+    once(1)(out);
+    // The second attempt has two processes: its second one begins when the first attempt's fourth has gone.
+    const auto fourth = std::string("--process") + std::string(1, char(0)) + "3";
+    while (!processes_with({"measure-case", out, fourth}).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    kill_process(out, 1);
+  });
+  INFO(cell(twice, 1, "reason"));
+  CHECK(cell(twice, 1, "status") == "ok");
+  CHECK(cell(twice, 1, "dp") == "1");
+  CHECK(cell(twice, 1, "grad_accumulation") == "4");
+  CHECK(slurp(manifest_of(scratch / "twice", kSteps)) == whole);
+  const Rows refused = struck("refused", "--restarts 2 --elastic --least-dp 3", once(0));
+  CHECK(cell(refused, 1, "status") == "failed");
+  CHECK(cell(refused, 1, "reason")
+            .find("; not restarted: no fewer than 4 data-parallel ranks can go on with 3 ranks: dp 3 does not divide "
+                  "the 4 micro-batches of a step; choose grad_accumulation") != std::string::npos);
+  CHECK(shardlab_program(scratch, "launch -n 4 --elastic run " + sweep).code == 2);
+  CHECK(shardlab_program(scratch, "launch -n 4 --restarts 1 --least-dp 2 run " + sweep).code == 2);
+  CHECK(shardlab_program(scratch, "launch --restarts 1 comm -n 2").code == 2);
+  CHECK(shardlab_program(scratch, "launch --rank 0 --world-size 2 --master-addr 127.0.0.1 --restarts 1 run " + sweep).code == 2);
+}
+
+TEST_CASE("fewer data-parallel ranks: the most that are left, that share out the micro-batches, in whole processes") {
+  Case c = tiny_case();
+  c.layout.dp = 6, c.layout.tp = 2, c.train.grad_accumulation = 2;
+  const auto fewer = [&](int ranks, int each, int least = 1) { return with_fewer_ranks(c, ranks, each, least); };
+  REQUIRE(check(c).ok());
+  // 12 micro-batches of 6 pairs: 11 ranks leave 5 pairs, of which 4 have 3 micro-batches each.
+  auto found = fewer(11, 1);
+  REQUIRE(found.ok());
+  CHECK((found->layout.dp == 4 && found->train.grad_accumulation == 3));
+  CHECK(found->sequences_per_step() == c.sequences_per_step());
+  // Processes of four ranks: two are left, and take four pairs.
+  found = fewer(8, 4);
+  REQUIRE(found.ok());
+  CHECK(found->layout.dp == 4);
+  found = fewer(4, 4);
+  REQUIRE(found.ok());
+  CHECK((found->layout.dp == 2 && found->train.grad_accumulation == 6));
+  const auto refused = fewer(11, 1, 5);
+  REQUIRE(!refused.ok());
+  CHECK(refused.error().message ==
+        "no fewer than 6 data-parallel ranks can go on with 11 ranks: dp 5 does not divide the 12 micro-batches of a step");
+  CHECK(fewer(1, 1).error().message.ends_with("tp * pp * cp takes 2 ranks"));
+  CHECK(fewer(11, 12).error().message.find("dp 4 has 8 ranks, which are no whole processes of 12") != std::string::npos);
+}
+
+TEST_CASE("a restarted run ends with the step that it would have ended with, and times whole blocks at its end") {
+  Measure whole;
+  whole.warmup = 10, whole.steps = 5, whole.repeat = 3;
+  const auto is = [&](int64_t left, int64_t warmup, int64_t steps, int64_t repeat) {
+    const Measure m = with_steps_left(whole, left);
+    INFO(left << " left");
+    CHECK((m.warmup == warmup && m.steps == steps && m.repeat == repeat));
+    CHECK(m.warmup + m.steps * m.repeat == left);
+  };
+  is(25, 10, 5, 3);
+  is(20, 5, 5, 3);
+  is(15, 0, 5, 3);
+  is(13, 3, 5, 2);
+  is(5, 0, 5, 1);
+  is(4, 0, 4, 1);
+  is(1, 0, 1, 1);
 }
 
 }  // namespace shardlab::testing
