@@ -106,10 +106,12 @@ class Overlapped {
 }  // namespace
 
 void expert_overlap(Draft& draft) {
-  UnitTemplate& layer = draft.of(UnitKind::kLayer);
   const StreamId stream = draft.stream("ep");
-  Overlapped(layer.forward, stream).fill(kForward);
-  Overlapped(layer.backward, stream).fill(kBackward);
+  for (const UnitKind kind : draft.mixture_kinds()) {
+    UnitTemplate& layer = draft.of(kind);
+    Overlapped(layer.forward, stream).fill(kForward);
+    Overlapped(layer.backward, stream).fill(kBackward);
+  }
 }
 
 std::vector<size_t> pieces_by_exchange(const Segment& segment) {

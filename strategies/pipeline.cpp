@@ -296,7 +296,7 @@ class Timetable {
 
   /// Layers with experts in pairs, the first of a forward with the first of a backward; what else there is in its place.
   void braid(std::vector<Event> a, std::vector<Event> b) {
-    const auto has_experts = [&](const Event& e) { return draft_.units[static_cast<size_t>(e.unit)].kind == UnitKind::kLayer; };
+    const auto has_experts = [&](const Event& e) { return draft_.is_mixture(draft_.units[static_cast<size_t>(e.unit)].kind); };
     size_t i = 0, k = 0;
     const auto others = [&](const std::vector<Event>& events, size_t& at) {
       while (at < events.size() && !has_experts(events[at])) stage_.events.push_back(events[at++]);

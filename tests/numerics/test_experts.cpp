@@ -227,7 +227,9 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("exchanges beside compute, canonical: within a layer, and beside another micro-batch, layouts train to the bits of the reference") {
+TEST_CASE(
+    "exchanges beside compute, canonical: within a layer, and beside another micro-batch, layouts train to the bits of the "
+    "reference") {
   using enum Schedule;
   constexpr Sizes kSizes[] = {{.dp = 2, .ep = 2, .accumulation = 2},
                               {.dp = 2, .ep = 2, .accumulation = 4},
@@ -240,7 +242,9 @@ TEST_CASE("exchanges beside compute, canonical: within a layer, and beside anoth
                               {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2}};
   Experts more = kSoftmax;
   more.shared = 1;
-  for (Subject subject : {subject_of(kSoftmax, Optimizer::kSgd), subject_of(more, Optimizer::kAdamW, 0.25f, 0.5f),
+  Subject local = subject_of(more, Optimizer::kSgd);
+  local.model.window = {.tokens = 7, .global_every = 2};
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kSgd), subject_of(more, Optimizer::kAdamW, 0.25f, 0.5f), local,
                           layered(true, Optimizer::kAdamW)}) {
     subject.train.seq_len = 24;
     std::vector<Case> cases;
