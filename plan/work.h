@@ -58,7 +58,7 @@ int64_t rope_table_elements(const Segment& segment, const Op& op);
 bool works_on_host(const Segment& segment, const Op& op);
 
 /// Gives each role the buffers that kernels need beside operands: "workspace.<stream>", as large as the largest need of an op on
-/// the stream (in host memory if all those ops work there), and "rope.table" if an op rotates. They live across steps. If a role
+/// the stream (in host memory if all those ops work there), and tables of rotations (plan/rope_table.h). They live across steps. If a role
 /// already has them, they get the size that its program needs.
 void add_workspaces(Plan& plan, bool canonical);
 
