@@ -126,6 +126,9 @@ Result<ExitCode> import_case(const ImportFlags& flags) {
   more += machine_name.ok() ? fmt::format("machine: {{preset: {}, nodes: {}}}\n", machine, (ranks + per_node - 1) / per_node)
                             : fmt::format("machine: {{file: {}, nodes: {}}}\n", std::filesystem::absolute(machine).string(),
                                           (ranks + per_node - 1) / per_node);
+  more +=
+      "mode: simulate\nresolution: analytic  # as the framework runs it; a plan is of shardlab's own executor (profile: "
+      "shardlab)\n";
   interop::Imported settings = *imported;
   if (!flags.model.empty()) {
     std::erase_if(settings.settings, [](const auto& s) { return s.first.starts_with("model."); });

@@ -281,6 +281,8 @@ Result<std::vector<std::string>> weight_files(const std::string& from) {
   for (const auto& [tensor, file] : root["weight_map"].items()) {
     if (!file.is_string()) return wrong;
     const std::string name = file.get<std::string>();
+    const auto controls = [](char c) { return static_cast<unsigned char>(c) < 0x20; };
+    if (std::ranges::any_of(name, controls)) return wrong;
     if (name.empty() || name.find('/') != std::string::npos || !names.insert(name).second) {
       if (names.contains(name)) continue;
       return wrong;  // a file of another folder
@@ -325,10 +327,10 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
     files.push_back(std::move(*file));
     for (const auto& [tensor, stored] : files.back()->header().tensors)
       if (!places.emplace(tensor, Place{files.back().get(), &stored}).second)
-        return refusal(fmt::format("`{}` stands in two files", tensor), "keep one");
+        return refusal(fmt::format("`{}` stands in two files", interop::shown_name(tensor)), "keep one");
     for (const std::string& other : files.back()->header().others) {
       of_other_types.emplace(other, name);
-      if (!interop::is_derived_tensor(other, *model)) unknown.push_back(other + " (of another element type)");
+      if (!interop::is_derived_tensor(other, *model)) unknown.push_back(interop::shown_name(other) + " (of another element type)");
     }
   }
   const std::vector<interop::ForeignTensor> tensors = interop::foreign_tensors(*model);
@@ -345,16 +347,17 @@ Result<ExitCode> import_weights(const WeightsFlags& flags) {
       return refusal(fmt::format("no file has `{}`", tensor.name),
                      "name the model that the weights are of (--model), or the files that are missing");
     if (found->second.tensor->shape != tensor.shape)
-      return refusal(fmt::format("`{}` is {} in {}, and {} in the model", found->first, fmt::join(found->second.tensor->shape, "x"),
-                                 found->second.file->path(), fmt::join(tensor.shape, "x")),
-                     "name the model that the weights are of (--model)");
+      return refusal(
+          fmt::format("`{}` is {} in {}, and {} in the model", interop::shown_name(found->first),
+                      fmt::join(found->second.tensor->shape, "x"), found->second.file->path(), fmt::join(tensor.shape, "x")),
+          "name the model that the weights are of (--model)");
     used[tensor.name] = found->second;
     places.erase(found);
     for (size_t part = 0; part < tensor.parts.size(); ++part)
       by_parameter[tensor.parts[part].parameter].emplace_back(&tensor, part);
   }
   for (const auto& [name, place] : places)
-    if (!interop::is_derived_tensor(name, *model)) unknown.push_back(name);
+    if (!interop::is_derived_tensor(name, *model)) unknown.push_back(interop::shown_name(name));
   if (!unknown.empty()) {
     const size_t count = unknown.size();
     unknown.resize(std::min(count, kShown));

@@ -102,8 +102,13 @@ Result<Exported> export_case(const Case& c, std::string_view framework, const Ex
   if (placement_of(c).nodes * placement_of(c).per_node != c.layout.world_size())
     account.refuse("layout.dp", fmt::format("{} ranks do not fill nodes of {} devices evenly", c.layout.world_size(),
                                             c.machine.devices_per_node));
-  account.require(!c.model.qk_norm, "model.qk_norm", "norms over heads of q and k are not exported");
-  account.require(!c.model.qkv_biases, "model.qkv_biases", "biases of q, k and v are not exported");
+  if (framework == "torchtitan" || framework == "nanotron") {  // their llama has neither
+    account.require(!c.model.qk_norm, "model.qk_norm", fmt::format("{}'s llama has no norms over heads of q and k", target->name));
+    account.require(!c.model.qkv_biases, "model.qkv_biases", fmt::format("{}'s llama has no biases of q, k and v", target->name));
+  } else if (framework != "megatron") {  // model/config.json says it by its model_type
+    account.require(!(c.model.qk_norm && c.model.qkv_biases), "model.qkv_biases",
+                    "no model_type of transformers has norms over heads of q and k and biases besides");
+  }
   for (const auto& [key, width] : {std::pair{"model.kv_lora_rank", c.model.latent.kv_rank},
                                    {"model.q_lora_rank", c.model.latent.q_rank},
                                    {"model.qk_nope_head_dim", c.model.latent.nope},

@@ -322,7 +322,15 @@ class Megatron {
     if (norm != (llama ? "RMSNorm" : "LayerNorm"))
       out_.problem("--normalization",
                    fmt::format("`{}` goes with no family of models here: RMSNorm with --swiglu, LayerNorm without", norm));
-    if (has("disable-bias-linear") != llama) out_.problem("--disable-bias-linear", "llama has no biases, gpt has them all");
+    if (has("disable-bias-linear") != llama)
+      out_.problem("--disable-bias-linear", "llama has no biases but those of --add-qkv-bias, gpt has them all");
+    if (has("add-qkv-bias") && llama) out_.set("model.qkv_biases", true);
+    if (has("qk-layernorm")) {
+      if (llama)
+        out_.set("model.qk_norm", true);
+      else
+        out_.problem("--qk-layernorm", "gpt has no norms over heads of q and k: remove it, or take a llama (--swiglu)");
+    }
   }
 
   void read_layout() {
@@ -994,7 +1002,8 @@ Result<Imported> import_file(std::string_view text, const std::string& name, std
     if (!entries.ok()) return entries.error();
     return Titan(std::move(*entries), devices).read(name);
   }
-  return Error{ExitCode::kUsage, fmt::format("files of `{}` are not read", framework), "expected one of: megatron deepspeed torchtitan", {}};
+  return Error{
+      ExitCode::kUsage, fmt::format("files of `{}` are not read", framework), "expected one of: megatron deepspeed torchtitan", {}};
 }
 
 std::string case_text(const Imported& imported, const std::string& more) {

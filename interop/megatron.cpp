@@ -45,6 +45,8 @@ void add_model(Account& account, Arguments& out) {
     out.option("--normalization", "RMSNorm");
     out.flag("--swiglu");
     out.flag("--disable-bias-linear");
+    if (m.qkv_biases) out.flag("--add-qkv-bias");
+    if (m.qk_norm) out.flag("--qk-layernorm");  // of the kind that --normalization names
   } else {
     out.option("--position-embedding-type", "learned_absolute");
     out.option("--normalization", "LayerNorm");

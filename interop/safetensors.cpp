@@ -12,6 +12,7 @@
 
 #include "plan/base/json_depth.h"
 #include "plan/base/limits.h"
+#include "plan/base/utf8.h"
 
 namespace shardlab::interop {
 
@@ -126,7 +127,7 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view head, int64_t file_
     if (key == "__metadata__") continue;
     const auto tensor = read_entry(entry, data_bytes);
     if (!tensor || !entry.contains("dtype") || !entry["dtype"].is_string())
-      return damaged(name, fmt::format("`{}` says no tensor of this file", key.substr(0, limits::kShownBytes)));
+      return damaged(name, fmt::format("`{}` says no tensor of this file", shown_name(key)));
     parts.emplace_back(tensor->begin, tensor->end);
     const auto type = std::ranges::find(kTypes, entry["dtype"].get_ref<const std::string&>(), &TypeName::name);
     if (type == kTypes.end()) {
@@ -136,10 +137,10 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view head, int64_t file_
     int64_t bytes = type->width;
     for (const int64_t extent : tensor->shape)
       if (__builtin_mul_overflow(bytes, extent, &bytes))
-        return damaged(name, fmt::format("the extents of `{}` overflow", key.substr(0, limits::kShownBytes)));
+        return damaged(name, fmt::format("the extents of `{}` overflow", shown_name(key)));
     if (bytes != tensor->end - tensor->begin)
-      return damaged(name, fmt::format("`{}` has {} bytes where its extents ask for {}", key.substr(0, limits::kShownBytes),
-                                       tensor->end - tensor->begin, bytes));
+      return damaged(
+          name, fmt::format("`{}` has {} bytes where its extents ask for {}", shown_name(key), tensor->end - tensor->begin, bytes));
     header.tensors[key] = *tensor;
     header.tensors[key].type = type->type;
   }
@@ -191,6 +192,13 @@ std::string narrowed(const std::vector<float>& values, WeightType type) {
     std::memcpy(bytes.data() + 2 * i, &bits, 2);
   }
   return bytes;
+}
+
+std::string shown_name(std::string_view name) {
+  std::string out;
+  for (const char c : visible(name.substr(0, limits::kShownBytes)))
+    out += c == '\n' || c == '\t' ? fmt::format("\\u{:04x}", static_cast<unsigned>(c)) : std::string(1, c);
+  return name.size() > limits::kShownBytes ? out + "..." : out;
 }
 
 }  // namespace shardlab::interop

@@ -46,4 +46,8 @@ std::vector<float> widened(std::string_view bytes, WeightType type);
 /// fp32 as stored bytes: exact for kF32, rounded to nearest even for kBf16 and kF16.
 std::string narrowed(const std::vector<float>& values, WeightType type);
 
+/// A name of a foreign file as messages show it: its first bytes, with line ends, control characters and marks of direction in JSON's
+/// notation ("\u000a"), so that a name cannot write lines of its own.
+std::string shown_name(std::string_view name);
+
 }  // namespace shardlab::interop

@@ -287,6 +287,18 @@ TEST_CASE("weights that do not fit the model are refused by name") {
   eight.replace(eight.find("\"F32\""), 5, "\"I32\"");
   scratch.write("public/model.safetensors", eight);
   REQUIRE(refused("weights import " + folder).find("is of an element type that is not read") != std::string::npos);
+  // Names of tensors cannot write lines of their own.
+  std::string forged = bytes;
+  const size_t entry = forged.find("\"model.norm.weight\"");
+  REQUIRE(entry != std::string::npos);
+  forged.replace(entry, 19, R"("mo\nshardlab: ok\u001b")");
+  uint64_t length = 0;
+  std::memcpy(&length, forged.data(), sizeof length);
+  length += std::string_view(R"("mo\nshardlab: ok\u001b")").size() - 19;
+  std::memcpy(forged.data(), &length, sizeof length);
+  scratch.write("public/model.safetensors", forged);
+  const std::string named = refused("weights import " + folder);
+  REQUIRE(named.find("\nshardlab: ok") == std::string::npos);
   // What 16 bits would make infinite is not written in them.
   const float large = 1e6f;
   std::string wide = bytes;

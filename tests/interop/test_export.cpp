@@ -189,6 +189,24 @@ TEST_CASE("no setting is lost: each other value changes the files, is left to th
   }
 }
 
+TEST_CASE("biases of q, k and v and norms over heads go where there is a word for them") {
+  Case biased = llama("megatron", "micro_batch: 1\n"), normed = biased;
+  biased.model.qkv_biases = true, normed.model.qk_norm = true;
+  REQUIRE(text_of(exported(biased, "megatron")).find("--disable-bias-linear\n--add-qkv-bias\n") != std::string::npos);
+  REQUIRE(text_of(exported(normed, "megatron")).find("--disable-bias-linear\n--qk-layernorm\n") != std::string::npos);
+  for (const char* framework : {"deepspeed", "accelerate"}) {
+    REQUIRE(text_of(exported(biased, framework)).find(R"("model_type": "qwen2")") != std::string::npos);
+    REQUIRE(text_of(exported(normed, framework)).find(R"("model_type": "qwen3")") != std::string::npos);
+    Case both = biased;
+    both.model.qk_norm = true;
+    REQUIRE(refusal(both, framework).find("model.qkv_biases=true: no model_type of transformers") != std::string::npos);
+  }
+  for (const char* framework : {"torchtitan", "nanotron"}) {
+    REQUIRE(refusal(biased, framework).find("model.qkv_biases=true") != std::string::npos);
+    REQUIRE(refusal(normed, framework).find("model.qk_norm=true") != std::string::npos);
+  }
+}
+
 TEST_CASE("what a framework does not have is refused by name, all of it at once") {
   const Case c = llama("shardlab", "dp: 4\npp: 4\nschedule: zb-h1\nzero: 0\ncompression: powersgd\nmicro_batch: 1\n");
   const std::string message = refusal(c, "megatron");

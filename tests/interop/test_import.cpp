@@ -91,7 +91,8 @@ TEST_CASE("what is exported reads back as the case") {
         "zero: 1\nhybrid_shard: 4\nmicro_batch: 1\nreduce_dtype: bf16\naccumulate_dtype: bf16\n",
         "pp: 4\nschedule: 1f1b\nstage_layers: '9,9,9,5'\nmicro_batch: 1\n",
         "precision: fp8\nfp8_scaling: block\nzero: 1\noffload: {optimizer: cpu}\nmicro_batch: 1\n",
-        "precision: fp16\nloss_scale: 1024\nmicro_batch: 1\noptimizer: sgd\n",
+        "precision: fp16\nloss_scale: 1024\nmicro_batch: 1\noptimizer: sgd\n", "model.qkv_biases: true\nmicro_batch: 1\n",
+        "model.qk_norm: true\nmicro_batch: 1\n",
         "precision: fp16\nloss_scale_start: 4096\nloss_scale_interval: 500\nmicro_batch: 1\nclip_norm: 1\ndropout: 0.1\n"}) {
     std::string text = more;
     const bool precise = text.find("precision:") != std::string::npos;
@@ -188,13 +189,15 @@ TEST_CASE("what no case can say is refused by name; what does not matter is list
               .find("--recompute-method") != std::string::npos);
   REQUIRE(refused(model + "--tensor-model-parallel-size ${TP}", "megatron").find("is not one value that stands in the file") !=
           std::string::npos);
-  REQUIRE(refused(model + "--tensor-model-parallel-size 4", "megatron", 6).find("6 devices are not a multiple") != std::string::npos);
+  REQUIRE(refused(model + "--tensor-model-parallel-size 4", "megatron", 6).find("6 devices are not a multiple") !=
+          std::string::npos);
   REQUIRE(refused(model + "--tensor-model-parallel-size -3", "megatron").find("`-3` is not a whole number of 1 or more") !=
           std::string::npos);
   REQUIRE(refused("hello", "megatron")
               .starts_with("file: none of --num-layers, --tensor-model-parallel-size, --micro-batch-size is given"));
   REQUIRE(refused("--tensor-model-paralel-size 2", "megatron").find("did you mean `--tensor-model-parallel-size`?") !=
           std::string::npos);
+  REQUIRE(refused(model + "--qk-layernorm", "megatron").find("--qk-layernorm: gpt has no norms") != std::string::npos);
   REQUIRE(refused(model + "--global-batch-size 3", "megatron", 2)
               .find("--global-batch-size: 3 is not a multiple of micro-batch 1 * 2 data-parallel ranks = 2") != std::string::npos);
 

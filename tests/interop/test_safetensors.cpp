@@ -48,6 +48,15 @@ TEST_CASE("tensors of other types are named, and their bytes are accounted for")
   REQUIRE(whole->tensors.size() == 1);
 }
 
+TEST_CASE("a name of a foreign file is shown on one line, without what a terminal takes for a command") {
+  REQUIRE(interop::shown_name("layers.0.weight") == "layers.0.weight");
+  REQUIRE(interop::shown_name("a\nb\tc") == "a\\u000ab\\u0009c");
+  REQUIRE(interop::shown_name("\x1b[2J\xff") == "\\u001b[2J\\u00ff");
+  REQUIRE(interop::shown_name(std::string(1000, 'x')) == std::string(400, 'x') + "...");
+  const std::string damaged = refused_file(file_of(R"({"a\nb\u001b":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})", 9));
+  REQUIRE(damaged.find("`a\\u000ab\\u001b` has 9 bytes") != std::string::npos);
+}
+
 TEST_CASE("damage is refused in words") {
   REQUIRE(refused_file("abc").find("ends within the length") != std::string::npos);
   REQUIRE(refused_file(std::string(8, '\xff')).find("is the most") != std::string::npos);
