@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "answers/namespaces.h"
+#include "answers/trained_keys.h"
 #include "plan/base/values.h"
 #include "reports/format.h"
 #include "simulator/estimator/analytic/shipped.h"
@@ -77,9 +78,7 @@ std::string bit_words(uint8_t bits, BitWords words) {
   return text;
 }
 
-bool is_of_trained(std::string_view path) {
-  return path == "train.lora_rank" || path == "train.lora_targets" || path == "train.frozen" || path == "train.frozen_bits";
-}
+bool is_of_trained(std::string_view path) { return std::ranges::find(kTrainedKeys, path) != kTrainedKeys.end(); }
 
 /// Which weights are trained. Nothing else is asked of the point.
 Result<Trained> trained_of(const sweeps::Point& said, const analytic::ModelShape& shape) {

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "answers/namespaces.h"
+#include "answers/trained_keys.h"
 #include "plan/base/json_depth.h"
 #include "plan/base/limits.h"
 #include "plan/base/values.h"
@@ -85,6 +86,8 @@ Result<void> deal(const Json& question, std::span<const Place> places, Flag leas
       SHARDLAB_TRY(put(*place, *word));
     } else if (const CaseKey* const key = find_key(name); key != nullptr && key->has_flag >= least) {
       keys.emplace_back(key->word(), *word);
+    } else if (key != nullptr && std::ranges::find(kTrainedKeys, key->path) != kTrainedKeys.end()) {
+      set.push_back(fmt::format("{}={}", key->path, *word));
     } else if (name.find('.') != std::string::npos || (key != nullptr && least == Flag::kCase)) {
       set.push_back(name + "=" + *word);
     } else {

@@ -13,6 +13,7 @@
 #include "answers/model_shape.h"
 #include "answers/namespaces.h"
 #include "answers/planned.h"
+#include "answers/trained_keys.h"
 #include "answers/words.h"
 #include "plan/automatic.h"
 #include "plan/base/values.h"
@@ -298,11 +299,11 @@ Result<sweeps::Point> searched_point(const SearchFlags& flags) {
   std::vector<std::string> words{"model=" + flags.model, "machine=" + flags.machine, "dp=1"};
   if (!flags.assume.empty()) words.push_back("model.assume=" + flags.assume);
   for (const std::string& word : flags.set) {
-    const bool known = word.starts_with("model.") || word.starts_with("machine.") || word.starts_with("data.rout");
-    if (!known)
-      return refusal(
-          fmt::format("--set {}", word),
-          "--set model.KEY=VALUE, machine.KEY=VALUE, data.routing=VALUE or data.routes=FILE; layouts have flags of their own");
+    const bool of_trained = std::ranges::find(kTrainedKeys, std::string_view(word).substr(0, word.find('='))) != kTrainedKeys.end();
+    if (!word.starts_with("model.") && !word.starts_with("machine.") && !word.starts_with("data.rout") && !of_trained)
+      return refusal(fmt::format("--set {}", word),
+                     "--set model.KEY=VALUE, machine.KEY=VALUE, data.routing=VALUE or data.routes=FILE; layouts and what is trained "
+                     "have flags of their own");
     words.push_back(word);
   }
   return point_from_words(options_around(flags.around, flags.machine_file, std::move(words)));
@@ -346,6 +347,11 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   if (profile->name == "shardlab" && said->model)
     return refusal(fmt::format("{} is not executed by shardlab: {}", model->name, said->model->unexecuted),
                    "name a framework that runs it: --profile megatron");
+  if (!said->unheld.empty())  // adapters that cannot be are refused in words
+    if (const auto trained = estimated_layout(*said); !trained.ok()) return trained.error();
+  if (profile->name == "shardlab" && shape.trained.frozen != 0)
+    return refusal("adapters and frozen weights are not executed by shardlab",
+                   "name a framework that trains them: --profile megatron");
   SHARDLAB_TRY(check(shape));  // before anything is multiplied
   auto space = space_of(flags, *model, shape, profile->can);
   if (!space.ok()) return space.error();

@@ -17,7 +17,7 @@ struct SearchFlags {
   std::string model, machine, machine_file, profile, assume, objective = "time", out, html, format;
   std::string devices, global_batch_tokens, seq_len, tokens, margin;
   std::vector<std::pair<std::string, std::string>> axes;  ///< key and values, in the words of the sweep file
-  std::vector<std::string> set;                           ///< "model.KEY=VALUE" and "machine.KEY=VALUE"
+  std::vector<std::string> set;  ///< "model.KEY=VALUE", "machine.KEY=VALUE", and what is trained: "train.lora_rank=16"
   int top = 10;
   double price_usd = 0, max_days = 0, site_overhead = 1.5, kg_co2_per_kwh = 0.4;
   Surroundings around;

@@ -45,7 +45,7 @@ SHARDLAB_API shardlab_answer* shardlab_memory(const char* question);
 
 /* The best layouts: the object of `shardlab search --format json`.
  * Keys beside axes: model, machine, devices, global_batch_tokens (all needed), seq_len, profile, machine_file, assume, objective, top,
- * tokens, price, max_days, margin, site_overhead, kg_co2_per_kwh. */
+ * lora_rank, lora_targets, frozen, frozen_bits, tokens, price, max_days, margin, site_overhead, kg_co2_per_kwh. */
 SHARDLAB_API shardlab_answer* shardlab_search(const char* question);
 
 /* {"models": [...], "machines": [...], "profiles": [...]}: the names that questions may use. */

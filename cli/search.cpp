@@ -4,7 +4,9 @@
 #include <chrono>
 #include <filesystem>
 
+#include "answers/model_shape.h"
 #include "answers/search_space.h"
+#include "answers/trained_keys.h"
 #include "answers/words.h"
 #include "cases/environment.h"
 #include "cases/interrupt.h"
@@ -14,8 +16,10 @@
 #include "cli/search_page.h"
 #include "cli/search_tables.h"
 #include "cli/verbs.h"
+#include "plan/base/check.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
+#include "plan/keys.h"
 #include "reports/format.h"
 #include "reports/html.h"
 #include "reports/store.h"
@@ -192,6 +196,8 @@ void print_question(const SearchFlags& flags, const SearchTask& task, const sear
   say(fmt::format("{}, {} parameters, in {} on {} devices of {}; as {} runs it (profile {}).", task.model_name,
                   count_words(static_cast<double>(task.parameters)), name_of(space.precision), fmt::join(space.devices, " or "),
                   task.machine.id, task.studies.front().prepared.profile().describes, flags.profile));
+  if (const std::string trained = trained_text(task.studies.front().prepared.shape()); !trained.empty())
+    say(fmt::format("A step {}.", trained));
   say(fmt::format("A step is {} tokens: {} sequences of {} tokens.",
                   count_words(static_cast<double>(space.sequences * space.seq_len)), space.sequences, space.seq_len));
   if (task.tokens > 0)
@@ -354,6 +360,15 @@ void add_search_flags(CLI::App& verb, SearchFlags& flags) {
       "--out", flags.out,
       "a folder for results.csv, pareto.csv, lost.csv and best.yaml, saved as the search goes; `shardlab report` reads it");
   add_key_flags(verb, flags.axes, Flag::kAxis);
+  for (const std::string_view path : kTrainedKeys) {
+    const CaseKey* key = find_key(path);
+    SHARDLAB_CHECK(key != nullptr, "no key has the path {}", path);
+    const std::string word(key->word());
+    const std::string name = hyphenated(word) == word ? "--" + word : fmt::format("--{},--{}", hyphenated(word), word);
+    verb.add_option_function<std::string>(
+        name, [&flags, path](const std::string& value) { flags.set.push_back(fmt::format("{}={}", path, value)); },
+        flag_help(*key));
+  }
 }
 
 Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {
