@@ -46,7 +46,15 @@ void count_refused(const CaseOutcome& outcome, Reasons& reasons) {
 
 void print_rows(std::span<const CaseOutcome> cases) {
   if (cases.empty()) return;
-  print(without_empty_columns(case_table(cases, summary_columns())), TableFormat::kTable);
+  std::vector<std::string_view> columns(summary_columns().begin(), summary_columns().end());
+  const bool mixed = mixes_predictions(cases);
+  if (mixed) columns.insert(std::ranges::find(columns, "predicted_step_s") + 1, "predicted_by");
+  print(without_empty_columns(case_table(cases, columns)), TableFormat::kTable);
+  if (mixed)
+    fmt::print("{}\n",
+               wrapped("predicted by analytic: an estimate without a plan, which chose the points that were then predicted by "
+                       "their plans; the two do not compare to a few percent",
+                       terminal_width(), 2));
   if (std::ranges::any_of(cases, [](const CaseOutcome& o) { return step_error_pct(o).has_value(); }))
     fmt::print("error: the predicted step over the measured one, minus 1\n");
 }

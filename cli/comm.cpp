@@ -127,11 +127,11 @@ Table table_of(const std::vector<CommRow>& rows, const CommOptions& options) {
                {"time_s", Unit::kSeconds, "time"},
                {"algbw", Unit::kBytesPerSecond},
                {"busbw", Unit::kBytesPerSecond},
-               {.name = "wrong", .right = true},
+               {.name = "wrong", .heading = "wrong elements", .right = true},
                {"in_place_time_s", Unit::kSeconds, "in place"},
                {"in_place_algbw", Unit::kBytesPerSecond, "algbw"},
                {"in_place_busbw", Unit::kBytesPerSecond, "busbw"},
-               {.name = "in_place_wrong", .heading = "wrong", .right = true}},
+               {.name = "in_place_wrong", .heading = "wrong elements", .right = true}},
               {}};
   for (const CommRow& row : rows) {
     std::vector<Value> cells{std::string(word_of(row.kind)), std::string(kAlgorithms[static_cast<size_t>(row.algorithm)]),
@@ -216,8 +216,10 @@ Result<ExitCode> say(const std::vector<CommRow>& rows, const CommOptions& option
   else {
     fmt::print(
         "{} ranks, transport {}. time: a call from one buffer into another; in place: a call within one buffer, and the columns\n"
-        "after it. algbw: bytes over time; busbw: what each link carries, as nccl-tests has it. reduce_scatter is done in place\n"
-        "alone, all_to_all into another buffer alone.\n\n",
+        "after it. algbw: bytes over time; busbw: what each link carries, as nccl-tests has it. wrong elements: those of all "
+        "ranks'\n"
+        "results that differ from what the collective must give, in one call after the timed ones; empty: not checked.\n"
+        "reduce_scatter is done in place alone, all_to_all into another buffer alone.\n\n",
         options.ranks, name_of(options.transport));
     print(table_of(rows, options), *format);
   }

@@ -16,8 +16,20 @@
 
 namespace shardlab::cli {
 
+namespace {
+
+constexpr int kPipeWidth = 120;  ///< columns of a line that goes into a file or to another program
+bool asked_wide = false;         ///< --wide on this process's command line
+
+}  // namespace
+
 void add_format(CLI::App& verb, std::string& format) {
   verb.add_option("--format", format, fmt::format("one of {}", kTableFormats))->default_val("table");
+  verb.add_flag_callback(
+      "--wide", [] { asked_wide = true; },
+      fmt::format("lines as long as what they say; else as wide as the terminal or COLUMNS says, {} characters in "
+                  "a file or a pipe",
+                  kPipeWidth));
 }
 
 Result<TableFormat> parse_format(const std::string& name) {
@@ -37,11 +49,12 @@ CLI::Validator number_in(double least, double most) {
 }
 
 int terminal_width() {
+  if (asked_wide) return 0;
   const char* columns = std::getenv("COLUMNS");
   const auto asked = columns != nullptr ? parse_count(columns) : std::nullopt;
   if (asked && *asked >= 20 && *asked <= 10'000) return static_cast<int>(*asked);
   winsize size{};
-  if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+  if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return kPipeWidth;
   return size.ws_col;
 }
 

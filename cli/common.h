@@ -18,7 +18,7 @@
 
 namespace shardlab::cli {
 
-/// Adds `--format table|json|csv|markdown`.
+/// Adds `--format table|json|csv|markdown`, and `--wide`, under which `terminal_width` is 0.
 void add_format(CLI::App& verb, std::string& format);
 /// The format of that name, or a usage error.
 Result<TableFormat> parse_format(const std::string& name);
@@ -43,7 +43,7 @@ void add_restart_flags(CLI::App& verb, Restarts& restarts);
 /// Refuses flags of restarts that mean nothing without another.
 Result<void> check_restarts(const Restarts& restarts);
 
-/// Columns of the reader of stdout: $COLUMNS if it is set, else the terminal's width; 0 if stdout is no terminal.
+/// Columns of the reader of stdout: $COLUMNS if it is set, else the terminal's width, or 120 where stdout is none. 0: lines are not broken.
 int terminal_width();
 bool stderr_is_terminal();
 

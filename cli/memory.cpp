@@ -187,9 +187,11 @@ Result<ExitCode> print_what_if(const MemoryFlags& flags, MemoryAnswerOptions opt
     print(table, format);
     return code_of(after->answer.fits());
   }
-  fmt::print("{} on {} of {}\n  now      {}\n  what if  {}\n\nbytes of the rank that needs most\n",
-             before->question.config.model.name, devices_text(before->question.point.world_size()),
-             before->question.config.machine.id, layout_line(before->question.point), layout_line(after->question.point));
+  fmt::print(
+      "{} on {} of {}\n  now      {}\n  what if  {}\n\nbytes of the rank that needs most: what saves most first, what costs most "
+      "last\n",
+      before->question.config.model.name, devices_text(before->question.point.world_size()), before->question.config.machine.id,
+      layout_line(before->question.point), layout_line(after->question.point));
   print(table, format);
   fmt::print("\nnow      {}what if  {}", verdict_text(before->answer), verdict_text(after->answer));
   for (const auto& [name, told] : {std::pair{"now", &*before}, {"what if", &*after}})

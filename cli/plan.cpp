@@ -17,9 +17,11 @@
 #include "plan/base/limits.h"
 #include "plan/pipeline_case.h"
 #include "plan/text.h"
+#include "plan/text_places.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
 #include "plan/work.h"
+#include "reports/columns.h"
 #include "reports/format.h"
 #include "simulator/interpreter/collective_choice.h"
 #include "strategies/lower.h"
@@ -89,12 +91,40 @@ std::optional<std::string> plan_text(const std::string& path) {
   return std::move(*text);
 }
 
+/// "layer.F attn.qkv linear.F" of "layers.3 m2 layer.F attn.qkv linear.F".
+std::string_view without_call(std::string_view op) {
+  for (const std::string_view prefix : {"layers.", "m"}) {
+    const size_t end = std::min(op.find(' '), op.size());
+    const std::string_view number = op.substr(std::min(prefix.size(), end), end - std::min(prefix.size(), end));
+    const bool counts = !number.empty() && number.find_first_not_of("0123456789") == std::string_view::npos;
+    if (op.starts_with(prefix) && counts) op.remove_prefix(std::min(end + 1, op.size()));
+  }
+  return op;
+}
+
+/// Where the op stands that a finding names; else the slot, buffer or parameter that its message names first, its segment, its role.
+TextPlace place_of(const Finding& finding, const PlanPlaces& places) {
+  const std::string op(without_call(finding.op));
+  if (const auto found = places.ops.find(op); found != places.ops.end()) return found->second;
+  const std::string segment = op.substr(0, op.find(' ')), named = op + " " + finding.message;
+  for (size_t at = named.find('%'); at != std::string::npos; at = named.find('%', at + 1)) {
+    std::string entry = named.substr(at, named.find_first_of(" ,;:()`", at) - at);
+    while (entry.ends_with('.')) entry.pop_back();
+    for (const std::string& owner : {segment + " ", fmt::format("{} ", finding.role), std::string()})
+      if (const auto found = places.entries.find(owner + entry); found != places.entries.end()) return found->second;
+  }
+  if (const auto found = places.segments.find(segment); found != places.segments.end()) return found->second;
+  const auto role = places.roles.find(finding.role);
+  return role == places.roles.end() ? TextPlace() : role->second;
+}
+
 /// Prints the findings of `verify` in a plan written by hand or left by a run; the figures of a good plan.
 Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, TableFormat format) {
   if (!flags.after.empty() || !flags.set.empty() || flags.grid)
     return Error{ExitCode::kUsage, "--after, --set and --grid are of a case, and this is a plan's text", "name the case file",
                  flags.file};
-  auto plan = parse_plan(text, flags.file);
+  PlanPlaces places;
+  auto plan = parse_plan(text, flags.file, places);
   if (!plan.ok()) return plan.error();
   for (size_t role = 0; role < plan->roles.size(); ++role)
     if (plan->roles[role].program.empty())
@@ -107,10 +137,14 @@ Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, Tab
       findings.insert(findings.end(), unordered.begin(), unordered.end());
     }
   if (!findings.empty()) {
-    Table table{{{"rule"}, {"role"}, {"op"}, {"finding"}}, {}};
-    for (const Finding& f : findings)
-      table.rows.push_back({std::string(name_of(f.rule)), f.role < 0 ? Value() : Value(int64_t{f.role}), f.op, f.message});
-    print(table, format);
+    Table table{{{"line"}, {"column"}, {"rule"}, {"role"}, {.name = "op", .wraps = true}, {.name = "finding", .wraps = true}}, {}};
+    for (const Finding& f : findings) {
+      const TextPlace place = place_of(f, places);
+      const auto number = [](int n, int least) { return n < least ? Value() : Value(int64_t{n}); };
+      table.rows.push_back(
+          {number(place.line, 1), number(place.column, 1), std::string(name_of(f.rule)), number(f.role, 0), f.op, f.message});
+    }
+    print(format == TableFormat::kTable ? without_empty_columns(table) : table, format);
     fmt::print(stderr, "{}: the plan is refused: {} {}. {}", flags.file, findings.size(), findings.size() == 1 ? "fault" : "faults",
                with_shipped_paths("docs/verify.md explains the rules; `shardlab plan CASE.yaml` prints a correct plan.\n"));
     return ExitCode::kNo;
@@ -200,7 +234,7 @@ ExitCode print_schedule(const Case& config, TableFormat format) {
   fmt::print(
       "{}: {} stages, {} parts, {} {}. F: forward, I: gradient of the part's input, W: of its weights, B: both.\n"
       "With one unit of time a slot, two for B, stages idle for {} of the step.\n\n{}\n",
-      name_of(config.layout.schedule), schedule.stages, schedule.parts, schedule.micro_batches,
+      schedule_words(config), schedule.stages, schedule.parts, schedule.micro_batches,
       schedule.micro_batches == 1 ? "micro-batch" : "micro-batches", percent_text(idle),
       folded_grid(schedule, print_grid(schedule, costs), terminal_width()));
   print(table, format);

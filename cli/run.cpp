@@ -1,5 +1,6 @@
 // run SWEEP.yaml: expands a sweep and runs its cases, saving every result as it comes.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -17,6 +18,7 @@
 #include <tuple>
 #include <utility>
 
+#include "answers/words.h"
 #include "cases/analytic_case.h"
 #include "cases/case_process.h"
 #include "cases/environment.h"
@@ -33,10 +35,12 @@
 #include "cli/progress.h"
 #include "cli/shipped.h"
 #include "cli/verbs.h"
+#include "plan/base/check.h"
 #include "plan/base/files.h"
 #include "plan/base/utf8.h"
 #include "plan/base/values.h"
 #include "plan/base/world_error.h"
+#include "plan/keys.h"
 #include "plan/reasons.h"
 #include "reports/columns.h"
 #include "reports/format.h"
@@ -147,7 +151,12 @@ void announce_traces(std::span<const Point> points, const std::string& out) {
 Result<void> check_directory(const RunFlags& flags, const std::string& out, const RunDirectory& directory, const Sweep& sweep) {
   if (directory.size() == 0) return {};
   if (!flags.resume)
-    return Error{ExitCode::kUsage, fmt::format("{} already holds results", out), "go on with --resume, or name another --out", {}};
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} already holds results", out),
+                 fmt::format("go on with --resume, which keeps what is there and runs the rest; begin again with another --out; "
+                             "`shardlab report {}` shows what is there",
+                             shell_word(out)),
+                 {}};
   const auto runs = directory.store().runs();
   if (runs.empty() || runs.back().sweep == sweep.name()) return {};
   return Error{ExitCode::kUsage,
@@ -295,7 +304,28 @@ struct Digest {
   Reasons refused;
 };
 
-void print_results(Digest& digest, const std::vector<Claim>& claims) {
+/// What the sweep leaves open and cases therefore have by default, by the keys that say otherwise; empty where nothing is.
+std::string assumed_text(const Sweep& sweep, std::span<const CaseOutcome> cases) {
+  constexpr std::string_view kAsked[] = {"train.seq_len",   "train.micro_batch",  "train.grad_accumulation",
+                                         "train.precision", "train.optimizer",    "layout.schedule",
+                                         "profile",         "execution.attention"};
+  std::string text;
+  for (const std::string_view path : kAsked) {
+    const CaseKey* key = find_key(path);
+    SHARDLAB_CHECK(key != nullptr, "no key has the path {}", path);
+    if (says(sweep, path) || (path == "train.grad_accumulation" && says(sweep, "train.global_batch_tokens"))) continue;
+    std::set<std::string> values;
+    for (const CaseOutcome& o : cases)
+      if (o.status != Status::kRefused && (path != "layout.schedule" || o.config.layout.pp > 1)) values.insert(key->get(o.config));
+    if (!values.empty()) text += fmt::format("{}{}={}", text.empty() ? "" : " ", key->word(), fmt::join(values, " or "));
+  }
+  return text.empty()
+             ? text
+             : fmt::format("assumed, as the sweep does not say: {}; otherwise: the key in the file, or --set KEY=VALUE", text);
+}
+
+void print_results(Digest& digest, const Sweep& sweep) {
+  const std::vector<Claim>& claims = sweep.claims();
   const Selection selection = digest.selector.take();
   if (!selection.complete()) {
     print_rows(fastest(selection.cases, kShown));
@@ -307,6 +337,9 @@ void print_results(Digest& digest, const std::vector<Claim>& claims) {
   fmt::print("\n");
   print_statements(verdicts(claims, selection.cases));
   print_statements(statements(selection.cases, summarise(selection.cases, selection.left_out)));
+  std::fflush(stdout);  // both may go to one file
+  if (const std::string assumed = assumed_text(sweep, selection.cases); !assumed.empty())
+    fmt::print(stderr, "\n{}\n", wrapped(assumed, terminal_width(), 2));
 }
 
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
@@ -669,7 +702,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats*
       directory->for_each([&](const CaseOutcome& outcome) {
         if (of_sweep(outcome)) digest.add(outcome);
       });
-    print_results(digest, sweep->claims());
+    print_results(digest, *sweep);
   }
   std::fflush(stdout);  // both may go to one file
   fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);

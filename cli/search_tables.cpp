@@ -23,6 +23,7 @@ using search::Candidate;
 std::map<std::string, Value> row_of(const SearchTask& task, const Candidate& c) {
   std::map<std::string, Value> row{{"status", std::string("ok")},
                                    {"name", layout_words(c.point)},
+                                   {"predicted_by", std::string("analytic")},
                                    {"model", task.model_name},
                                    {"parameters", task.parameters},
                                    {"machine", task.machine.id},

@@ -18,6 +18,7 @@
 #include "plan/op_fields.h"
 #include "plan/text.h"
 #include "plan/text_names.h"
+#include "plan/text_places.h"
 
 namespace shardlab {
 namespace {
@@ -89,7 +90,8 @@ std::vector<Work> prototypes() {
 
 class Parser {
  public:
-  Parser(std::string_view text, std::string_view file) : file_(file), tokens_(lex(text)), prototypes_(prototypes()) {}
+  Parser(std::string_view text, std::string_view file, PlanPlaces* places)
+      : file_(file), tokens_(lex(text)), prototypes_(prototypes()), places_(places) {}
 
   Result<Plan> run() {
     if (static_cast<int64_t>(tokens_.size()) > kMaxPlanTokens)
@@ -110,6 +112,7 @@ class Parser {
  private:
   // --- tokens ------------------------------------------------------------------------------------------------------
 
+  static TextPlace place_of(const Token& token) { return {token.line, token.column}; }
   const Token& peek(size_t ahead = 0) const { return tokens_[std::min(at_ + ahead, tokens_.size() - 1)]; }
   bool failed() const { return error_.has_value(); }
 
@@ -332,6 +335,7 @@ class Parser {
     const Token at = peek();
     p.decay = false;
     if (!name(p.name, "the name of a parameter") || !define(parameters_, at, plan_.parameters.size(), "a parameter")) return false;
+    if (places_ != nullptr) places_->entries.try_emplace("%" + p.name, place_of(at));
     if (!type(p.type)) return false;
     const bool several = take_word("stages");
     if (!several && !take_word("stage")) return expected("`stage` or `stages`");
@@ -435,6 +439,7 @@ class Parser {
     const Token at = peek();
     Segment segment;
     if (!name(segment.name, "the name of a segment") || !define(segments_, at, plan_.segments.size(), "a segment")) return false;
+    if (places_ != nullptr) places_->segments.try_emplace(segment.name, place_of(at));
     plan_.segments.push_back(segment);
     slot_names_.emplace_back();
     in_segment_ = true;
@@ -455,6 +460,7 @@ class Parser {
     ++at_;
     const size_t index = segment.slots.size();
     slot.name = peek().text;
+    if (places_ != nullptr) places_->entries.try_emplace(segment.name + " %" + slot.name, place_of(peek()));
     if (!class_and_type(slot_names_.back(), peek(), index, "a slot", slot.cls, slot.type)) return false;
     if (!space(slot.space)) return false;
     if (take_word("view") && !view(slot.view.emplace(), index)) return false;
@@ -492,9 +498,11 @@ class Parser {
   }
 
   bool op_line(Segment& segment) {
+    const Token at = peek();
     Op op;
     if (!op_name(op.work) || !name(op.label, "the op's label")) return false;
     if (!operands(op.reads) || !mark("->") || !operands(op.writes) || !op_tail(op) || !apply_attributes(op.work)) return false;
+    if (places_ != nullptr) places_->ops.try_emplace(shardlab::op_name(segment, op), place_of(at));
     segment.steps.emplace_back(std::move(op));
     return line_end();
   }
@@ -623,6 +631,7 @@ class Parser {
     if (!number(role.stage, "the role's stage")) return false;
     if (role.stage < 0 || role.stage >= kMaxRanks)
       return fail(at, fmt::format("expected a stage from 0 to {}, found {}", kMaxRanks - 1, role.stage));
+    if (places_ != nullptr) places_->roles.try_emplace(role.stage, place_of(at));
     plan_.roles.push_back(std::move(role));
     buffer_names_.clear();
     in_role_ = true;
@@ -642,6 +651,7 @@ class Parser {
     Buffer buffer;
     const size_t index = role.buffers.size();
     buffer.name = peek().text;
+    if (places_ != nullptr) places_->entries.try_emplace(fmt::format("{} %{}", role.stage, buffer.name), place_of(peek()));
     if (!class_and_type(buffer_names_, peek(), index, "a buffer", buffer.kind, buffer.type) || !space(buffer.space)) return false;
     if (take_word("persistent")) buffer.persistent = true;
     if (take_word("view") && !view(buffer.view.emplace(), index)) return false;
@@ -748,6 +758,7 @@ class Parser {
   std::vector<Names> slot_names_;  ///< by segment
   std::vector<Pending> pending_;
   std::vector<Attribute> attributes_;
+  PlanPlaces* places_;  ///< what the caller wants filled, or nullptr
 };
 
 }  // namespace
@@ -764,11 +775,20 @@ bool is_plan_text(std::string_view text) {
   return false;
 }
 
-Result<Plan> parse_plan(std::string_view text, std::string_view file) {
+namespace {
+
+Result<Plan> parse_text(std::string_view text, std::string_view file, PlanPlaces* places) {
   if (static_cast<int64_t>(text.size()) > limits::kPlanBytes)
     return Error{ExitCode::kUsage, fmt::format("the text has more than {} bytes", limits::kPlanBytes),
                  "print a plan of fewer micro-batches or stages", std::string(file)};
-  return Parser(text, file).run();
+  return Parser(text, file, places).run();
+}
+
+}  // namespace
+
+Result<Plan> parse_plan(std::string_view text, std::string_view file) { return parse_text(text, file, nullptr); }
+Result<Plan> parse_plan(std::string_view text, std::string_view file, PlanPlaces& places) {
+  return parse_text(text, file, &places);
 }
 
 }  // namespace shardlab

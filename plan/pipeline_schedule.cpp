@@ -373,8 +373,9 @@ void find_placement(PipelineSchedule& s, const std::vector<std::vector<int>>& fo
 }  // namespace
 
 Result<PipelineSchedule> from_csv(std::string_view text, std::string_view where) {
+  size_t head = 0;  // lines before the first row: the name of the file that the table was read from
   const auto no = [&](size_t row, size_t column, std::string message, std::string hint) {
-    return Error{ExitCode::kUsage, std::move(message), std::move(hint), fmt::format("{}:{}:{}", where, row + 1, column + 1)};
+    return Error{ExitCode::kUsage, std::move(message), std::move(hint), fmt::format("{}:{}:{}", where, head + row + 1, column + 1)};
   };
   constexpr std::string_view kForm =
       "write one row for each stage, cells separated by commas; a cell is PART, letter, MICRO-BATCH, such as 0F0; letters: F "
@@ -383,6 +384,7 @@ Result<PipelineSchedule> from_csv(std::string_view text, std::string_view where)
   s.order.clear();
   s.parts = s.micro_batches = 0;
   std::vector<std::string_view> rows = split(text, '\n');
+  if (!rows.empty() && trimmed(rows.front()).ends_with(".csv")) rows.erase(rows.begin()), head = 1;
   while (!rows.empty() && trimmed(rows.back()).empty()) rows.pop_back();
   if (rows.empty()) return no(0, 0, "the schedule is empty", std::string(kForm));
   if (std::ssize(rows) > kMaxMicroBatches)

@@ -9,6 +9,7 @@
 
 #include "plan/op_fields.h"
 #include "plan/text_names.h"
+#include "plan/text_places.h"
 
 namespace shardlab {
 
@@ -24,6 +25,11 @@ std::string name_text(std::string_view name) {
       text += c;
   }
   return text + '"';
+}
+
+std::string op_name(const Segment& segment, const Op& op) {
+  constexpr std::string_view kPhases[] = {"", ".F", ".I", ".W"};
+  return fmt::format("{} {} {}{}", segment.name, op.label, kind_of(op.work), kPhases[static_cast<size_t>(phase_of(op.work))]);
 }
 
 namespace {

@@ -14,11 +14,6 @@
 
 namespace shardlab::verifying {
 
-std::string op_name(const Segment& segment, const Op& op) {
-  constexpr std::string_view kPhases[] = {"", ".F", ".I", ".W"};
-  return fmt::format("{} {} {}{}", segment.name, op.label, kind_of(op.work), kPhases[static_cast<size_t>(phase_of(op.work))]);
-}
-
 std::string op_name(const Segment& segment, const Op& op, const Call& call) {
   std::string text;
   if (call.layer >= 0) text += fmt::format("layers.{} ", call.layer);

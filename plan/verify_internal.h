@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plan/precision.h"
+#include "plan/text_places.h"
 #include "plan/verify.h"
 
 namespace shardlab::verifying {
@@ -31,9 +32,8 @@ class Report {
   std::vector<Finding> findings_;
 };
 
-/// "layer.F attn.qkv linear.F": an op of a segment.
-std::string op_name(const Segment& segment, const Op& op);
-/// "layers.3 m2 layer.F attn.qkv linear.F": the same in a call.
+using shardlab::op_name;
+/// "layers.3 m2 layer.F attn.qkv linear.F": an op of a segment in a call.
 std::string op_name(const Segment& segment, const Op& op, const Call& call);
 /// "replicate", "shard(1)", "partial", "local".
 std::string placement_name(Placement p);

@@ -174,7 +174,7 @@ const std::vector<CaseColumn> kColumns = {
     of_key("ep"),
     of_key("zero"),
     CaseColumn{"schedule", Unit::kNone, "", "order of the pipeline's micro-batches",
-               [](Outcome o) { return text(name_of(o.config.layout.schedule)); }, true},
+               [](Outcome o) { return text(schedule_words(o.config)); }, true},
     of_key("sequence_parallel"),
     CaseColumn{"recompute", Unit::kNone, "", "what backward computes again",
                [](Outcome o) {
@@ -211,10 +211,13 @@ const std::vector<CaseColumn> kColumns = {
                PREDICTED(peak_bytes)},
     CaseColumn{"measured_peak_bytes", Unit::kBytes, "measured peak", "largest sum of live bytes over ranks, as the ops ran",
                MEASURED(peak_bytes)},
-    CaseColumn{"predicted_wire_bytes", Unit::kBytes, "predicted wire", "payload sent in one step, summed over ranks",
+    CaseColumn{"predicted_wire_bytes", Unit::kBytes, "predicted wire",
+               "payload sent in one step, summed over ranks; of a step that is made again (rolled_back_steps) once",
                PREDICTED(wire_bytes)},
     CaseColumn{"measured_wire_bytes", Unit::kBytes, "measured wire",
-               "payload sent in one step, summed over ranks, counted where it was sent",
+               "payload sent in one step, summed over ranks, counted where it was sent; what a step that is made again "
+               "(rolled_back_steps) sends "
+               "then is in no column",
                [](Outcome o) { return o.measured ? maybe(o.measured->wire_bytes) : kNotApplicable; }},
     CaseColumn{"predicted_compute_s", Unit::kSeconds, "predicted compute", "union of compute ops on the slowest rank",
                PREDICTED_TIME(compute_s)},
@@ -357,6 +360,9 @@ const std::vector<CaseColumn> kColumns = {
     of_key("expert_overlap"),
     CaseColumn{"code", Unit::kNone, "", "of the reason, where it has one: `shardlab explain CODE` says more",
                [](Outcome o) { return text(o.status == Status::kOom ? does_not_fit_code() : code_in(o.reason)); }},
+    CaseColumn{"predicted_by", Unit::kNone, "predicted by",
+               "timeline (every instruction), segments (the same figures, by stretches) or analytic (an estimate without a plan)",
+               [](Outcome o) { return text(predicted_by(o)); }},
     // By memory space and class, each space at its own peak, of the rank with the highest.
     OF_SPACE("device", "device memory", memory),
     OF_SPACE("host", "host memory", host_memory),
@@ -409,6 +415,29 @@ Table case_table(std::span<const CaseOutcome> cases, std::span<const std::string
   return table;
 }
 
+std::string_view predicted_by(const CaseOutcome& outcome) {
+  if (!outcome.predicted || outcome.program_version.empty()) return {};
+  for (const std::string_view coarse : {"analytic", "segments"})
+    if (outcome.program_version.ends_with(fmt::format(" {}", coarse))) return coarse;
+  return "timeline";
+}
+
+bool mixes_predictions(std::span<const CaseOutcome> cases) {
+  std::string_view first;
+  for (const CaseOutcome& o : cases) {
+    const std::string_view by = predicted_by(o);
+    if (first.empty()) first = by;
+    if (!by.empty() && by != first) return true;
+  }
+  return false;
+}
+
+std::string schedule_words(const Case& config) {
+  const std::string first = config.layout.schedule_table.substr(0, config.layout.schedule_table.find('\n'));
+  const bool is_file = config.layout.schedule == Schedule::kTable && first.ends_with(".csv");
+  return is_file ? first : std::string(name_of(config.layout.schedule));
+}
+
 std::string layout_text(const Case& config) {
   const Layout& l = config.layout;
   std::string out;
@@ -417,7 +446,7 @@ std::string layout_text(const Case& config) {
     if (size > 1) add(fmt::format("{}{}", key, size));
   if (out.empty()) out = "1 rank";
   if (l.zero > 0) add(fmt::format("zero{}", l.zero));
-  if (l.schedule != Schedule::kNone) add(name_of(l.schedule));
+  if (l.schedule != Schedule::kNone) add(schedule_words(config));
   if (l.sequence_parallel) add("sequence-parallel");
   if (l.tensor_overlap) add("tensor-overlap");
   if (l.expert_overlap != ExpertOverlap::kNone) add(fmt::format("expert-overlap-{}", name_of(l.expert_overlap)));

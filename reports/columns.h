@@ -38,6 +38,9 @@ Table case_table(std::span<const CaseOutcome> cases, std::span<const std::string
 /// "dp2 tp2 zero1": the layout in words, keys of value 1 left out; "1 rank" for a single rank.
 std::string layout_text(const Case& config);
 
+/// What people call the case's schedule: its name, or of a table of slots its first line where this is the name of a file ("my.csv").
+std::string schedule_words(const Case& config);
+
 /// "tp2-final (tp2)", or the name alone where it says what the layout says.
 std::string case_title(const Case& config);
 
@@ -51,6 +54,13 @@ std::optional<double> mfu(const CaseOutcome& outcome, double step_s);
 /// Optimizer steps of the run, its warm-up included, until the training loss reached `loss_target`. Nothing where no loss is asked
 /// for, nothing was trained, or the run ended before.
 std::optional<int64_t> steps_to_loss(const CaseOutcome& outcome);
+
+/// What predicted the case, by the version that its result was saved under: "timeline", "segments", or "analytic" for an estimate without
+/// a plan. Empty where nothing did, or the version is not known.
+std::string_view predicted_by(const CaseOutcome& outcome);
+
+/// Whether some of the cases were predicted by another resolution than others: the estimates of a search beside the points that it ran.
+bool mixes_predictions(std::span<const CaseOutcome> cases);
 
 /// (predicted - measured) / measured, in percent; positive where the prediction was too slow. Nothing unless both are there.
 std::optional<double> step_error_pct(const CaseOutcome& outcome);

@@ -117,7 +117,7 @@ void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
         "The pipeline's bubble, in which compute waits for another stage, whatever else runs meanwhile, is {}, {} of the "
         "step; that of schedule {} with even stages and slots of equal length is {}: more grad_accumulation makes it "
         "smaller.",
-        seconds_text(bubble * step), percent_text(bubble), name_of(l.schedule), percent_text((end - busy) / end)));
+        seconds_text(bubble * step), percent_text(bubble), schedule_words(o.config), percent_text((end - busy) / end)));
   }
   if (measured) {
     const double unplanned = o.measured->unplanned_time_s;
@@ -218,7 +218,9 @@ void contention_reason(const CaseOutcome& o, std::vector<std::string>& out) {
                               o.config.threads_per_rank));
   else if (o.predicted && o.predicted->extrapolated)
     out.push_back(o.predicted->calibration_id.empty()
-                      ? "The prediction comes from data sheets, not from a measured machine."
+                      ? "The prediction comes from data sheets, the peak rates that a device's maker publishes, of which programs "
+                        "reach a stated share; not "
+                        "from a measured machine."
                       : "Some ops lie outside what the calibration measured: the prediction extrapolates there.");
 }
 

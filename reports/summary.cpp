@@ -399,6 +399,12 @@ Summary summarise(std::span<const CaseOutcome> cases, const std::array<int64_t, 
     ++s.by_status[static_cast<size_t>(o.status)];
     s.by_measurement = s.by_measurement || (is_ok(o) && o.measured);
   }
+  // Predictions of several resolutions do not compare: of those the finest count, in this order.
+  constexpr std::string_view kFinest[] = {"timeline", "segments", "analytic", ""};
+  const auto fineness = [&](const CaseOutcome& o) { return std::ranges::find(kFinest, predicted_by(o)) - kFinest; };
+  ptrdiff_t finest = std::ssize(kFinest);
+  for (const CaseOutcome& o : cases)
+    if (is_ok(o) && o.predicted) finest = std::min(finest, fineness(o));
   std::vector<int> sizes;
   const auto rate = [&](int i) {
     const CaseOutcome& o = cases[static_cast<size_t>(i)];
@@ -409,6 +415,7 @@ Summary summarise(std::span<const CaseOutcome> cases, const std::array<int64_t, 
   for (size_t i = 0; i < cases.size(); ++i) {
     const CaseOutcome& o = cases[i];
     if (!is_ok(o) || !(s.by_measurement ? o.measured.has_value() : o.predicted.has_value())) continue;
+    if (!s.by_measurement && fineness(o) != finest) continue;
     const int own = static_cast<int>(i);
     const auto [found, fresh] = models.try_emplace(o.config.model.name, s.by_model.size());
     if (fresh) s.by_model.push_back({o.config.model.name, own, own});

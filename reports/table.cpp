@@ -1,6 +1,7 @@
 #include "reports/table.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -23,6 +24,8 @@ namespace {
 constexpr int kGap = 2;             ///< blanks between columns
 constexpr int kNarrowest = 8;       ///< a shortened text keeps this many columns
 constexpr int kNarrowestWrap = 16;  ///< and a wrapped one this many
+
+constexpr std::string_view kTurned = "\u2068";  ///< before a text that is read from right to left (visible_line)
 
 bool is_number(const Value& v) { return std::holds_alternative<int64_t>(v) || std::holds_alternative<double>(v); }
 
@@ -55,6 +58,73 @@ Grid grid_of(const Table& table) {
 int line_width(const std::vector<int>& widths, size_t columns) {
   return std::accumulate(widths.begin(), widths.begin() + static_cast<std::ptrdiff_t>(columns), 0) +
          kGap * static_cast<int>(columns > 0 ? columns - 1 : 0);
+}
+
+std::vector<std::string> split_words(const std::string& text) {
+  std::vector<std::string> words;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    if (end > at) words.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return words;
+}
+
+/// Words in every one of `texts` but for those that are nothing else.
+std::vector<std::string> common_words(const std::vector<std::vector<std::string>>& texts) {
+  std::vector<std::string> common = texts.front();
+  for (const auto& words : texts)
+    std::erase_if(common, [&](const std::string& word) { return std::ranges::find(words, word) == words.end(); });
+  const bool all = std::ranges::any_of(texts, [&](const auto& words) {
+    return std::ranges::all_of(words, [&](const std::string& w) { return std::ranges::find(common, w) != common.end(); });
+  });
+  return all ? std::vector<std::string>() : common;
+}
+
+/// The keys of words "key=value", where all texts have the same ones in one order; else none.
+std::vector<std::string> common_keys(const std::vector<std::vector<std::string>>& texts) {
+  std::vector<std::string> keys;
+  for (const auto& words : texts) {
+    std::vector<std::string> own;
+    for (const std::string& word : words) own.push_back(word.substr(0, word.find('=')));
+    const bool valued = std::ranges::all_of(words, [](const std::string& w) { return w.find('=') + 1 > 1 && !w.ends_with('='); });
+    if (!valued || (!keys.empty() && keys != own)) return {};
+    keys = std::move(own);
+  }
+  return keys;
+}
+
+/// Takes from the texts of column `c` what all have in common, a step at a time, while lines are wider than `width`. What it took, as
+/// lines for above the table.
+std::string take_common(Grid& grid, size_t c, const TableColumn& column, int width) {
+  std::string said;
+  if (grid.rows.size() < 2) return said;
+  std::vector<std::vector<std::string>> texts;
+  for (const auto& row : grid.rows) {
+    if (row[c].find(kTurned) != std::string::npos) return said;  // a text is isolated as a whole
+    texts.push_back(split_words(row[c]));
+  }
+  const auto put = [&] {
+    grid.widths[c] = display_width(heading_of(column));
+    for (size_t r = 0; r < texts.size(); ++r) {
+      grid.rows[r][c] = fmt::format("{}", fmt::join(texts[r], " "));
+      grid.widths[c] = std::max(grid.widths[c], display_width(grid.rows[r][c]));
+    }
+  };
+  if (const auto common = common_words(texts); !common.empty()) {
+    for (auto& words : texts)
+      std::erase_if(words, [&](const std::string& w) { return std::ranges::find(common, w) != common.end(); });
+    put();
+    said += fmt::format("{}, in every row: {}\n", heading_of(column), fmt::join(common, " "));
+  }
+  if (line_width(grid.widths, grid.widths.size()) <= width) return said;
+  if (const auto keys = common_keys(texts); !keys.empty()) {
+    for (auto& words : texts)
+      for (std::string& word : words) word.erase(0, word.find('=') + 1);
+    put();
+    said += fmt::format("{}: the values of {}\n", heading_of(column), fmt::join(keys, ", "));
+  }
+  return said;
 }
 
 /// The least width of a column: the width of its heading, or a few characters for a text that may be shortened.
@@ -227,19 +297,23 @@ std::vector<std::vector<std::string>> parse_csv(std::string_view text) {
 std::string print_aligned(const Table& table, int width) {
   Grid grid = grid_of(table);
   size_t columns = table.columns.size();
+  std::string said;
   if (width > 0) {
+    for (size_t c = 0; c < columns; ++c)
+      if (table.columns[c].shortens && line_width(grid.widths, columns) > width)
+        said += wrapped(take_common(grid, c, table.columns[c], width), width, 2);
     columns = columns_that_fit(table, grid.widths, width);
     shorten(table, grid.widths, columns, width);
   }
-  std::string out;
+  std::string out = said;
   print_line(out, grid, columns, [&](size_t c) { return heading_of(table.columns[c]); });
   print_line(out, grid, columns, [&](size_t c) { return std::string(static_cast<size_t>(grid.widths[c]), '-'); });
   for (const auto& row : grid.rows) print_row(out, table, grid, columns, row);
   if (const size_t left_out = table.columns.size() - columns; left_out > 0) {
-    out += fmt::format("({} more {} into {} characters:", left_out, left_out == 1 ? "column does not fit" : "columns do not fit",
-                       width);
-    for (size_t c = columns; c < table.columns.size(); ++c) out += (c == columns ? " " : ", ") + heading_of(table.columns[c]);
-    out += "; --format csv has every column)\n";
+    std::string rest = fmt::format("({} more {} into {} characters:", left_out,
+                                   left_out == 1 ? "column does not fit" : "columns do not fit", width);
+    for (size_t c = columns; c < table.columns.size(); ++c) rest += (c == columns ? " " : ", ") + heading_of(table.columns[c]);
+    out += wrapped(rest + "; --wide or --format csv shows every column)\n", width, 1);
   }
   return out;
 }

@@ -36,7 +36,7 @@ struct TableColumn {
   std::string name;  ///< key in JSON and CSV: a word without dots
   Unit unit = Unit::kNone;
   std::string heading;    ///< of people's tables; `name` when empty
-  bool shortens = false;  ///< a text that may be cut where the terminal is narrow
+  bool shortens = false;  ///< a text that gives way where the line is narrow: what all rows have in common first, then its end
   bool wraps = false;     ///< a text that goes on in further lines of its row where the terminal is narrow
   bool right = false;     ///< a text that is aligned as numbers are
 };
@@ -59,8 +59,8 @@ std::string human_text(const Value& value, Unit unit);
 /// Splits CSV text into records of fields; quoted fields may hold commas, doubled quotes and line ends. Accepts LF and CRLF.
 std::vector<std::vector<std::string>> parse_csv(std::string_view text);
 
-/// Aligned columns: text to the left, numbers to the right. With `width` above 0 no line is longer, as long as that is possible at
-/// all: texts that may be shortened or wrapped give way first, then the last columns are left out, and a line below says which.
+/// Aligned columns. With `width` above 0 no line is longer, as far as that is possible: of a text that shortens go first the words that all rows
+/// have, then keys that all have in one order ("tp="), both said above, then its end; then the last columns are left out, and a line says which.
 std::string print_aligned(const Table& table, int width = 0);
 
 /// The table without columns that are empty in every row, for people.

@@ -45,7 +45,7 @@ class Expander {
       for (const std::vector<Setting>& row : axis.rows) {
         auto& words = rows.emplace_back();
         for (size_t k = 0; k < row.size(); ++k)
-          words.push_back(fmt::format("{}={}", short_name(axis.paths[k]), value_in_name(axis, k, row[k].text)));
+          words.push_back(fmt::format("{}={}", short_name(axis.paths[k]), value_in_name(axis, k, row[k])));
       }
     }
   }
@@ -113,8 +113,17 @@ class Expander {
     }
   }
 
-  /// A file of a model or machine by its stem, unless another value of the axis has the same; every other value as it is.
-  static std::string value_in_name(const SweepAxis& axis, size_t k, const std::string& text) {
+  /// A file of a model or machine by its stem, one of slots by its name, unless another value of the axis has the same; every other
+  /// value as it is.
+  static std::string value_in_name(const SweepAxis& axis, size_t k, const Setting& value) {
+    if (!value.shown.empty()) {
+      const auto file = [](const Setting& of) { return std::filesystem::path(of.shown).filename().string(); };
+      const bool same = std::ranges::any_of(axis.rows, [&](const auto& row) {
+        return row[k].shown != value.shown && !row[k].shown.empty() && file(row[k]) == file(value);
+      });
+      return same ? value.shown : file(value);
+    }
+    const std::string& text = value.text;
     if (source_group(axis.paths[k]).empty() || text.find('/') == std::string::npos) return text;
     const auto stem = [](const std::string& of) { return std::filesystem::path(of).stem().string(); };
     const auto alike = [&](const auto& row) { return row[k].text != text && stem(row[k].text) == stem(text); };
@@ -155,7 +164,8 @@ class Expander {
     merge(candidate.settings, inclusion.settings);
     if (candidate.name.empty())
       for (const auto& [path, setting] : inclusion.settings)
-        candidate.name += fmt::format("{}{}={}", candidate.name.empty() ? "" : " ", short_name(path), setting.text);
+        candidate.name += fmt::format("{}{}={}", candidate.name.empty() ? "" : " ", short_name(path),
+                                      setting.shown.empty() ? setting.text : setting.shown);
     ++expansion_.included;
     Point point = resolved(std::move(candidate));
     if (!inclusion.name.empty() && !content_.overrides.contains("name")) take_name(point, inclusion.mark);
@@ -368,6 +378,14 @@ Mode Sweep::mode() const { return content_->mode; }
 
 Resolution resolution_of(const Sweep& sweep) { return sweep.content().resolution; }
 bool has_rules(const Sweep& sweep) { return !sweep.content().whens.empty() || !sweep.content().constraints.empty(); }
+bool says(const Sweep& sweep, std::string_view path) {
+  const Sweep::Content& c = sweep.content();
+  const auto in = [&](const Settings& settings) { return settings.contains(path); };
+  return in(c.base) || in(c.overrides) || std::ranges::any_of(c.whens, in, &SweepWhen::set) ||
+         std::ranges::any_of(c.inclusions, in, &SweepInclusion::settings) ||
+         std::ranges::any_of(c.axes,
+                             [&](const SweepAxis& axis) { return std::ranges::find(axis.paths, path) != axis.paths.end(); });
+}
 Traces traces_of(const Sweep& sweep) { return sweep.content().traces; }
 
 Result<Expansion> expand(const Sweep& sweep) { return expand(sweep, resolution_of(sweep)); }

@@ -24,6 +24,9 @@ Resolution resolution_of(const Sweep& sweep);
 /// Whether expressions of the file decide on points: `when` and `constraints`.
 bool has_rules(const Sweep& sweep);
 
+/// Whether the file or the command line sets the key with this path ("train.precision") for some point; `auto` is no value.
+bool says(const Sweep& sweep, std::string_view path);
+
 /// The points of `sweep`, as `expand(sweep)`. Under kAnalytic no plan is made: whether a layout is legal is for the estimate to
 /// say, and what this version does not execute is not refused for that.
 Result<Expansion> expand(const Sweep& sweep, Resolution resolution);

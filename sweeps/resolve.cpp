@@ -47,6 +47,12 @@ void apply(const Settings& settings, Draft& draft) {
   }
 }
 
+/// "llama-4L-256d-8h", "llama-4L-256d-8h-16e": what a model without a name is called, by its family, layers, width, heads and experts.
+std::string name_by_sizes(const Model& m) {
+  return fmt::format("{}-{}L-{}d-{}h{}", name_of(m.family), m.layers, m.hidden, m.heads,
+                     m.is_mixture() ? fmt::format("-{}e", m.experts.count) : "");
+}
+
 /// A model written inline: what is not said follows from the rest, as in a config.json.
 void complete_inline(Model& m, const Settings& said, const Settings& over) {
   const auto given = [&](const char* path) { return said.contains(path) || over.contains(path); };
@@ -56,7 +62,7 @@ void complete_inline(Model& m, const Settings& said, const Settings& over) {
   if (!given("model.ffn") && m.is_mixture() && m.mixture_layers() == m.layers)
     m.ffn = m.experts.ffn;  // as Mixtral's config.json says it
   if (!given("model.tied_embeddings")) m.tied_embeddings = !m.is_llama();
-  if (!given("model.name")) m.name = "inline";
+  if (!given("model.name")) m.name = name_by_sizes(m);
 }
 
 const Setting* source_of(const Settings& settings, std::string_view group) {

@@ -240,7 +240,7 @@ std::optional<Setting> SettingsReader::value_of(const std::string& path, std::st
   return setting;
 }
 
-/// A file of slots is read here and stands in the case itself, with ";" between its rows.
+/// A file of slots is read here and stands in the case itself, its name first, with ";" between its rows.
 bool SettingsReader::read_table(Setting& setting) {
   const std::string path = absolute(setting.text);
   const auto refuse = [&](const Error& e) {
@@ -251,7 +251,11 @@ bool SettingsReader::read_table(Setting& setting) {
   if (!text) return refuse(text.error());
   const Result<PipelineSchedule> table = from_csv(*text, path);
   if (!table) return problems_.add(table.error()), false;  // at its place in the table
-  setting.text = to_csv(*table);
+  setting.shown = std::move(setting.text);
+  std::string file = std::filesystem::path(path).filename().string();
+  std::ranges::replace_if(  // plain in YAML, and no end of a row
+      file, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '-'; }, '_');
+  setting.text = file + '\n' + to_csv(*table);
   setting.text.pop_back();
   std::ranges::replace(setting.text, '\n', ';');
   return true;

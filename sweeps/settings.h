@@ -20,6 +20,7 @@ namespace shardlab::sweeps {
 struct Setting {
   std::string text;
   Mark mark;
+  std::string shown = {};  ///< what stands for `text` in names of cases, where that is not `text`: the file of a table of slots
 };
 
 /// By canonical path. Beside the keys of the table: "model.preset" and "model.hf", "machine.preset", "machine.file",

@@ -205,6 +205,12 @@ test('a window that gets narrower makes no page that is wider than it', () => op
   assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth), 0);
 }));
 
+test('numbers of a table keep to one line on paper', () => open('sample', async page => {
+  await page.emulateMedia({ media: 'print' });
+  const numbers = await page.evaluate(() => [...document.querySelectorAll('td.n')].map(cell => getComputedStyle(cell).whiteSpace));
+  assert.ok(numbers.length > 0 && numbers.every(w => w === 'nowrap'), String(numbers));
+}));
+
 test('the answer’s table is whole on paper', () => open('sample', async page => {
   await page.setViewportSize({ width: 720, height: 900 });
   await page.emulateMedia({ media: 'print' });

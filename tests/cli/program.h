@@ -54,10 +54,12 @@ inline std::string slurp(const std::string& path) {
   return text.str();
 }
 
-/// `shardlab ARGUMENTS`; `before` is what the shell does first ("cd DIR && HOME=DIR").
+/// `shardlab ARGUMENTS`; `before` is what the shell does first ("cd DIR && HOME=DIR"). Sentences stand in one line each, unless COLUMNS
+/// is set; COLUMNS=0 is as if it were not.
 inline Output shardlab_program(const Scratch& scratch, const std::string& arguments, const std::string& before = "") {
   const std::string errors = scratch / "stderr.txt";
-  FILE* pipe = popen(fmt::format("{} {} {} 2>{}", before, testing::program_path(), arguments, errors).c_str(), "r");
+  FILE* pipe = popen(
+      fmt::format("{} COLUMNS=${{COLUMNS:-10000}} {} {} 2>{}", before, testing::program_path(), arguments, errors).c_str(), "r");
   REQUIRE(pipe != nullptr);
   Output output;
   std::array<char, 4096> buffer;
@@ -66,6 +68,16 @@ inline Output shardlab_program(const Scratch& scratch, const std::string& argume
   output.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   output.err = slurp(errors);
   return output;
+}
+
+/// A text with every run of blanks and line ends as one blank: sentences that the width of a line broke are whole again.
+inline std::string joined(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    const bool blank = c == ' ' || c == '\n';
+    if (!blank || (!out.empty() && out.back() != ' ')) out += blank ? ' ' : c;
+  }
+  return out;
 }
 
 using Rows = std::vector<std::vector<std::string>>;

@@ -233,6 +233,13 @@ TEST_CASE("halving and the goal find the fastest point of the whole grid, with f
       simulated += row.at("program_version").find("analytic") == std::string::npos ? 1 : 0;
       if (best.empty() || step < least) best = point, least = step;
     }
+    // The table tells estimates and simulations apart where it has both, and the fastest is one that was simulated.
+    CHECK((o.out.find("predicted by") != std::string::npos) == !search.empty());
+    if (!search.empty()) {
+      CHECK(joined(o.out).find(" timeline ") != std::string::npos);
+      CHECK(joined(o.out).find(" analytic ") != std::string::npos);
+      CHECK(o.out.find("Fastest: " + best) != std::string::npos);
+    }
     return std::tuple(best, simulated, o.err);
   };
   const auto [whole, all, quiet] = run("whole", "");

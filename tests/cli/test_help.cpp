@@ -5,6 +5,7 @@
 
 #include "cli/help.h"
 #include "cli/namespaces.h"
+#include "reports/format.h"
 #include "tests/cli/program.h"
 #include "tests/cli/public_model.h"
 #include "tests/namespaces.h"
@@ -148,6 +149,31 @@ TEST_CASE("a command line that is wrong is answered by a sentence with what to d
   CHECK(said("machine show x") ==
         "shardlab: no machine is named `x`\n  `shardlab machine list` prints the names; a path to a machine "
         "file is also a machine (write ./NAME for a file without .yaml)\n");
+}
+
+TEST_CASE("lines that go into a pipe have at most 120 characters, unless --wide or COLUMNS says otherwise") {
+  const Scratch scratch;
+  const auto longest = [&](const std::string& words, const char* columns) {
+    setenv("COLUMNS", columns, 1);
+    const Output o = shardlab_program(scratch, words);
+    unsetenv("COLUMNS");
+    INFO(words << o.err);
+    REQUIRE(!o.out.empty());
+    size_t most = 0;
+    std::istringstream lines(o.out);
+    for (std::string line; std::getline(lines, line);) most = std::max(most, static_cast<size_t>(display_width(line)));
+    return most;
+  };
+  const std::string search = "search --model gpt2 --machine h100 --devices 64 --global-batch-tokens 64Ki --tokens 1T";
+  for (const std::string& words : {std::string("keys"), std::string("strategies"), std::string("strategies --pairs"),
+                                   std::string("model list"), std::string("machine list"), std::string("explain E103"),
+                                   std::string("memory --model gpt2 --machine h100 --what-if zero=1"), search}) {
+    INFO(words);
+    CHECK(longest(words, "0") <= 120);
+  }
+  CHECK(longest("keys", "60") <= 60);
+  CHECK(longest("keys --wide", "0") > 200);
+  CHECK(longest(search + " --wide", "0") > 120);
 }
 
 }  // namespace

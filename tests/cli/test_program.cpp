@@ -570,7 +570,21 @@ TEST_CASE("plan prints a case's plan, and says what verify finds in a plan's tex
   text.erase(text.rfind('\n', reduce), text.find('\n', reduce) - text.rfind('\n', reduce));
   const Output bad = shardlab_program(scratch, "plan " + scratch.write("bad.plan", text));
   CHECK(bad.code == 3);
-  CHECK(bad.out.find("was written it holds f32 dp:partial micro:sum") != std::string::npos);
+  CHECK(joined(bad.out).find("was written it holds f32 dp:partial micro:sum") != std::string::npos);
+  const Rows findings = parse_csv(shardlab_program(scratch, "plan " + (scratch / "bad.plan") + " --format csv").out);
+  REQUIRE(findings.size() > 1);
+  std::vector<std::string> lines{""};  // from 1
+  for (std::istringstream in(text); std::getline(in, lines.emplace_back());) {}
+  for (size_t row = 1; row < findings.size();
+       ++row) {  // each at a line that holds the label of its op, or the name that it speaks of
+    const std::string op = cell(findings, row, "op"), finding = cell(findings, row, "finding");
+    INFO(op << ": " << finding);
+    const std::string& line = lines.at(std::stoul(cell(findings, row, "line")));
+    const std::string word = line.substr(std::stoul(cell(findings, row, "column")) - 1);
+    INFO(line);
+    const std::string name = word.substr(0, word.find(' '));
+    CHECK((op.empty() ? finding : op).find(name) != std::string::npos);
+  }
   CHECK(shardlab_program(scratch, "plan " + scratch.write("torn.plan", text.substr(0, text.size() / 2))).code == 2);
   CHECK(shardlab_program(scratch, "plan " + (scratch / "good.plan") + " --set tp=2").code == 2);
 }

@@ -162,7 +162,9 @@ int check_commands(const std::string& document) {
     const size_t pipe = shown.find(" | ");  // a long output is shown in part, as a reader would ask for it
     const std::string arguments = shown.substr(0, pipe);
     INFO(document << ": " << arguments);
+    setenv("COLUMNS", "0", 1);  // as in a reader's pipe
     const testing::Output output = testing::shardlab_program(scratch, arguments, "cd " + (scratch / "") + " &&");
+    unsetenv("COLUMNS");
     INFO(output.err);
     CHECK(output.code == 0);
     const std::string text = part_of(output.out, pipe == std::string::npos ? "" : shown.substr(pipe));

@@ -230,6 +230,13 @@ TEST_CASE("a schedule is read back from its CSV as it was") {
       }
 }
 
+TEST_CASE("the first line of a table of slots may name its file, and lines are counted with it") {
+  const auto named = from_csv("my.csv\n0F0,0B0\n1F0,1B0\n", "s.csv"), plain = from_csv("0F0,0B0\n1F0,1B0\n", "s.csv");
+  REQUIRE((named.ok() && plain.ok()));
+  REQUIRE(named->order == plain->order);
+  REQUIRE(from_csv("my.csv\n0F0,0B0\n1F0,1X0\n", "s.csv").error().where == "s.csv:3:5");
+}
+
 std::string refused(std::string_view csv) {
   const auto read = from_csv(csv, "s.csv");
   REQUIRE_FALSE(read.ok());

@@ -6,6 +6,7 @@
 #include "plan/reasons.h"
 #include "reports/columns.h"
 #include "reports/nanotron.h"
+#include "reports/summary.h"
 #include "tests/namespaces.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"
@@ -188,4 +189,29 @@ TEST_CASE("nanotron's columns have its names and order, and the figures of the c
     const double step = cases[i].measured ? cases[i].measured->step_s : cases[i].predicted->step_s;
     CHECK(std::stod(at(i, "tok/s/gpu")) * c.layout.world_size() * step == Approx(static_cast<double>(c.train.global_batch_tokens)));
   }
+}
+
+TEST_CASE("a schedule from a file is called by it, in the layout and in its column") {
+  CaseOutcome o = sweep_outcomes().front();
+  o.config.layout.pp = 2, o.config.layout.schedule = Schedule::kTable;
+  o.config.layout.schedule_table = "mine.csv\n0F0,0B0\n1F0,1B0\n";
+  CHECK(cell(o, "schedule") == Value(std::string("mine.csv")));
+  CHECK(layout_text(o.config).find(" mine.csv") != std::string::npos);
+  o.config.layout.schedule_table = "0F0,0B0\n1F0,1B0\n";
+  CHECK(cell(o, "schedule") == Value(std::string("table")));
+}
+
+TEST_CASE("what predicted a case is told by the version that its result has, and the finest prediction answers") {
+  std::vector<CaseOutcome> cases(3, sweep_outcomes().front());
+  for (CaseOutcome& o : cases) o.status = Status::kOk, o.measured.reset(), o.predicted.emplace(), o.program_version = "1.0 abc";
+  CHECK(predicted_by(cases[0]) == "timeline");
+  CHECK_FALSE(mixes_predictions(cases));
+  cases[1].program_version = "1.0 abc analytic", cases[2].program_version = "1.0 abc segments";
+  CHECK(cell(cases[1], "predicted_by") == Value(std::string("analytic")));
+  CHECK(predicted_by(cases[2]) == "segments");
+  CHECK(mixes_predictions(cases));
+  cases[0].predicted->step_s = 3, cases[1].predicted->step_s = 1, cases[2].predicted->step_s = 2;
+  CHECK(summarise(cases).fastest == 0);
+  cases[0].predicted.reset();
+  CHECK(predicted_by(cases[0]).empty());
 }

@@ -72,7 +72,39 @@ TEST_CASE("a narrow terminal shortens texts first and then leaves columns out, s
         "name        number\n"
         "----------  ------\n"
         "a rather …   12345\n"
-        "(1 more column does not fit into 18 characters: other; --format csv has every column)\n");
+        "(1 more column\n does not fit into\n 18 characters:\n other; --wide or\n --format csv\n shows every\n column)\n");
+}
+
+TEST_CASE("a narrow terminal first takes from names what all have in common, and says it above") {
+  Table t;
+  t.columns = {{"name", Unit::kNone, "", true}, {"step"}};
+  t.rows = {{std::string("tp=1 schedule=1f1b micro_batch=1 recompute=none"), std::string("1 s")},
+            {std::string("tp=1 schedule=1f1b micro_batch=1 recompute=full"), std::string("2 s")},
+            {std::string("tp=16 schedule=1f1b micro_batch=4 recompute=full"), std::string("3 s")}};
+  CHECK(print_aligned(t, 60).starts_with("name                                              step\n"));  // there is room
+  CHECK(print_aligned(t, 50) ==
+        "name, in every row: schedule=1f1b\n"
+        "name                                step\n"
+        "----------------------------------  ----\n"
+        "tp=1 micro_batch=1 recompute=none   1 s\n"
+        "tp=1 micro_batch=1 recompute=full   2 s\n"
+        "tp=16 micro_batch=4 recompute=full  3 s\n");
+  CHECK(print_aligned(t, 36) ==
+        "name, in every row: schedule=1f1b\n"
+        "name: the values of tp, micro_batch,\n"
+        "  recompute\n"
+        "name       step\n"
+        "---------  ----\n"
+        "1 1 none   1 s\n"
+        "1 1 full   2 s\n"
+        "16 4 full  3 s\n");
+  t.rows[2][0] = std::string("another");  // no keys in common: what is too wide is cut
+  CHECK(print_aligned(t, 24) ==
+        "name                step\n"
+        "------------------  ----\n"
+        "tp=1 schedule=1f1…  1 s\n"
+        "tp=1 schedule=1f1…  2 s\n"
+        "another             3 s\n");
 }
 
 TEST_CASE("a text that wraps keeps the columns after it") {

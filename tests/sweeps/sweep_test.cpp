@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "sweeps/resolution.h"
@@ -315,6 +317,7 @@ TEST_CASE("models and machines can be inline, overridden and axes") {
                      .points[0]
                      .config;
   CHECK(c.model.layers == 3);
+  CHECK(c.model.name == "llama-3L-64d-4h");  // by its sizes, where nobody names it
   CHECK(c.model.head_dim == 16);
   CHECK(c.model.family == Family::kLlama);
   CHECK_FALSE(c.model.tied_embeddings);
@@ -335,6 +338,39 @@ TEST_CASE("models and machines can be inline, overridden and axes") {
   CHECK(e.points[5].config.machine.device.peak_flops.at("fp32") == 6e13);
   CHECK(!e.points[5].config.machine.device.provenance.contains("memory"));
   CHECK(e.points[5].config.machine.device.provenance.contains("memory_bandwidth"));
+}
+
+TEST_CASE("a schedule from a file is called by the file's name") {
+  std::string pattern = (std::filesystem::temp_directory_path() / "shardlab-slots-XXXXXX").string();
+  REQUIRE(mkdtemp(pattern.data()) != nullptr);
+  std::filesystem::create_directory(pattern + "/other");
+  for (const char* name : {"/slots.csv", "/other/slots.csv", "/mine.csv"})
+    std::ofstream(pattern + name) << "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n";
+  const std::string head =
+      "model: tiny-gpt\nmachine: hgx-h100-ndr\npp: 2\ndp: 1\ngrad_accumulation: 2\nmicro_batch: 1\nseq_len: 32\n";
+  const auto first_line = [](const Case& c) { return c.layout.schedule_table.substr(0, c.layout.schedule_table.find('\n')); };
+  const auto names = [&](const std::string& values) {
+    const auto sweep = load_sweep_text(head + "axes: {schedule: [" + values + "]}\n", pattern + "/s.yaml", with_local());
+    INFO((sweep.ok() ? std::string() : to_string(sweep.error())));
+    REQUIRE(sweep.ok());
+    std::vector<std::string> list;
+    const auto expansion = expand(*sweep);
+    REQUIRE(expansion.ok());
+    for (const Point& point : expansion->points) list.push_back(point.name + ": " + first_line(point.config));
+    return list;
+  };
+  CHECK(names("1f1b, mine.csv, other/slots.csv") ==
+        std::vector<std::string>{"schedule=1f1b: ", "schedule=mine.csv: mine.csv", "schedule=slots.csv: slots.csv"});
+  // A case file keeps it, and means the same case.
+  const auto one = load_sweep_text(head + "schedule: mine.csv\n", pattern + "/s.yaml", with_local());
+  REQUIRE(one.ok());
+  const Case c = expand(*one)->points.at(0).config;
+  const auto again = load_case_text(to_yaml(c), "case.yaml", with_local());
+  INFO(to_yaml(c));
+  REQUIRE(again.ok());
+  CHECK(first_line(*again) == "mine.csv");
+  CHECK(case_id(*again) == case_id(c));
+  std::filesystem::remove_all(pattern);
 }
 
 TEST_CASE("claims are read with the file, and checked for form") {

@@ -127,6 +127,10 @@ TEST_CASE("comm measures on every wire, finds nothing wrong, and writes what its
       CHECK(read->front().ranks == 4);
       CHECK(read->front().nodes == 1);
     }
+  const std::string people =
+      shardlab_program(scratch, "comm --ranks 2 -b 64 -e 64 --iterations 1 --collectives all_reduce --wide").out;
+  CHECK(people.find("wrong elements: those of") != std::string::npos);
+  CHECK(people.find("  wrong elements  ") != std::string::npos);
   CHECK(shardlab_program(scratch, "comm --transport tcp --ranks 3 -n 2").code == 2);
   CHECK(shardlab_program(scratch, "comm --transport pigeons").err.find("use threads, processes, tcp") != std::string::npos);
 }

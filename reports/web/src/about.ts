@@ -24,7 +24,7 @@ export function aboutSection(report: Report, state: State): void {
     const distinct = (name: string): string => report.column(name).distinct().filter(v => v !== null && v !== '').join(', ');
     rows.push(['models', distinct('model')], ['machines', distinct('machine')], ['devices', distinct('device')], ['frameworks', distinct('profile')], ['kernels', distinct('kernel_variant')]);
     const extrapolated = report.column('extrapolated'), n = Array.from({ length: report.count }, (_, i) => extrapolated.at(i)).filter(v => v === true).length;
-    if (report.column('predicted_step_s').used) rows.push(['predictions', text('calibration_id') === '' ? 'come from data sheets and published tables, not from measured rates of this machine' + (n > 0 ? `; ${n} of ${report.count} cases rest on rates of other devices` : '') : n === 0 ? 'interpolate their calibration in every case' : `extrapolate beyond their calibration in ${n} of ${report.count} cases`]);
+    if (report.column('predicted_step_s').used) rows.push(['predictions', text('calibration_id') === '' ? 'come from data sheets (the peak rates that a device’s maker publishes, of which programs reach a stated share) and published tables, not from measured rates of this machine' + (n > 0 ? `; ${n} of ${report.count} cases rest on rates of other devices` : '') : n === 0 ? 'interpolate their calibration in every case' : `extrapolate beyond their calibration in ${n} of ${report.count} cases`]);
     if (report.doc.price.note !== '') rows.push(['price', report.doc.price.note]);
   }
   node.append(el('dl', { class: 'env' }, rows.filter(r => r[1] !== false && r[1] !== '').map(([k, v]) => [el('dt', {}, k), el('dd', {}, v)])));

@@ -38,7 +38,8 @@ export function csvField(v: Value): string {
 export function casesSection(report: Report, state: State): void {
   const node = section('cases', 'Every case', 'Press a heading to sort and a row to select it everywhere. The filter takes words and comparisons: tp=2 predicted_step_s<0.1');
   const few = report.axes().filter(c => !['machine', 'seed'].includes(c.name));
-  let shown: Column[] = [report.column('name'), ...(few.length === 0 || report.count < 40 ? [report.column('layout')] : []), report.column('status'), ...few.slice(0, 10),
+  const mixed = new Set(Array.from({ length: report.count }, (_, i) => report.at(i, 'predicted_by')).filter(v => v !== null)).size > 1;
+  let shown: Column[] = [report.column('name'), ...(few.length === 0 || report.count < 40 ? [report.column('layout')] : []), report.column('status'), ...(mixed ? [report.column('predicted_by')] : []), ...few.slice(0, 10),
     ...kFigures.map(n => report.columns.find(c => c.name === n)).filter((c): c is Column => c !== undefined && c.used), report.column('reason')].filter(c => c.used);
   if (report.count >= 40 && few.length > 2) shown = shown.filter(c => c.name !== 'name');  // what its name says stands in the columns
   if (report.column('measured_tokens_per_s').used) shown = shown.filter(c => c.name !== 'predicted_tokens_per_s');

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 
 #include "plan/base/check.h"
 #include "plan/device_words.h"
@@ -182,6 +183,7 @@ std::vector<Difference> differences(const Answer& before, const Answer& after) {
   };
   for (const Item& item : before.worst().items) line_of(item.name).before += item.bytes;
   for (const Item& item : after.worst().items) line_of(item.name).after += item.bytes;
+  std::ranges::stable_sort(list, std::greater(), [](const Difference& d) { return d.before - d.after; });
   return list;
 }
 

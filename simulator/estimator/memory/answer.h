@@ -106,7 +106,7 @@ double reserved_error_of(const analytic::Prepared& prepared, Precision precision
 Answer analytic_answer(const analytic::Prepared& prepared, analytic::Estimator& estimator, const analytic::Point& point,
                        int64_t capacity);
 
-/// The differences between two answers, item by item, on their worst stages.
+/// The differences between two answers, item by item, on their worst stages: what saves most first, what costs most last.
 struct Difference {
   std::string name;
   int64_t before = 0, after = 0;
