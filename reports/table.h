@@ -59,8 +59,9 @@ std::string human_text(const Value& value, Unit unit);
 /// Splits CSV text into records of fields; quoted fields may hold commas, doubled quotes and line ends. Accepts LF and CRLF.
 std::vector<std::vector<std::string>> parse_csv(std::string_view text);
 
-/// Aligned columns. With `width` above 0 no line is longer, as far as that is possible: of a text that shortens go first the words that all rows
-/// have, then keys that all have in one order ("tp="), both said above, then its end; then the last columns are left out, and a line says which.
+/// Aligned columns. With `width` above 0 no line is longer, as far as that is possible. Texts that wrap or shorten give way first: of the
+/// latter the words that all rows have, then keys that all have in one order ("tp="), both said above, then the end. The last columns are
+/// left out at last, and a line says which.
 std::string print_aligned(const Table& table, int width = 0);
 
 /// The table without columns that are empty in every row, for people.
