@@ -215,11 +215,10 @@ Result<ExitCode> say(const std::vector<CommRow>& rows, const CommOptions& option
     print(table_of(rows, options), *format);
   else {
     fmt::print(
-        "{} ranks, transport {}. time: a call from one buffer into another; in place: a call within one buffer, and the columns\n"
-        "after it. algbw: bytes over time; busbw: what each link carries, as nccl-tests has it. wrong elements: those of all "
-        "ranks'\n"
-        "results that differ from what the collective must give, in one call after the timed ones; empty: not checked.\n"
-        "reduce_scatter is done in place alone, all_to_all into another buffer alone.\n\n",
+        "{} ranks, transport {}. time: a call from one buffer into another; in place: a call within one buffer, and the\n"
+        "columns after it. algbw: bytes over time; busbw: what each link carries, as nccl-tests has it. wrong elements: those of\n"
+        "all ranks' results that differ from what the collective must give, in one call after the timed ones; empty: not\n"
+        "checked. reduce_scatter is done in place alone, all_to_all into another buffer alone.\n\n",
         options.ranks, name_of(options.transport));
     print(table_of(rows, options), *format);
   }

@@ -317,6 +317,7 @@ std::string assumed_text(const Sweep& sweep, std::span<const CaseOutcome> cases)
     std::set<std::string> values;
     for (const CaseOutcome& o : cases)
       if (o.status != Status::kRefused && (path != "layout.schedule" || o.config.layout.pp > 1)) values.insert(key->get(o.config));
+    values.erase("auto");  // nothing is assumed: the case decides
     if (!values.empty()) text += fmt::format("{}{}={}", text.empty() ? "" : " ", key->word(), fmt::join(values, " or "));
   }
   return text.empty()
