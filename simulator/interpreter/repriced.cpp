@@ -80,7 +80,7 @@ std::vector<PriceWord> words_of_prices(const Plan& plan) {
 }
 
 RepricedCostModel::RepricedCostModel(const PlacedCostModel& base, const Plan& plan, std::span<const PriceChange> changes)
-    : base_(base) {
+    : ScaledCostModel(base) {
   for (const PriceChange& change : changes) {
     if (change.what == kLaunch) launch_ *= change.factor;
     for_each_op(plan, [&](const Instruction& i) {
@@ -92,38 +92,6 @@ RepricedCostModel::RepricedCostModel(const PlacedCostModel& base, const Plan& pl
 double RepricedCostModel::factor_of(const Instruction& instruction) const {
   const auto found = factors_.find(instruction.op);
   return found == factors_.end() ? 1.0 : found->second;
-}
-
-Seconds RepricedCostModel::compute(const Plan& plan, const Instruction& instruction, int busy_cores) const {
-  return Seconds(base_.compute(plan, instruction, busy_cores).value * factor_of(instruction));
-}
-
-Seconds RepricedCostModel::communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const {
-  return Seconds(base_.communicate(plan, instruction, busy_cores).value * factor_of(instruction));
-}
-
-Seconds RepricedCostModel::communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
-                                             int busy_cores) const {
-  return Seconds(base_.communicate_among(plan, instruction, ranks, busy_cores).value * factor_of(instruction));
-}
-
-PlacedCostModel::Slowest RepricedCostModel::slowest_of(const Plan& plan, const Instruction& instruction,
-                                                       const Communication& communication) const {
-  Slowest slowest = base_.slowest_of(plan, instruction, communication);
-  const double factor = factor_of(instruction);
-  if (factor == 0) return {};
-  slowest.seconds = Seconds(slowest.seconds.value * factor);
-  for (double& busy : slowest.demand.busy_s) busy *= factor;
-  return slowest;
-}
-
-Demand RepricedCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
-                                 Seconds alone) const {
-  const double factor = factor_of(instruction);
-  if (factor == 0) return {};
-  Demand d = base_.demand(plan, instruction, ranks, Seconds(alone.value / factor));
-  for (double& busy : d.busy_s) busy *= factor;
-  return d;
 }
 
 double occupied_by(const Plan& plan, std::span<const Program> programs, const PlacedCostModel& costs, std::string_view word) {

@@ -14,7 +14,7 @@
 
 #include "plan/base/result.h"
 #include "plan/program.h"
-#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/scaled_costs.h"
 
 namespace shardlab::simulator {
 
@@ -48,29 +48,16 @@ std::vector<PriceWord> words_of_prices(const Plan& plan);
 ///   "launch". Everything else is the other model's: what an op waits for, and what it shares with others, follows from the
 ///   simulation.
 /// Units: seconds. Source: the other model. Valid when: the change leaves the plan as it is.
-class RepricedCostModel final : public PlacedCostModel {
+class RepricedCostModel final : public ScaledCostModel {
  public:
   /// `base` and `plan` must outlive this; only instructions of `plan` are asked for. A word that names nothing changes nothing.
   RepricedCostModel(const PlacedCostModel& base, const Plan& plan, std::span<const PriceChange> changes);
 
-  Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
-  Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
-  Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
-                            int busy_cores) const override;
-  Slowest slowest_of(const Plan& plan, const Instruction& instruction, const Communication& communication) const override;
-  Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
-  Seconds dispatch() const override { return Seconds(base_.dispatch().value * launch_); }
-  Seconds wake() const override { return base_.wake(); }
-  Seconds handover() const override { return base_.handover(); }
-  Seconds turn() const override { return base_.turn(); }
-  bool extrapolates(const Plan& plan, const Instruction& instruction) const override {
-    return base_.extrapolates(plan, instruction);
-  }
+  Seconds dispatch() const override { return Seconds(base().dispatch().value * launch_); }
 
  private:
-  double factor_of(const Instruction& instruction) const;
+  double factor_of(const Instruction& instruction) const override;
 
-  const PlacedCostModel& base_;
   std::unordered_map<const Op*, double> factors_;  ///< of ops whose price is changed
   double launch_ = 1;
 };

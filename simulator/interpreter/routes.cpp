@@ -183,38 +183,9 @@ double Routes::fullest(RowUse use) const {
   return n > 0 ? sum / static_cast<double>(n) : 1;
 }
 
-Demand scaled(Demand demand, double times) {
-  for (double& busy : demand.busy_s) busy *= times;
-  return demand;
-}
-
-double RoutedCosts::times(const Instruction& i) const {
+double RoutedCosts::factor_of(const Instruction& i) const {
   const RowUse use = i.op != nullptr ? row_use(*i.op) : RowUse::kNone;
   return use == RowUse::kWorks ? works_ : use == RowUse::kExchanges ? exchanges_ : 1;
-}
-
-Seconds RoutedCosts::compute(const Plan& plan, const Instruction& i, int busy_cores) const {
-  return Seconds(times(i) * costs_.compute(plan, i, busy_cores).value);
-}
-
-Seconds RoutedCosts::communicate(const Plan& plan, const Instruction& i, int busy_cores) const {
-  return Seconds(times(i) * costs_.communicate(plan, i, busy_cores).value);
-}
-
-Seconds RoutedCosts::communicate_among(const Plan& plan, const Instruction& i, std::span<const int> ranks, int busy_cores) const {
-  return Seconds(times(i) * costs_.communicate_among(plan, i, ranks, busy_cores).value);
-}
-
-PlacedCostModel::Slowest RoutedCosts::slowest_of(const Plan& plan, const Instruction& i, const Communication& communication) const {
-  Slowest slowest = costs_.slowest_of(plan, i, communication);
-  slowest.seconds = Seconds(times(i) * slowest.seconds.value);
-  slowest.demand = scaled(slowest.demand, times(i));
-  return slowest;
-}
-
-Demand RoutedCosts::demand(const Plan& plan, const Instruction& i, std::span<const int> ranks, Seconds alone) const {
-  if (times(i) == 0) return {};
-  return scaled(costs_.demand(plan, i, ranks, Seconds(alone.value / times(i))), times(i));
 }
 
 }  // namespace shardlab::simulator

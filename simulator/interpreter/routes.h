@@ -14,7 +14,7 @@
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "plan/routing.h"
-#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/scaled_costs.h"
 
 namespace shardlab::simulator {
 
@@ -77,32 +77,15 @@ class Routes {
 
 /// A cost model whose ops of experts' rows take as long as on the fullest rank of a stage: for simulations in which one rank stands for
 /// its stage. Others wait for that rank at each exchange.
-class RoutedCosts final : public PlacedCostModel {
+class RoutedCosts final : public ScaledCostModel {
  public:
   /// `costs` must outlive this. Seconds of ops with rows of experts are multiplied, by their use.
-  RoutedCosts(const PlacedCostModel& costs, double works, double exchanges) : costs_(costs), works_(works), exchanges_(exchanges) {}
-
-  Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
-  Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
-  Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
-                            int busy_cores) const override;
-  Slowest slowest_of(const Plan& plan, const Instruction& instruction, const Communication& communication) const override;
-  Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
-  Seconds dispatch() const override { return costs_.dispatch(); }
-  Seconds wake() const override { return costs_.wake(); }
-  Seconds handover() const override { return costs_.handover(); }
-  Seconds turn() const override { return costs_.turn(); }
-  bool extrapolates(const Plan& plan, const Instruction& instruction) const override {
-    return costs_.extrapolates(plan, instruction);
-  }
+  RoutedCosts(const PlacedCostModel& costs, double works, double exchanges)
+      : ScaledCostModel(costs), works_(works), exchanges_(exchanges) {}
 
  private:
-  double times(const Instruction& instruction) const;
-  const PlacedCostModel& costs_;
+  double factor_of(const Instruction& instruction) const override;
   double works_, exchanges_;
 };
-
-/// The demand of what keeps each resource busy `times` as long.
-Demand scaled(Demand demand, double times);
 
 }  // namespace shardlab::simulator

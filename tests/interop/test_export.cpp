@@ -162,7 +162,8 @@ TEST_CASE("no setting is lost: each other value changes the files, is left to th
                                                        "model.router_groups",
                                                        "model.router_groups_chosen",
                                                        "model.bias_update_rate",
-                                                       "model.capacity_factor"};
+                                                       "model.capacity_factor",
+                                                       "data.routes"};
         const bool inert_here =
             inert.contains(key.path) || (of_experts.contains(key.path) && !base.model.is_mixture()) ||
             (key.path == "model.vocab_multiple" && c.model.vocab_rows() == base.model.vocab_rows()) ||
