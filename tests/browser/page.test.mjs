@@ -90,7 +90,7 @@ test('the algorithm of each collective stands under the waterfall of its case', 
   await page.locator('#why .bar select').first().selectOption({ value: '9' });
   const rows = await page.locator('#why .algorithms tbody tr').allInnerTexts();
   assert.equal(rows.length, 2);
-  for (const words of ['layer.F attn.out', '2 ranks of tp on 2 nodes', 'direct', 'least predicted time', 'ring 2.00 ms, tree 2.50 ms']) assert.ok(rows[1].includes(words), words + ' in ' + rows[1]);
+  for (const words of ['layer.F attn.out', '2 ranks of tp on 2 nodes', 'direct', 'least predicted time', 'ring 2.000 ms, tree 2.500 ms']) assert.ok(rows[1].includes(words), words + ' in ' + rows[1]);
   assert.ok(rows[0].includes('rule by kind and ranks'), rows[0]);
 }));
 
