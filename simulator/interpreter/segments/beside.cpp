@@ -85,8 +85,8 @@ const Profile& Beside::profile(int32_t piece, std::span<const Cost> costs, Set& 
   Profile& p = profiles_.emplace_back();
   p.ops = costs.size();
   const size_t stride = costs.size() + 1, members = s.kinds.size();
-  p.slowed = 1 + members;
-  p.rows.assign(stride * (p.slowed + kSpents - 1), 0);
+  p.communication = 1 + members;
+  p.rows.assign(stride * (p.communication + kSpents - 1), 0);
   for (size_t j = 0; j < costs.size(); ++j) {
     const std::vector<double>& v = speeds(s, costs[j].kind);
     const double slowed = costs[j].seconds / v[0];
@@ -94,7 +94,7 @@ const Profile& Beside::profile(int32_t piece, std::span<const Cost> costs, Set& 
     for (size_t m = 1; m <= members; ++m) p.rows[m * stride + j + 1] = p.rows[m * stride + j] + slowed * v[m];
     for (size_t k = 1; k < kSpents; ++k) {
       double* row = p.rows.data() + (members + k) * stride;
-      row[j + 1] = row[j] + (static_cast<size_t>(costs[j].spent) == k ? slowed - costs[j].seconds : 0);
+      row[j + 1] = row[j] + (static_cast<size_t>(costs[j].spent) == k ? slowed : 0);
     }
   }
   known = &p;

@@ -30,12 +30,12 @@ struct Cost {
 };
 
 /// A piece beside a set of ops, at the begin of each of its ops and at the end of the last. Row 0 has the seconds that have passed.
-/// Row 1 + i has the progress of member i, in seconds that it takes alone. The rows behind the members say by how much
-/// communication and copies of the piece were slowed.
+/// Row 1 + i has the progress of member i, in seconds that it takes alone. The rows behind the members have what of the seconds
+/// passed in communication and in copies of the piece.
 struct Profile {
   std::vector<double> rows;
   size_t ops = 0;
-  size_t slowed = 1;  ///< row of communication; the row of copies is the next
+  size_t communication = 1;  ///< its row; the row of copies is the next
 
   std::span<const double> row(size_t r) const { return {rows.data() + r * (ops + 1), ops + 1}; }
   double total(size_t r) const { return rows[r * (ops + 1) + ops]; }

@@ -11,18 +11,34 @@
 namespace shardlab::simulator::segments {
 namespace {
 
-/// The seconds of a stretch that runs alone, by kind.
-struct Parts {
-  double communication = 0, copies = 0;
-  std::vector<std::pair<size_t, double>> comms;  ///< its communicators' parts of the first
-};
+/// The communicators of a stretch, each with its part of what communicates while the stretch runs alone.
+using CommParts = std::vector<std::pair<size_t, double>>;
 
-/// The share of each kind in every second from a stretch's begin to its end; the rest is time in which the host held it up.
-std::array<double, kSpents> shares(const Parts& parts, const Ran& r) {
-  const double communication = parts.communication + r.slowed_communication, copies = parts.copies + r.slowed_copies;
-  const double whole = r.end - r.begin;
-  return {(r.worked - r.begin - communication - copies) / whole, communication / whole, copies / whole};
-}
+/// What the stretches of one device did from one moment to a later one.
+class Done {
+ public:
+  explicit Done(const std::vector<Moment>& moments) : moments_(moments) {}
+
+  /// Seconds of each kind from the last call's `now`, or from the begin of the step, to `now`.
+  std::array<double, kSpents> until(double now) {
+    while (next_ < moments_.size() && moments_[next_].at <= now) ++next_;
+    Moment done = next_ > 0 ? moments_[next_ - 1] : Moment{};
+    if (next_ < moments_.size() && next_ > 0) {
+      const Moment& then = moments_[next_];
+      const double part = (now - done.at) / (then.at - done.at);
+      for (size_t k = 0; k < kSpents; ++k) done.spent[k] += part * (then.spent[k] - done.spent[k]);
+    }
+    std::array<double, kSpents> spent{};
+    for (size_t k = 0; k < kSpents; ++k) spent[k] = done.spent[k] - last_[k];
+    last_ = done.spent;
+    return spent;
+  }
+
+ private:
+  const std::vector<Moment>& moments_;
+  size_t next_ = 0;
+  std::array<double, kSpents> last_{};
+};
 
 /// The phases of a stream's entry, in the order in which each entry has them.
 enum class Phase : uint8_t { kFree, kBlocked, kHeldUp, kAtMeeting, kRuns };
@@ -44,6 +60,7 @@ class Walk {
         prices_(prices),
         entries_(text.stages[static_cast<size_t>(stage)]),
         ran_(times.stages[static_cast<size_t>(stage)]),
+        done_(times.moments[static_cast<size_t>(stage)]),
         parts_(text.stretches.size()) {
     out_.seconds = out_.breakdown.wall_s = times.ends[static_cast<size_t>(stage)];
     out_.stage = stage;
@@ -124,20 +141,17 @@ class Walk {
   /// One stretch of time in which every stream does one thing.
   void add(double from, double to) {
     const double dt = to - from;
-    std::array<bool, kSpents> other{};  // single ops
-    std::array<double, kSpents> own{};  // parts of the stretch that runs
+    const auto [compute, comm, copy] = done_.until(to);  // seconds of the stretch that runs
+    std::array<bool, kSpents> other{};                   // single ops
     bool moves = false, waits = false;
     const Cursor* exposed = nullptr;
-    const Parts* parts = nullptr;
-    double held_up = 0;
+    const CommParts* parts = nullptr;
     for (const Cursor& c : cursors_) {
       waits = waits || c.phase == Phase::kBlocked;
       if (c.phase < Phase::kAtMeeting || c.next == c.entries->size()) continue;
       const Entry& e = c.entry();
       if (e.stretch >= 0) {
         parts = &parts_of(e.stretch);
-        held_up = (c.at().end - c.at().worked) / (c.at().end - c.at().begin);
-        own = shares(*parts, c.at());
       } else if (e.op >= 0) {
         const Spent spent = text_.ops[static_cast<size_t>(e.op)].spent;
         other[static_cast<size_t>(spent)] = true;
@@ -145,31 +159,30 @@ class Walk {
         if (spent == Spent::kCommunication && (exposed == nullptr || (exposed->phase < c.phase))) exposed = &c;
       }
     }
-    const auto [compute, comm, copy] = own;
     const auto [any_compute, any_comm, any_copy] = other;
     Breakdown& b = out_.breakdown;
-    b.compute_s += dt * (any_compute ? 1 : compute);
-    b.comm_s += dt * (any_comm ? 1 : comm);
-    b.copy_s += dt * (any_copy ? 1 : copy);
+    b.compute_s += any_compute ? dt : compute;
+    b.comm_s += any_comm ? dt : comm;
+    b.copy_s += any_copy ? dt : copy;
     if (!any_compute) {
-      b.exposed_comm_s += dt * (any_comm ? 1 - compute : comm);
-      if (!any_comm) b.exposed_copy_s += dt * (any_copy ? 1 - compute - comm : copy);
+      b.exposed_comm_s += any_comm ? dt - compute : comm;
+      if (!any_comm) b.exposed_copy_s += any_copy ? dt - compute - comm : copy;
       if (parts != nullptr)
-        for (const auto& [which, part] : parts->comms) out_.exposed_by_comm_s[which] += dt * comm * part;
-      if (any_comm)
-        out_.exposed_by_comm_s[text_.ops[static_cast<size_t>(exposed->entry().op)].comm.index()] += dt * (1 - compute - comm);
+        for (const auto& [which, part] : *parts) out_.exposed_by_comm_s[which] += comm * part;
+      if (any_comm) out_.exposed_by_comm_s[text_.ops[static_cast<size_t>(exposed->entry().op)].comm.index()] += dt - compute - comm;
     }
-    const double covered = any_compute || any_comm || any_copy ? 1 : parts != nullptr ? 1 - held_up : 0;
-    covered_ += dt * covered;
-    if (waits) b.wait_s += dt * (1 - covered);
+    const double held_up = std::max(0.0, dt - compute - comm - copy);  // by the host, where a stretch runs
+    const double covered = any_compute || any_comm || any_copy ? dt : parts != nullptr ? dt - held_up : 0;
+    covered_ += covered;
+    if (waits) b.wait_s += dt - covered;
     idle(from, dt, moves, parts != nullptr, held_up);
   }
 
   void idle(double from, double dt, bool moves, bool stretch, double held_up) {
     if (moves) return;
     if (stretch) {
-      out_.idle.idle_s += dt * held_up;
-      out_.idle.other_s += dt * held_up;
+      out_.idle.idle_s += held_up;
+      out_.idle.other_s += held_up;
       return;
     }
     out_.idle.idle_s += dt;
@@ -199,37 +212,38 @@ class Walk {
     return seconds;
   }
 
-  const Parts& parts_of(int32_t stretch) {
-    std::optional<Parts>& known = parts_[static_cast<size_t>(stretch)];
+  const CommParts& parts_of(int32_t stretch) {
+    std::optional<CommParts>& known = parts_[static_cast<size_t>(stretch)];
     if (known) return *known;
-    Parts& parts = known.emplace();
+    CommParts& parts = known.emplace();
+    double sum = 0;
     for (const Repeated& r : text_.stretches[static_cast<size_t>(stretch)].pieces)
       for (const int32_t op : text_.pieces[static_cast<size_t>(r.piece)].ops) {
         const AskedOp& asked = text_.ops[static_cast<size_t>(op)];
-        const double seconds = r.times * prices_.of(op).seconds;
-        if (asked.spent == Spent::kCopy) parts.copies += seconds;
         if (asked.spent != Spent::kCommunication) continue;
-        parts.communication += seconds;
+        const double seconds = r.times * prices_.of(op).seconds;
+        sum += seconds;
         add_comm(parts, asked.comm.index(), seconds);
       }
-    for (auto& [which, part] : parts.comms) part = parts.communication > 0 ? part / parts.communication : 0;
+    for (auto& [which, part] : parts) part = sum > 0 ? part / sum : 0;
     return parts;
   }
 
-  static void add_comm(Parts& parts, size_t comm, double seconds) {
-    for (auto& [which, sum] : parts.comms)
+  static void add_comm(CommParts& parts, size_t comm, double seconds) {
+    for (auto& [which, sum] : parts)
       if (which == comm) {
         sum += seconds;
         return;
       }
-    parts.comms.emplace_back(comm, seconds);
+    parts.emplace_back(comm, seconds);
   }
 
   const Condensed& text_;
   const Prices& prices_;
   const StageEntries& entries_;
   const std::vector<std::vector<Ran>>& ran_;
-  std::vector<std::optional<Parts>> parts_;  ///< by stretch
+  Done done_;
+  std::vector<std::optional<CommParts>> parts_;  ///< by stretch
   std::vector<Cursor> cursors_;
   SegmentStep out_;
   double covered_ = 0;

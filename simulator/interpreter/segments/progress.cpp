@@ -42,7 +42,9 @@ void Progress::account(double now) {
   double dt = now - at_;
   if (dt <= 0) return;
   at_ = now;
+  const bool works = run_ < pieces_.size();
   while (run_ < pieces_.size() && dt > 0) dt -= go_along(dt);
+  if (works) moments_->push_back({now - std::max(0.0, dt), spent_});
   if (dt <= 0) return;
   for (Member& m : members()) m.left -= dt * m.speed;
 }
@@ -53,14 +55,14 @@ double Progress::go_along(double dt) {
   const double n = times(run_), rest = n * p.total(0) - along_;
   const bool whole = dt >= rest;
   const double gone = whole ? rest : dt;
-  if (size_ > 0) {
-    const Place from = place(), to = whole ? Place{n - 1, p.ops - 1, 1} : place_at(p, n, along_ + gone, 0);
-    slowed_communication_ += along_at(p, to, p.slowed) - along_at(p, from, p.slowed);
-    slowed_copies_ += along_at(p, to, p.slowed + 1) - along_at(p, from, p.slowed + 1);
-    for (Member& m : members()) m.left -= along_at(p, to, 1 + m.position) - along_at(p, from, 1 + m.position);
-    place_ = to;
-  }
-  placed_ = size_ > 0;
+  const Place from = place(), to = whole ? Place{n - 1, p.ops - 1, 1} : place_at(p, n, along_ + gone, 0);
+  const auto passed = [&](size_t row) { return along_at(p, to, row) - along_at(p, from, row); };
+  const double communication = passed(p.communication), copies = passed(p.communication + 1);
+  spent_[static_cast<size_t>(Spent::kCompute)] += gone - communication - copies;
+  spent_[static_cast<size_t>(Spent::kCommunication)] += communication;
+  spent_[static_cast<size_t>(Spent::kCopy)] += copies;
+  for (Member& m : members()) m.left -= passed(1 + m.position);
+  place_ = to;
   along_ += gone;
   if (!whole) return gone;
   ++run_;
@@ -79,7 +81,15 @@ void Progress::begin(int32_t stretch) {
   place_ = {};
   placed_ = true;
   worked_ = at_;
-  slowed_communication_ = slowed_copies_ = 0;
+  begun_ = moments_->size();
+  moments_->push_back({at_, spent_});
+}
+
+void Progress::end() {
+  pieces_ = {};
+  if (worked_ >= at_) return;
+  moments_->resize(begun_ + 1);
+  moments_->push_back({at_, spent_});
 }
 
 void Progress::enter(int32_t stream, double seconds, int32_t kind) {

@@ -9,12 +9,19 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <vector>
 
 #include "simulator/interpreter/segments/prices.h"
 
 namespace shardlab::simulator::segments {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// What the stretches of a device have done until `at`: seconds of each kind. Where the host holds one up, none passes.
+struct Moment {
+  double at = 0;
+  std::array<double, kSpents> spent{};
+};
 
 /// A single op that runs beside the control stream.
 struct Member {
@@ -28,7 +35,8 @@ struct Member {
 
 class Progress {
  public:
-  explicit Progress(Prices& prices) : prices_(&prices), set_(&prices.beside().nobody()) {}
+  /// Writes `moments` as it goes on: between two of them each kind of seconds passes evenly, as far as is looked at.
+  Progress(Prices& prices, std::vector<Moment>& moments) : prices_(&prices), moments_(&moments), set_(&prices.beside().nobody()) {}
 
   std::span<Member> members() { return {members_.data(), static_cast<size_t>(size_)}; }
   Member& member(int32_t stream);
@@ -38,7 +46,8 @@ class Progress {
 
   /// These change what runs: at a moment that was accounted for, and before `project`.
   void begin(int32_t stretch);
-  void end() { pieces_ = {}; }
+  /// Where the host was late, each kind passed evenly over the whole stretch, and so did the wait.
+  void end();
   void enter(int32_t stream, double seconds, int32_t kind);
   void leave(int32_t stream);
 
@@ -47,8 +56,6 @@ class Progress {
 
   bool has_stretch() const { return !pieces_.empty(); }
   double worked() const { return worked_; }  ///< when the ops of the stretch will be done, or were
-  double slowed_communication() const { return slowed_communication_; }
-  double slowed_copies() const { return slowed_copies_; }
 
  private:
   /// The place of a stretch in a run of repeated pieces: the repetition, the op, the part of the op that is done.
@@ -68,6 +75,7 @@ class Progress {
   double end_of(const Member& m);
 
   Prices* prices_;
+  std::vector<Moment>* moments_;
   double at_ = 0;  ///< the moment that is accounted for
   std::array<Member, kMaxStreams> members_{};
   int32_t size_ = 0;
@@ -81,7 +89,8 @@ class Progress {
   Place place_;                       ///< the same, where `placed_`
   bool placed_ = false;
   double worked_ = 0;
-  double slowed_communication_ = 0, slowed_copies_ = 0;
+  size_t begun_ = 0;                     ///< the moment at which the stretch began
+  std::array<double, kSpents> spent_{};  ///< in all stretches so far
 };
 
 }  // namespace shardlab::simulator::segments

@@ -40,7 +40,7 @@ struct Stream {
 };
 
 struct Device {
-  explicit Device(Prices& prices) : progress(prices) {}
+  Device(Prices& prices, std::vector<Moment>& moments) : progress(prices, moments) {}
   Progress progress;
   int32_t first = 0, streams = 0;
   const Wait* waits = nullptr;  ///< of its entries
@@ -61,6 +61,7 @@ class Run {
     times_.events = 0;
     times_.ends.assign(text.stages.size(), 0);
     times_.stages.resize(text.stages.size());
+    times_.moments.resize(text.stages.size());
     gatherings_.resize(text.parties.size());
     int32_t first = 0;
     for (const int32_t parties : text.parties) first_party_.push_back(std::exchange(first, first + parties));
@@ -93,7 +94,9 @@ class Run {
     const StageEntries& entries = text_.stages[static_cast<size_t>(stage)];
     auto& ran = times_.stages[static_cast<size_t>(stage)];
     ran.resize(entries.streams.size());
-    Device& device = devices_.emplace_back(prices_);
+    auto& moments = times_.moments[static_cast<size_t>(stage)];
+    moments.clear();
+    Device& device = devices_.emplace_back(prices_, moments);
     device.first = static_cast<int32_t>(streams_.size());
     device.streams = static_cast<int32_t>(entries.streams.size());
     device.waits = entries.waits.data();
@@ -274,10 +277,6 @@ class Run {
     Stream& s = stream(index);
     Progress& progress = device_of(s).progress;
     progress.account(now_);
-    Ran& r = ran(s);
-    r.worked = progress.worked();
-    r.slowed_communication = progress.slowed_communication();
-    r.slowed_copies = progress.slowed_copies();
     progress.end();
     change(s.device);
     complete(index);
