@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/base/check.h"
+#include "plan/braids.h"
 #include "plan/pipeline_case.h"
 #include "plan/precision.h"
 #include "plan/technique_settings.h"
@@ -308,8 +309,16 @@ constexpr Apart kBraidApart[] = {
     {{[](const Case& c) { return c.train.grad_accumulation < 2; }, [](const Case&) { return std::string("grad_accumulation=1"); }},
      "there is no other micro-batch",
      "set grad_accumulation: 2 or more, or expert_overlap: layer"},
+    {{[](const Case& c) {
+        return c.layout.pp > 1 && c.train.grad_accumulation > 1 && is_pipeline_decided(c) && check_pipeline(c).ok() &&
+               !has_braids(c);
+      },
+      [](const Case& c) { return fmt::format("schedule={}", name_of(c.layout.schedule)); }},
+     "no stage has the gradients of one micro-batch when it begins the forward of another",
+     "use schedule: eager-1f1b, interleaved or dualpipe-v with more micro-batches than stages, or expert_overlap: layer"},
     {kZero3, "a unit's parameters are given up between the pieces of two micro-batches", "use expert_overlap: layer, or zero: 2"},
-    {kActivationsAway, "what leaves after a forward would leave between its pieces", "use expert_overlap: layer, or offload.activations: none"},
+    {kActivationsAway, "what leaves after a forward would leave between its pieces",
+     "use expert_overlap: layer, or offload.activations: none"},
 };
 constexpr Apart kRingApart[] = {
     {kNccl, kHalves, "use cp_kind: all-gather or ulysses, or transport: one-gpu"},

@@ -14,9 +14,8 @@
 //                    forward    attention, router |> rows go |       experts |> rows return |       combine
 //                    backward                      combine |> gradients go |   experts |> gradients return | router, attention
 //
-//                  One stage braids the backward of a micro-batch with the forward of the next. A stage of a pipeline braids the forward of a slot
-//                  with the backward of the slot behind it, if that is of another micro-batch: 1f1b has such slots on all stages but the
-//                  last, dualpipe-v on all.
+//                  One stage braids the backward of a micro-batch with the forward of the next. A stage of a pipeline braids a forward with the
+//                  backward behind it where that one's gradient has come when the forward begins (plan/braids.h).
 //
 // No sum changes its order: the bits are those without overlap.
 //
@@ -24,7 +23,8 @@
 // Adds     nothing: the same exchanges, on a stream of their own
 // Memory   layer: rows that are sent stay until those that come are read. micro-batches: what lies between two pieces is kept by micro-batch,
 //          and on one stage two micro-batches are in flight
-// Refuses  no expert parallelism; of micro-batches: parameters that are gathered (ZeRO-3), activations on the host, one micro-batch
+// Refuses  no expert parallelism; of micro-batches: parameters that are gathered (ZeRO-3), activations on the host, one micro-batch, a
+//          schedule in which no gradient comes early enough (afab, 1f1b, zb-h1, naive)
 // Paper    DeepSeek-AI, "DeepSeek-V3" (2024), section 3.2.1; Megatron-Core, "1F1B with all-to-all overlap" (2025)
 #include "strategies/expert_overlap.h"
 

@@ -31,6 +31,7 @@
 #include <string>
 #include <tuple>
 
+#include "plan/braids.h"
 #include "plan/pipeline_case.h"
 #include "strategies/draft.h"
 
@@ -206,8 +207,7 @@ class Messages {
 /// schedule.
 class SendTimes {
  public:
-  SendTimes(const PipelineSchedule& schedule, const Messages& messages)
-      : times_(play(schedule, SlotCosts::uniform(schedule.parts, 1, 1, 1)).value()) {
+  SendTimes(const PipelineSchedule& schedule, const Messages& messages, const ScheduleTimes& times) : times_(times) {
     for (int stage = 0; stage < schedule.stages; ++stage) {
       const auto received = messages.received(stage);
       for (size_t i = 0; i < received.size(); ++i)
@@ -228,23 +228,25 @@ class SendTimes {
  private:
   double begin(int stage, size_t slot) const { return times_.slots[static_cast<size_t>(stage)][slot].begin; }
 
-  ScheduleTimes times_;
+  const ScheduleTimes& times_;
   std::map<std::tuple<bool, int, int>, double> awaited_;
 };
 
 class Timetable {
  public:
-  Timetable(Draft& draft, StageDraft& stage, const PipelineSchedule& schedule, const Messages& messages, const SendTimes& times)
+  Timetable(Draft& draft, StageDraft& stage, const PipelineSchedule& schedule, const Messages& messages, const SendTimes& times,
+            const Braids& braids)
       : draft_(draft),
         stage_(stage),
         order_(schedule.order[static_cast<size_t>(stage.role.stage)]),
         messages_(messages),
-        times_(times) {}
+        times_(times),
+        braids_(braids.with_next[static_cast<size_t>(stage.role.stage)]) {}
 
   void build() {
     const auto received = messages_.received(stage_.role.stage);
     for (size_t i = 0; i < order_.size(); ++i) {
-      const size_t slots = is_braided(i) ? 2 : 1;
+      const size_t slots = braids_[i] ? 2 : 1;
       for (size_t k = i; k < i + slots; ++k)
         for (const Message& m : received[k]) receive(m);
       std::vector<Event> events = events_of(i);
@@ -284,16 +286,6 @@ class Timetable {
     e.slot = static_cast<int>(times_.given_up(m, slot));
     stage_.events.push_back(std::move(e));
   }
-  /// Whether a slot and the next are braided (expert_overlap.cpp): a forward of one micro-batch and a gradient of inputs of another. In a
-  /// pipeline the forward is the first of the two: the gradient that a backward waits for may hang on the forward before it, and
-  /// the one behind it must not wait for the backward.
-  bool is_braided(size_t i) const {
-    if (draft_.config.layout.expert_overlap != ExpertOverlap::kMicroBatches || i + 1 == order_.size()) return false;
-    const PipelineSlot &a = order_[i], &b = order_[i + 1];
-    const bool forward_first = a.work == SlotWork::kF && b.goes_back(), backward_first = a.goes_back() && b.work == SlotWork::kF;
-    return a.micro_batch != b.micro_batch && (forward_first || (backward_first && draft_.config.layout.pp == 1));
-  }
-
   /// Layers with experts in pairs, the first of a forward with the first of a backward; what else there is in its place.
   void braid(std::vector<Event> a, std::vector<Event> b) {
     const auto has_experts = [&](const Event& e) { return draft_.is_mixture(draft_.units[static_cast<size_t>(e.unit)].kind); };
@@ -303,7 +295,7 @@ class Timetable {
     };
     while (i < a.size() || k < b.size()) {
       others(a, i), others(b, k);
-      if (i < a.size() && k < b.size()) a[i].braid = b[k].braid = braids_++;
+      if (i < a.size() && k < b.size()) a[i].braid = b[k].braid = braid_++;
       if (i < a.size()) stage_.events.push_back(a[i++]);
       if (k < b.size()) stage_.events.push_back(b[k++]);
     }
@@ -333,8 +325,9 @@ class Timetable {
   const std::vector<PipelineSlot>& order_;
   const Messages& messages_;
   const SendTimes& times_;
-  std::set<int> begun_;  ///< parts whose gradients have a first term
-  int braids_ = 0;
+  const std::vector<bool>& braids_;  ///< by slot: braided with the next
+  std::set<int> begun_;              ///< parts whose gradients have a first term
+  int braid_ = 0;                    ///< the next
 };
 
 /// What a validation step runs: the forwards, in their order.
@@ -350,8 +343,10 @@ void pipeline(Draft& draft) {
   assign_stages(draft, schedule);
   if (schedule.stages > 1) localise(draft);
   const Messages messages(schedule);
-  const SendTimes times(schedule, messages);
-  for (StageDraft& stage : draft.stages) Timetable(draft, stage, schedule, messages, times).build();
+  const bool braids = draft.config.layout.expert_overlap == ExpertOverlap::kMicroBatches;
+  const Braids taken = braids ? braided(schedule) : unbraided(schedule);
+  const SendTimes times(schedule, messages, taken.times);
+  for (StageDraft& stage : draft.stages) Timetable(draft, stage, schedule, messages, times, taken).build();
 }
 
 }  // namespace shardlab::strategies

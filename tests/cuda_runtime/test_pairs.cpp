@@ -56,10 +56,11 @@ bool same(const Run& a, const Run& b) {
 
 TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU trains it") {
   int trained = 0, bits = 0;
+  uint64_t number = 0;
   double farthest = 0;
   std::string farthest_pair;
   for (const LegalPair& pair : legal_pairs()) {
-    if (pair.config.transport != TransportKind::kOneGpu) continue;
+    if (pair.config.transport != TransportKind::kOneGpu || number++ % dealt(1, 2) != 0) continue;
     const Case c = small(pair.config);
     INFO(pair.first << " with " << pair.second);
     CHECK(difference_from_replay(plan_of(c)) == "");
@@ -86,8 +87,8 @@ TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU 
   }
   fmt::print("{} pairs trained on the fake GPU, {} with the bits of the CPU; the farthest by {:.2g} of the loss: {}\n", trained,
              bits, farthest, farthest_pair);
-  CHECK(trained >= 43);
-  CHECK(bits >= 38);
+  CHECK(trained >= (thorough() ? 43 : 22));
+  CHECK(bits >= (thorough() ? 38 : 19));
 }
 
 TEST_CASE("periods that stand and periods that are taken back are the CPU's on the fake runtime") {
@@ -116,7 +117,7 @@ TEST_CASE("periods that stand and periods that are taken back are the CPU's on t
 }
 
 TEST_CASE("what check lets through on a GPU the back end binds: a sample of the table, put there") {
-  const uint64_t shares = dealt(3, 18);
+  const uint64_t shares = dealt(3, 36);
   uint64_t number = 0;
   int bound = 0, refused = 0;
   for (const LegalPair& pair : legal_pairs()) {

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "strategies/lower.h"
+#include "tests/deal.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -34,7 +35,9 @@ Result<Trained> train(const Case& config) { return train_case(config, RandomText
 
 void train_all(const Subject& subject, const std::vector<Case>& cases) {
   std::map<std::string, Expected<float>> known;
+  uint64_t number = 0;
   for (const Case& config : cases) {
+    if (number++ % dealt(1, cases.size() > 8 ? 2 : 1) != 0) continue;
     INFO(config.name);
     const auto plan = lower(config);
     INFO((plan ? "" : to_string(plan.error())));

@@ -23,7 +23,8 @@ Case case_of(const Subject& subject, const Sizes& sizes, bool canonical);
 /// `kSteps` steps of the case.
 Result<Trained> train(const Case& config);
 
-/// Trains every case and compares it with the reference, whose sequences lie in memory in the case's order.
+/// Trains the cases, of more than eight every second one unless thorough, and compares each with the reference, whose sequences lie in
+/// memory in the case's order.
 void train_all(const Subject& subject, const std::vector<Case>& cases);
 
 }  // namespace shardlab::testing

@@ -231,15 +231,16 @@ TEST_CASE(
     "exchanges beside compute, canonical: within a layer, and beside another micro-batch, layouts train to the bits of the "
     "reference") {
   using enum Schedule;
-  constexpr Sizes kSizes[] = {{.dp = 2, .ep = 2, .accumulation = 2},
-                              {.dp = 2, .ep = 2, .accumulation = 4},
-                              {.dp = 4, .ep = 2, .zero = 1},
-                              {.dp = 4, .ep = 2, .zero = 2, .accumulation = 2},
-                              {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2},
-                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4},
-                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kZbH1},
-                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .tp = 2, .sequence_parallel = true},
-                              {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2}};
+  const Schedule kEager = *schedule_named("eager-1f1b");
+  const Sizes kSizes[] = {{.dp = 2, .ep = 2, .accumulation = 2},
+                          {.dp = 2, .ep = 2, .accumulation = 4},
+                          {.dp = 4, .ep = 2, .zero = 1},
+                          {.dp = 4, .ep = 2, .zero = 2, .accumulation = 2},
+                          {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kEager},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kZbH2},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kEager, .tp = 2, .sequence_parallel = true},
+                          {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2}};
   Experts more = kSoftmax;
   more.shared = 1;
   Subject local = subject_of(more, Optimizer::kSgd);

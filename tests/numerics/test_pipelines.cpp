@@ -83,7 +83,7 @@ std::string strange_table(int stages, int micro_batches) {
 }
 
 TEST_CASE("every pipeline schedule trains to the reference's bits") {
-  const uint64_t ordinary = dealt(12, 40), mirrored = dealt(2, 8);  // parts of the product for each subject
+  const uint64_t ordinary = dealt(12, 80), mirrored = dealt(2, 16);  // parts of the product for each subject
   const std::vector<Schedule> schedules = piped();
   std::map<std::string, int> by_schedule, by_also;
   int failed = 0, refused = 0;

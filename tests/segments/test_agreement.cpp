@@ -74,7 +74,7 @@ void print(Rows& rows) {
 /// Of the step op by op; a figure may fall, and then is lowered here. More than half of all steps are the same to rounding, with
 /// all their parts. Of the others step times differ where a message is slowed by ops at both of its ends, their parts also where a
 /// host is late within a stretch that shares its device: run.cpp's head says what is left out. Of the 300 cases that are dealt
-/// here; of the 4,000 of `"report on levels"` step times are within 2.6e-4 at the 99th percentile, 1.2e-2 at worst.
+/// here; of the 4,000 of `"report on levels"` step times are within 1.6e-4 at the 99th percentile, 3.1e-3 at worst.
 constexpr std::array<Spread, kFigures> kReached{{
     {1e-12, 1e-4, 2e-4},  // step
     {1e-12, 5e-5, 2e-3},  // compute

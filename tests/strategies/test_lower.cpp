@@ -4,8 +4,10 @@
 #include <set>
 
 #include "plan/automatic.h"
+#include "plan/braids.h"
 #include "plan/collective_steps.h"
 #include "plan/memory.h"
+#include "plan/pipeline_case.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
@@ -122,6 +124,42 @@ TEST_CASE("illegal layouts are refused with their values") {
   REQUIRE(refusal(c) == "tp=0 is not positive");
 }
 
+TEST_CASE("braided micro-batches: every schedule has a plan without a deadlock, or none of its gradients comes early enough") {
+  std::set<std::string> braided;
+  for (int number = 0; number < named_schedules(); ++number)
+    for (const int p : {2, 3, 4})
+      for (const int m : {2, 3, 4, 8}) {
+        Case c;
+        c.model = {.name = "tiny",
+                   .family = Family::kLlama,
+                   .layers = 8,
+                   .hidden = 16,
+                   .heads = 2,
+                   .kv_heads = 2,
+                   .head_dim = 8,
+                   .ffn = 32,
+                   .vocab = 32,
+                   .max_positions = 16};
+        c.model.experts = {.count = 4, .top_k = 2, .ffn = 12};
+        c.layout.schedule = Schedule(number);
+        if (c.layout.schedule == Schedule::kNone || is_mirrored(c.layout.schedule)) continue;
+        c.layout.dp = c.layout.ep = 2, c.layout.pp = p, c.layout.vpp = is_looped(c.layout.schedule) ? 2 : 1;
+        c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
+        c.train.seq_len = 8, c.train.grad_accumulation = m, c.train.global_batch_tokens = 8 * m * 2;
+        INFO(name_of(c.layout.schedule) << ", " << p << " stages, " << m << " micro-batches");
+        REQUIRE(check_pipeline(c).ok());
+        const auto plan = lower(c);
+        INFO((plan.ok() ? "" : to_string(plan.error())));
+        CHECK(plan.ok() == has_braids(c));
+        if (plan.ok())
+          braided.insert(std::string(name_of(c.layout.schedule)));
+        else
+          CHECK(plan.error().message.find("no stage has the gradients of one micro-batch") != std::string::npos);
+      }
+  CHECK(braided == std::set<std::string>{"afab", "breadth-first", "dualpipe-v", "eager-1f1b", "interleaved", "v-half", "v-min",
+                                         "zb-h2", "zb-v"});
+}
+
 TEST_CASE("a budget below the peak is refused with the stage and the moment") {
   Case c = tiny_case();
   c.machine.device.memory_bytes = 1000;
@@ -153,9 +191,9 @@ TEST_CASE("an unknown pass is refused with the list of passes") {
   const auto plan = lower(tiny_case(), options);
   REQUIRE_FALSE(plan.ok());
   REQUIRE(plan.error().message == "there is no pass called `fusion`");
-  REQUIRE(
-      plan.error().hint.starts_with("passes, in order: mixed-precision, tensor-parallel, sequence-parallel, tensor-overlap, context-parallel, "
-                                    "expert-parallel, expert-overlap, fp8, scaled-loss, chunked-loss, full-recompute"));
+  REQUIRE(plan.error().hint.starts_with(
+      "passes, in order: mixed-precision, tensor-parallel, sequence-parallel, tensor-overlap, context-parallel, "
+      "expert-parallel, expert-overlap, fp8, scaled-loss, chunked-loss, full-recompute"));
 }
 
 TEST_CASE("leaving later passes out still gives a plan to look at") {

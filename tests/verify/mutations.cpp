@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "plan/base/hash.h"
 #include "plan/named_kernels.h"
 #include "plan/program.h"
 #include "plan/verify.h"
@@ -44,7 +45,7 @@ bool same_ranks(const Plan& plan, CommId a, CommId b) {
 
 class Mutator {
  public:
-  explicit Mutator(const std::vector<Plan>& plans) : plans_(plans) {}
+  Mutator(const std::vector<Plan>& plans, uint64_t share) : plans_(plans), share_(share) {}
 
   std::vector<MutationTally> run() {
     for (const Plan& plan : plans_) {
@@ -72,6 +73,7 @@ class Mutator {
 
   /// Applies `change` to a copy and asks `verify`.
   void judge(const std::string& kind, const std::string& place, const std::function<void(Plan&)>& change) {
+    if (mix(number_++) % share_ != 0) return;
     Plan mutant = *plan_;
     change(mutant);
     MutationTally& t = tally(kind);
@@ -468,13 +470,14 @@ class Mutator {
   }
 
   const std::vector<Plan>& plans_;
+  uint64_t share_, number_ = 0;
   const Plan* plan_ = nullptr;
   std::vector<MutationTally> tallies_;
 };
 
 }  // namespace
 
-std::vector<MutationTally> mutate_all(const std::vector<Plan>& plans) { return Mutator(plans).run(); }
+std::vector<MutationTally> mutate_all(const std::vector<Plan>& plans, uint64_t share) { return Mutator(plans, share).run(); }
 
 int score_percent(const std::vector<MutationTally>& tallies) {
   int64_t mutants = 0, killed = 0;

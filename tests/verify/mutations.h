@@ -1,6 +1,7 @@
 // Mutations: a good plan broken in one place, in every place where it can be. What share of them does `verify` find?
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,8 +20,9 @@ struct MutationTally {
   std::vector<std::string> survivors;  ///< plan and place of those not found
 };
 
-/// Breaks every plan in every way and tallies. Equivalent mutants are left out by the rules in `kEquivalenceRules`.
-std::vector<MutationTally> mutate_all(const std::vector<Plan>& plans);
+/// Breaks every plan in every way and tallies. Equivalent mutants are left out by the rules in `kEquivalenceRules`. Of the others one in
+/// `share` is judged, dealt by its number.
+std::vector<MutationTally> mutate_all(const std::vector<Plan>& plans, uint64_t share = 1);
 
 /// "dropped collective   12 of 12   ..." one line per kind, then the total and the rules.
 std::string score_table(const std::vector<MutationTally>& tallies);

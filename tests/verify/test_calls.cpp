@@ -12,6 +12,7 @@
 #include "plan/named_kernels.h"
 #include "plan/text.h"
 #include "plan/verify.h"
+#include "tests/deal.h"
 #include "tests/golden_plans.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
@@ -21,8 +22,8 @@
 namespace shardlab::testing {
 namespace {
 
-/// Calls that are exchanged are at most so many calls apart. Every two calls of a golden plan are.
-constexpr int kReach = 1000;
+/// Calls that are exchanged are at most so many calls apart. Every two calls of a golden plan are within 1000.
+int reach() { return static_cast<int>(dealt(1000, 50)); }
 
 std::string text_of(const std::filesystem::path& path) {
   std::ifstream file(path);
@@ -86,7 +87,7 @@ TEST_CASE("calls: dropped, doubled or exchanged in the golden plans, each is ref
   std::vector<std::thread> threads;
   for (size_t t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
-      for (size_t i = t; i < plans.size(); i += kThreads) scores[i] = mutate_calls(plans[i], kReach);
+      for (size_t i = t; i < plans.size(); i += kThreads) scores[i] = mutate_calls(plans[i], reach());
     });
   for (std::thread& thread : threads) thread.join();
 
