@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Exposed communication over a shaped link: predicted and measured, over cases that calibration never saw.
 
-    exposed_communication.py SHARDLAB OUT [--rates 200,1000] [--only NAME,NAME] [--steps 5]
+    exposed_communication.py SHARDLAB OUT [--rates 200,1000] [--only NAME,NAME] [--steps 40]
 
 Two hosts (network namespaces of tests/wires/hosts.sh) are joined by a link of each rate, in Mbit/s. Each host has one core and one rank.
 
@@ -12,7 +12,7 @@ Two hosts (network namespaces of tests/wires/hosts.sh) are joined by a link of e
 
 OUT/rows.csv has one row for each case: exposed communication as a share of the step, predicted and measured. The mean and the worst error
 and Kendall's tau of the two orders are printed. What is there is not done again: a study that was stopped goes on with the same command.
-The whole takes about ten minutes on two cores that do nothing else, and says nothing on busy ones. Exit code 77: no right to make namespaces.
+The whole takes seven to ten minutes on two cores that do nothing else, and says nothing on busy ones. Exit code 77: no right to make namespaces.
 """
 import argparse
 import csv
@@ -230,7 +230,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--rates", default="200,1000", help="of the link, Mbit/s")
     parser.add_argument("--only", default="", help="names of cases")
-    parser.add_argument("--steps", type=int, default=5, help="measured, after one that warms up")
+    parser.add_argument("--steps", type=int, default=40, help="measured, after one that warms up; a few leave the order of alike cases to chance")
     args = parser.parse_args()
     args.shardlab, args.out = args.shardlab.resolve(), args.out.resolve()
     if (os.cpu_count() or 1) < 2:
