@@ -375,6 +375,31 @@ TEST_CASE(
   CHECK(shardlab_program(scratch, "launch --rank 0 --world-size 2 --master-addr 127.0.0.1 --restarts 1 run " + sweep).code == 2);
 }
 
+TEST_CASE("a case goes on from its newest checkpoint where its run directory is given by a relative path, or not at all") {
+  const Scratch scratch;
+  const std::string sweep = four_ranks(scratch);
+  for (const auto& [option, out] : {std::pair<std::string, std::string>{"--out relative/out", scratch / "relative/out"},
+                                    std::pair<std::string, std::string>{"", scratch / "runs/wires"}}) {
+    INFO(option);
+    std::future<Output> run = std::async(std::launch::async, [&, words = option] {
+      return shardlab_program(scratch, fmt::format("launch -n 4 --restarts 1 run {} {}", sweep, words),
+                              "cd " + (scratch / "") + " &&");
+    });
+    REQUIRE(!manifest_of(out, kEvery).empty());
+    // The words of the processes are relative as the option is.
+    kill_process(out.substr((scratch / "").size()), 2);
+    const Output output = run.get();
+    INFO(output.err);
+    CHECK(output.code == 0);
+    const Rows rows = parse_csv(slurp(out + "/results.csv"));
+    const std::string reason = cell(rows, 1, "reason");
+    INFO(reason);
+    CHECK(cell(rows, 1, "status") == "ok");
+    CHECK(restart_step(reason) >= kEvery);
+    CHECK(!manifest_of(out, kSteps).empty());
+  }
+}
+
 TEST_CASE("fewer data-parallel ranks: the most that are left, that share out the micro-batches, in whole processes") {
   Case c = tiny_case();
   c.layout.dp = 6, c.layout.tp = 2, c.train.grad_accumulation = 2;
