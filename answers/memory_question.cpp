@@ -21,6 +21,7 @@
 #include "plan/routing.h"
 #include "plan/runnable.h"
 #include "plan/treatment.h"
+#include "simulator/estimator/analytic/known.h"
 #include "simulator/interpreter/case_plan.h"
 #include "sweeps/machines.h"
 
@@ -142,6 +143,7 @@ std::string chosen_text(const Case& c) {
 /// The case without techniques that points do not tell apart: what is left is its layout in words.
 Case without_unsayable(Case c) {
   if (analytic::point_of(c).ok()) return c;
+  analytic::clear_unknown(c);
   c.layout.recompute = Recompute::kNone, c.layout.recompute_options = {};
   c.layout.offload.delayed_update = c.layout.tensor_overlap = false;
   c.layout.stage_layers.clear(), c.layout.schedule_table.clear();

@@ -133,9 +133,13 @@ int ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& director
   }
   if (end.timed_out) {
     outcome.status = Status::kTimeout;
-    outcome.reason = fmt::format("not done after {} s{}{}; raise measure.timeout, or see {}", timeout_s,
+    const bool one = end.still.size() == 1;
+    const std::string still = end.still.empty() ? ""
+                                                : fmt::format(", process{} {} stand{} still", one ? "" : "es",
+                                                              fmt::join(end.still, ", "), one ? "s" : "");
+    outcome.reason = fmt::format("not done after {} s{}{}{}; raise measure.timeout, or see {}", timeout_s, still,
                                  end.picture.empty() ? "" : ": ", end.picture, files.log());
-    return 0;
+    return seated || launches ? 0 : end.taken;
   }
   outcome.status = Status::kFailed;
   if (end.interrupted) {

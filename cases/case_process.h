@@ -33,7 +33,8 @@ inline constexpr int kOwnNumber = -1;
 /// Processes of a case; 1 where its ranks are threads. Refuses ranks that cannot be shared out evenly.
 Result<int> processes_of(const Case& config, const ProcessShare& share);
 
-/// What happens to a case of which a process was taken away: killed, stopped, hung. Faults of the program itself are not repeated.
+/// What happens to a case of which a process was taken away: killed, stopped, or silent when it is asked what it is at. Faults of the
+/// program itself, and ranks that are slow, are not repeated.
 struct Restarts {
   int most = 0;          ///< attempts after the first, of each case
   bool elastic = false;  ///< lost processes are missed: the case goes on with fewer data-parallel ranks

@@ -195,6 +195,17 @@ bool any_fault(const Children& children) {
   return false;
 }
 
+/// Asks the children that have not ended and were not asked what they are at, which ends those that can answer, within `seconds`.
+void ask_others(Children& children, const std::vector<bool>& asked, double seconds, const std::atomic<bool>& interrupted) {
+  bool any = false;
+  for (size_t i = 0; i < children.processes.size(); ++i) {
+    if (children.ended[i] || asked[i]) continue;
+    kill(children.processes[i], kAskForPicture);
+    any = true;
+  }
+  if (any) end_within(children, seconds, &interrupted);
+}
+
 }  // namespace
 
 ChildEnd wait_for(Children& children, double timeout_s, const CaseFiles& files, const std::atomic<bool>& interrupted) {
@@ -203,22 +214,30 @@ ChildEnd wait_for(Children& children, double timeout_s, const CaseFiles& files, 
   const bool ended = end_within(children, timeout_s, &interrupted);
   for (size_t i = 0; i < children.processes.size(); ++i)
     if (children.ended[i] && was_taken(children.statuses[i])) ++end.taken;
-  // The first to be lost is there where none has ended by a signal: it stands still, and is ended below.
-  if (!ended && end.taken == 0 && children.any_failed() && !any_fault(children)) end.taken = 1;
   if (ended) return end;
   end.interrupted = interrupted.load();
   end.timed_out = !end.interrupted && !children.any_failed();
+  const bool fault = any_fault(children);
+  std::vector<std::string> stopped;
+  for (size_t i = 0; i < children.processes.size(); ++i)
+    stopped.push_back(children.ended[i] ? "" : stopped_threads(children.processes[i]));
+  std::vector<bool> asked(children.processes.size());
   for (size_t i = 0; end.timed_out && end.picture.empty() && i < children.processes.size(); ++i) {
     if (children.ended[i]) continue;
+    asked[i] = true;
     kill(children.processes[i], kAskForPicture);
-    const bool answered = end_within(children, kAnswer_s, &interrupted);
+    end_within(children, kAnswer_s, &interrupted);
     if (const auto picture = read_file(files.picture()); picture.ok()) end.picture = *picture;
-    if (answered) return end;
-    if (end.picture.empty())
-      if (const std::string stopped = stopped_threads(children.processes[i]);
-          !stopped.empty() && i + 1 == children.processes.size())
-        end.picture = fmt::format("its process does not say what it is at; of its threads {} stand still, stopped", stopped);
+    if (end.picture.empty() && !stopped[i].empty() && i + 1 == children.processes.size())
+      end.picture = fmt::format("its process does not say what it is at; of its threads {} stand still, stopped", stopped[i]);
   }
+  if (!end.interrupted) {
+    ask_others(children, asked, kAnswer_s, interrupted);
+    for (size_t i = 0; i < children.processes.size(); ++i)
+      if (!stopped[i].empty() || !children.ended[i]) end.still.push_back(static_cast<int>(i));
+    if (!fault) end.taken += static_cast<int>(end.still.size());
+  }
+  if (children.all_ended()) return end;
   kill_all(children);
   end_within(children, kDeath_s, nullptr);
   return end;

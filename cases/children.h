@@ -49,15 +49,16 @@ struct Children {
 
 struct ChildEnd {
   bool timed_out = false, interrupted = false;
-  std::string picture;  ///< of one that timed out: what it was at
-  int taken =
-      0;  ///< children that were lost while the others went on: a signal has ended them, or they had to be ended after the others
+  std::string picture;     ///< of one that timed out: what it was at
+  std::vector<int> still;  ///< children that stood still: a thread was stopped, or nothing answered `kAskForPicture`
+  int taken = 0;           ///< children that were lost: a signal from outside has ended them, or they stood still beside no fault
 };
 /// Whether a process that has ended was ended from outside, by a signal that is no fault of the program (an abort, a bad access).
 bool was_taken(int status);
 
 /// Waits for the children's end. Where they take longer than `timeout_s` one is asked what the ranks are at, and all are killed; so
-/// they are when `interrupted` is set. A dead process can stay a while: a debugger that holds one of its threads keeps it, and
+/// they are when `interrupted` is set, and where one has failed and others do not end. A child that is slow answers and is not lost: it
+/// would be slow again. A dead process can stay a while: a debugger that holds one of its threads keeps it, and
 /// nobody waits for that.
 ChildEnd wait_for(Children& children, double timeout_s, const CaseFiles& files, const std::atomic<bool>& interrupted);
 

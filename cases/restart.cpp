@@ -75,8 +75,8 @@ Restarter::Written Restarter::manifests_in(const std::string& folder) {
   return found;
 }
 
-Restarter::Restarter(const Case& config, std::string folder)
-    : first_(config), folder_(std::move(folder)), before_(manifests_in(folder_)) {
+Restarter::Restarter(const Case& config, const std::string& folder)
+    : first_(config), folder_(fs::absolute(folder).lexically_normal()), before_(manifests_in(folder_)) {
   if (config.checkpoint.resume.empty()) return;
   if (const auto from = Checkpoint::open(config.checkpoint.resume); from.ok())
     begin_ = from->steps();  // else the attempt is refused

@@ -32,8 +32,9 @@ Measure with_steps_left(Measure whole, int64_t left);
 /// Plans the attempts at one case. Checkpoints that its folder had before the first attempt do not count: they may be of another run.
 class Restarter {
  public:
-  /// `config` is the first attempt, which saves in `folder` where it saves at all.
-  Restarter(const Case& config, std::string folder);
+  /// `config` is the first attempt, which saves in `folder` where it saves at all. A relative `folder` begins at the working directory;
+  /// attempts name checkpoints by absolute paths, since the file of a case reads relative ones from its own folder.
+  Restarter(const Case& config, const std::string& folder);
 
   /// The attempt after `last`, which lost `lost` of `processes` processes. It begins from the newest whole checkpoint that an attempt has
   /// written and that leaves a step to train, or where the first attempt began. `restarts` says whether ranks of lost processes are missed:

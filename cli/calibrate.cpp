@@ -195,8 +195,9 @@ Result<ExitCode> correct(const CalibrateFlags& flags) {
   for (validation::Run& run : runs) run.machine = corrected(run.machine, correction);
   write_output(flags.out, machine_file(machine, fmt::format("{} corrected by {} of its own runs. Rates times: {}", machine.id,
                                                             runs.size(), factors)));
-  fmt::print(stderr, "rates of {} times: {}\nthese {} runs were predicted {} off in the mean, and are {} now\nwrote {}\n",
-             machine.id, factors, runs.size(), before, mean_error(runs), flags.out);
+  fmt::print(stderr, "rates of {} times: {}\n{} predicted {} off in the mean, and {} {} now\nwrote {}\n", machine.id, factors,
+             runs.size() == 1 ? "the run was" : fmt::format("the {} runs were", runs.size()), before,
+             runs.size() == 1 ? "is" : "are", mean_error(runs), flags.out);
   return ExitCode::kDone;
 }
 

@@ -25,8 +25,8 @@ struct PricedCollective {
     double seconds = 0;
     friend bool operator==(const Price&, const Price&) = default;
   };
-  /// Of each algorithm that the group can have, the least first. Empty on this machine, where `auto` is a rule and no prediction, and where
-  /// the kind leaves no choice (an exchange of all with all).
+  /// Of each algorithm that the group can have, the least first; where the kind leaves no choice (an exchange of all with all), of its own
+  /// alone. Empty on this machine, where `auto` is a rule and no prediction.
   std::vector<Price> prices;
   friend bool operator==(const PricedCollective&, const PricedCollective&) = default;
 };

@@ -395,7 +395,10 @@ std::vector<std::string> collective_reasons(std::span<const PricedCollective> co
   std::vector<std::string> out;
   for (const PricedCollective& c : collectives.first(std::min(most, collectives.size())))
     out.push_back(collective_text(c, config) + ".");
-  if (collectives.size() > most) out.push_back(fmt::format("{} more collectives take less.", collectives.size() - most));
+  if (collectives.size() > most) {
+    const size_t rest = collectives.size() - most;
+    out.push_back(fmt::format("{} more {} not shown.", rest, rest == 1 ? "collective is" : "collectives are"));
+  }
   return out;
 }
 

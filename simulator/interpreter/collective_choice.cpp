@@ -32,11 +32,13 @@ class Chooser {
  public:
   Chooser(const Case& config, const Plan& plan, const PlacedCostModel& costs) : config_(config), plan_(plan), costs_(costs) {}
 
-  /// Seconds of `op`, a collective of `segment`, by each algorithm that its group can have; its own first.
+  /// Seconds of `op`, a collective of `segment`, by each algorithm that its group can have; its own first. Of an exchange of all with all
+  /// its own alone: no choice is open.
   std::vector<PricedCollective::Price> prices(const Segment& segment, Op op) {
     const Collective has = std::get<Collective>(op.work);
     const Members& group = members_of(has.comm);
     std::vector<PricedCollective::Price> all{{has.algorithm, seconds_of(segment, op, group.ranks)}};
+    if (has.kind == CollectiveKind::kAllToAll) return all;
     for (const Algorithm algorithm : alternatives(static_cast<int>(group.ranks.size()), group.per_node)) {
       if (algorithm == has.algorithm) continue;
       std::get<Collective>(op.work) = with(has, algorithm, group);
@@ -167,7 +169,7 @@ std::vector<PricedCollective> priced_collectives(const Case& config, const Plan&
                0,
                c->algorithm,
                {}};
-        if (costs && c->kind != CollectiveKind::kAllToAll) row.prices = chooser.prices(segment, *op);
+        if (costs) row.prices = chooser.prices(segment, *op);
         std::ranges::stable_sort(row.prices, {}, &PricedCollective::Price::seconds);
         runs.resize(plan.roles.size());
       }

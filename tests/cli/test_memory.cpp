@@ -1,7 +1,10 @@
 // `shardlab memory` as its users meet it: what-if, several values, frameworks, models that are only predicted, refusals.
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "plan/keys.h"
 #include "reports/table.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
@@ -277,6 +280,40 @@ TEST_CASE("model list and show tell what is executed and what is only predicted"
       "num_hidden_layers": 2147483647, "num_attention_heads": 1, "head_dim": 2147483646, "intermediate_size": 2147483647,
       "vocab_size": 2147483647, "num_local_experts": 2147483647, "num_experts_per_tok": 2})");
   CHECK(shardlab_program(scratch, "model show " + huge).code == 2);
+}
+
+TEST_CASE("memory of shardlab's run answers or refuses each word of every flag, and needs no closed form") {
+  const Scratch scratch;
+  const std::string base =
+      "memory --model qwen3-30b-a3b --set model.layers=4 --machine hgx-h100-ndr --seq-len 64 --precision fp32 --profile shardlab ";
+  // Ranks and micro-batches without which a technique shares nothing out.
+  const std::map<std::string_view, std::string> beside = {{"expert_overlap", "--dp 2 --ep 2 --grad-accumulation 2 "},
+                                                          {"schedule", "--pp 2 --grad-accumulation 4 "},
+                                                          {"vpp", "--pp 2 --grad-accumulation 2 --schedule interleaved "},
+                                                          {"sequence_parallel", "--tp 2 "},
+                                                          {"tensor_overlap", "--tp 2 --sequence-parallel true "},
+                                                          {"cp_kind", "--cp 2 "},
+                                                          {"offload", "--dp 2 --zero 3 "}};
+  std::set<std::string_view> answered, refused;
+  for (const CaseKey& key : case_keys()) {
+    if (key.has_flag == Flag::kNone) continue;
+    std::vector<std::string> values = words_of(key);
+    for (const char* value : {"1", "2", "true", "false"}) values.emplace_back(value);
+    const auto layout = beside.find(key.word());
+    for (const std::string& value : values) {
+      if (!has_form(key, value)) continue;
+      const std::string flag = fmt::format("{}--{}={}", layout == beside.end() ? "" : layout->second, key.word(), value);
+      const Output output = shardlab_program(scratch, base + flag);
+      INFO(flag << "\n" << output.err);
+      CHECK((output.code == 0 || output.code == 1 || output.code == 2));
+      CHECK(output.err.find("no closed form") == std::string::npos);
+      (output.code == 2 ? refused : answered).insert(key.word());
+    }
+  }
+  for (const auto& [word, layout] : beside) {
+    INFO(word);
+    CHECK(answered.contains(word));
+  }
 }
 
 TEST_CASE("memory refuses what it cannot tell, with the reason") {

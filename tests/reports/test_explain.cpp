@@ -83,7 +83,7 @@ TEST_CASE("the algorithm of each collective is said with its origin, and what th
   const std::vector<PricedCollective> many(11, c);
   const std::vector<std::string> lines = collective_reasons(many, o.config);
   REQUIRE(lines.size() == 9);
-  CHECK(lines.back() == "3 more collectives take less.");
+  CHECK(lines.back() == "3 more collectives are not shown.");
   const std::string text = explain(o, {0, 0, many});
   CHECK(text.find("\nAlgorithms of collectives") != std::string::npos);
   CHECK(explain(o, {0, 0}).find("Algorithms of collectives") == std::string::npos);

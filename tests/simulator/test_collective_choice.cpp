@@ -223,6 +223,47 @@ TEST_CASE("the collectives of a plan are told once each, with what every algorit
   for (const PricedCollective& row : priced_collectives(c, *lower(c))) CHECK(row.prices.empty());
 }
 
+TEST_CASE("exchanges of experts are priced by their own algorithm, and stand where their time puts them") {
+  Case c = on_nodes(2, 125e6);
+  c.model.family = Family::kLlama, c.model.kv_heads = c.model.heads, c.model.max_positions = 0;
+  c.model.experts = {.count = 16, .top_k = 4, .ffn = 4 * c.model.hidden};
+  c.layout.dp = 16, c.layout.ep = 16;
+  const auto legal = check(c);
+  INFO((legal.ok() ? std::string() : legal.error().message));
+  REQUIRE(legal.ok());
+  const Plan plan = chosen_for(c);
+  const auto costs = cost_model_for(c);
+  REQUIRE(costs.ok());
+  const std::vector<PricedCollective> rows = priced_collectives(c, plan);
+  double before = HUGE_VAL;
+  int exchanges = 0;
+  for (const PricedCollective& row : rows) {
+    INFO(row.op << ", " << row.comm);
+    const auto own = std::ranges::find(row.prices, row.algorithm, &PricedCollective::Price::algorithm);
+    REQUIRE(own != row.prices.end());
+    CHECK(own->seconds > 0);
+    CHECK(own->seconds * static_cast<double>(row.runs) <= before);
+    before = own->seconds * static_cast<double>(row.runs);
+    if (!row.kind.starts_with("all_to_all")) continue;
+    ++exchanges;
+    CHECK(row.prices.size() == 1);
+  }
+  CHECK(exchanges >= 4);
+  // Rows of experts across a slow network take longest.
+  CHECK(rows.front().kind.starts_with("all_to_all"));
+  // The price is the cost model's of that very exchange.
+  for (const Segment& segment : plan.segments)
+    for (const Step& step : segment.steps)
+      if (const Op* op = std::get_if<Op>(&step); op != nullptr && segment.name + " " + op->label == rows.front().op) {
+        Instruction instruction;
+        instruction.segment = &segment;
+        instruction.op = op;
+        const auto& exchange = std::get<Collective>(op->work);
+        CHECK((*costs)->communicate_among(plan, instruction, group_of(plan.mesh, plan.comms[exchange.comm.index()], 0), 1).value ==
+              rows.front().prices.front().seconds);
+      }
+}
+
 TEST_CASE("auto: plans of this machine keep the rule, so that no bit hangs on a measurement") {
   Case c = tiny_case();
   c.layout.dp = 4;

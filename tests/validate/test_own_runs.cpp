@@ -66,6 +66,7 @@ TEST_CASE("a correction multiplies the rates of a machine, states those that it 
   CHECK(corrected(machine, {{2, 1, 1, 1}}).device.constants.at("matmul.bf16.rate") == 1);
   // Latencies are longer as rates are lower; a host may be faster than the one that profiles speak of.
   CHECK(slower.fabric.at("intra_latency") == Approx(FabricConstants{}.intra_latency / 0.75));
+  CHECK(slower.fabric.at("all_to_all_latency_s") == Approx(FabricConstants{}.all_to_all_latency_s / 0.75));
   CHECK(slower.fabric.at("inter_latency") == Approx(FabricConstants{}.inter_latency / 0.5));
   CHECK(!slower.fabric.contains("rank_latency_s"));  // a network without any
   CHECK(slower.device.constants.at("host.speed") == Approx(0.8));

@@ -150,6 +150,13 @@ TEST_CASE("three runs of one's own correct their machine, and its file predicts 
             scratch, "memory --profile megatron --model llama-3.1-8b --devices 16 --tp 4 --machine " + (scratch / "mine.yaml"))
             .code == 0);
   CHECK(testing::shardlab_program(scratch, "calibrate --from " + own).code == 2);
+  CHECK(run.err.find("\nthe 3 runs were predicted 16.7 % off in the mean, and are ") != std::string::npos);
+  std::string first = measured("hgx-h100-ndr");
+  first.resize(first.find('\n', first.find('\n') + 1) + 1);
+  const Output one =
+      testing::shardlab_program(scratch, "calibrate --from " + scratch.write("one.csv", first) + " -o " + (scratch / "one.yaml"));
+  CHECK(one.code == 0);
+  CHECK(one.err.find("\nthe run was predicted 16.7 % off in the mean, and is ") != std::string::npos);
   const std::string untimed = scratch.write("untimed.csv", header + "megatron,llama-3.1-8b,hgx-h100-ndr,16,1,1,8192,1048576,\n");
   CHECK(testing::shardlab_program(scratch, "calibrate --from " + untimed + " -o " + (scratch / "x.yaml")).code == 2);
 }

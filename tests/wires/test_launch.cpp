@@ -1,6 +1,7 @@
 // Processes through the program: a transport as an axis, what cannot be shared out, and a case whose process dies.
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <functional>
@@ -9,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "cases/children.h"
+#include "cases/pipeline.h"
 #include "cases/restart.h"
 #include "plan/base/files.h"
 #include "reports/table.h"
@@ -252,15 +255,18 @@ std::string manifest_of(const std::string& out, int steps) {
   return {};
 }
 
-/// Kills a process of the case that a run directory has, which must be there within a minute.
-void kill_process(const std::string& out, int process) {
+/// Sends a signal to a process of the case that a run directory has, which must be there within a minute. -1: the only one of threads.
+void signal_process(const std::string& out, int process, int signal) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::vector<std::string> words{"measure-case", out};
+  if (process >= 0) words.push_back(std::string("--process") + std::string(1, char(0)) + std::to_string(process));
   std::vector<pid_t> victim;
-  while (victim.empty() && std::chrono::steady_clock::now() < deadline)
-    victim = processes_with({"measure-case", out, std::string("--process") + std::string(1, char(0)) + std::to_string(process)});
+  while (victim.empty() && std::chrono::steady_clock::now() < deadline) victim = processes_with(words);
   REQUIRE(victim.size() == 1);
-  kill(victim.front(), SIGKILL);
+  kill(victim.front(), signal);
 }
+
+void kill_process(const std::string& out, int process) { signal_process(out, process, SIGKILL); }
 
 /// A sweep of four data-parallel ranks with one sequence each, `steps` steps of which two are timed, saved every eight.
 constexpr int kSteps = 400, kEvery = 8;
@@ -373,6 +379,107 @@ TEST_CASE(
   CHECK(shardlab_program(scratch, "launch -n 4 --restarts 1 --least-dp 2 run " + sweep).code == 2);
   CHECK(shardlab_program(scratch, "launch --restarts 1 comm -n 2").code == 2);
   CHECK(shardlab_program(scratch, "launch --rank 0 --world-size 2 --master-addr 127.0.0.1 --restarts 1 run " + sweep).code == 2);
+}
+
+TEST_CASE("a case goes on from its newest checkpoint where its run directory is given by a relative path, or not at all") {
+  const Scratch scratch;
+  const std::string sweep = four_ranks(scratch);
+  for (const auto& [option, out] : {std::pair<std::string, std::string>{"--out relative/out", scratch / "relative/out"},
+                                    std::pair<std::string, std::string>{"", scratch / "runs/wires"}}) {
+    INFO(option);
+    std::future<Output> run = std::async(std::launch::async, [&, words = option] {
+      return shardlab_program(scratch, fmt::format("launch -n 4 --restarts 1 run {} {}", sweep, words),
+                              "cd " + (scratch / "") + " &&");
+    });
+    REQUIRE(!manifest_of(out, kEvery).empty());
+    // The words of the processes are relative as the option is.
+    kill_process(out.substr((scratch / "").size()), 2);
+    const Output output = run.get();
+    INFO(output.err);
+    CHECK(output.code == 0);
+    const Rows rows = parse_csv(slurp(out + "/results.csv"));
+    const std::string reason = cell(rows, 1, "reason");
+    INFO(reason);
+    CHECK(cell(rows, 1, "status") == "ok");
+    CHECK(restart_step(reason) >= kEvery);
+    CHECK(!manifest_of(out, kSteps).empty());
+  }
+}
+
+TEST_CASE("a case whose process is stopped goes on when its time is over, and one that is slow does not") {
+  const Scratch scratch;
+  const auto sweep = [&](const std::string& timeout) {
+    return sweep_of(scratch, fmt::format("measure: {{warmup: {}, steps: 2, repeat: 1, timeout: {}}}\n", kSteps - 2, timeout)) +
+           fmt::format("{}--set dp=4 --set tp=1 --set checkpoint.save_every={} ", machine_option(), kEvery);
+  };
+  const std::string whole = scratch / "whole";
+  REQUIRE(shardlab_program(scratch, "run " + sweep("2m") + "--out " + whole).code == 0);
+  struct Attempted {
+    std::string words, dp, still;
+    int process;
+  };
+  for (const auto& [words, dp, still, process] :
+       {Attempted{"launch -n 4 --restarts 3 --elastic run", "2", "process 2 stands still", 2},
+        Attempted{"launch -n 1 --restarts 1 run", "4", "process 0 stands still", -1}}) {
+    INFO(words);
+    const std::string out = scratch / (dp + "-ranks");
+    std::future<Output> run = std::async(std::launch::async, [&, text = words] {
+      return shardlab_program(scratch, fmt::format("{} {} --out {}", text, sweep("20s"), out));
+    });
+    REQUIRE(!manifest_of(out, kEvery).empty());
+    signal_process(out, process, SIGSTOP);
+    const Output output = run.get();
+    INFO(output.err);
+    CHECK(output.code == 0);
+    const Rows rows = parse_csv(slurp(out + "/results.csv"));
+    const std::string reason = cell(rows, 1, "reason");
+    INFO(reason);
+    CHECK(cell(rows, 1, "status") == "ok");
+    CHECK(cell(rows, 1, "dp") == dp);
+    CHECK(reason.starts_with("not done after 20 s, " + still + ": "));
+    CHECK(restart_step(reason) >= kEvery);
+    CHECK(slurp(manifest_of(out, kSteps)) == slurp(manifest_of(whole, kSteps)));
+    CHECK(processes_with({"measure-case", out}).empty());
+  }
+  const std::string slow = scratch / "slow";
+  CHECK(shardlab_program(scratch,
+                         fmt::format("launch -n 4 --restarts 3 run {} --set measure.warmup=1000000 --out {}", sweep("5s"), slow))
+            .code == 4);
+  const Rows rows = parse_csv(slurp(slow + "/results.csv"));
+  INFO(cell(rows, 1, "reason"));
+  CHECK(cell(rows, 1, "status") == "timeout");
+  CHECK(cell(rows, 1, "reason").starts_with("not done after 5 s: "));
+  CHECK(cell(rows, 1, "reason").find("restarted") == std::string::npos);
+}
+
+TEST_CASE("children that are lost: ended from outside, stopped or silent, and not those that end or answer after another's error") {
+  const Scratch scratch;
+  const auto lost_of = [&](const std::string& one, const std::string& other) {
+    return std::async(std::launch::async, [&scratch, one, other] {
+      Children children;
+      for (const std::string& script : {one, other}) {
+        const pid_t group = children.processes.empty() ? 0 : children.processes.front();
+        children.add(start_process({"sh", "-c", script}, "", group));
+      }
+      const std::atomic<bool> interrupted = false;
+      const ChildEnd end = wait_for(children, 60, CaseFiles{scratch / "case"}, interrupted);
+      CHECK_FALSE(end.timed_out);
+      CHECK(children.all_ended());
+      return std::pair(end.taken, end.still);
+    });
+  };
+  // Each child has the five seconds that others have after a failure, and three to answer.
+  const std::string answers = "trap 'exit 4' USR1; while :; do sleep 0.05; done";
+  auto answered = lost_of("exit 4", answers), stopped = lost_of("exit 4", "kill -STOP $$"),
+       silent = lost_of("exit 4", "trap '' USR1; while :; do sleep 0.05; done"), killed = lost_of("kill -KILL $$", answers),
+       fault = lost_of("kill -ABRT $$", "kill -STOP $$"), refused = lost_of("exit 3", "exit 4");
+  using Still = std::vector<int>;
+  CHECK(answered.get() == std::pair(0, Still{}));
+  CHECK(stopped.get() == std::pair(1, Still{1}));
+  CHECK(silent.get() == std::pair(1, Still{1}));
+  CHECK(killed.get() == std::pair(1, Still{}));
+  CHECK(fault.get() == std::pair(0, Still{1}));
+  CHECK(refused.get() == std::pair(0, Still{}));
 }
 
 TEST_CASE("fewer data-parallel ranks: the most that are left, that share out the micro-batches, in whole processes") {

@@ -28,7 +28,8 @@ std::optional<Model> model_of(const ModelShape& s) {
     m.latent = {.q_rank = s.q_rank, .kv_rank = s.kv_rank, .nope = s.head_dim, .rope = s.rope_dim, .v = s.v_dim};
     m.head_dim = s.qk_dim(), m.kv_heads = s.heads;
   }
-  // Which layers have the window, and their rotary embedding, moves no byte.
+  // Which layers have the window moves no byte. The second rotary table of layers with a window (docs/sliding-window.md) does: a shape does
+  // not say it, and seq_len * head_dim fp32 of a rank are left out.
   if (s.windowed_layers > 0) m.window = {.tokens = s.window, .global_layers = s.layers - s.windowed_layers};
   if (s.moe())
     m.experts = {.count = s.experts,

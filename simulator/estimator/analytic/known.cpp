@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/base/check.h"
 #include "plan/keys.h"
 #include "simulator/estimator/analytic/known.h"
 
@@ -34,6 +35,11 @@ constexpr Own kOwn[] = {
     {"guard", [](const Case& c) { return c.train.guard.any(); }},
 };
 
+const std::vector<std::pair<const CaseKey*, std::string>>& unknown_keys() {
+  static const auto keys = not_estimated();
+  return keys;
+}
+
 }  // namespace
 
 void clear_unpriced(Train& train) {
@@ -43,9 +49,13 @@ void clear_unpriced(Train& train) {
   train.beta1 = plain.beta1, train.beta2 = plain.beta2, train.epsilon = plain.epsilon, train.seed = plain.seed;
 }
 
+void clear_unknown(Case& c) {
+  for (const auto& [key, neutral] : unknown_keys())
+    if (key->get(c) != neutral) SHARDLAB_CHECK(key->set(c, neutral), "{}: {} is no default", key->path, neutral);
+}
+
 Result<void> check_known(const Case& c) {
-  static const auto unknown = not_estimated();
-  for (const auto& [key, neutral] : unknown)
+  for (const auto& [key, neutral] : unknown_keys())
     if (key->get(c) != neutral)
       return Error{
           ExitCode::kUsage, fmt::format("{} has no closed form", key->word()), "leave it out, or resolution: timeline", {}};

@@ -49,6 +49,7 @@ constexpr FabricRate kFabricRates[] = {
 constexpr FabricRate kFabricLatencies[] = {
     {"intra_latency", &FabricConstants::intra_latency, MachinePart::kLinks},
     {"send_latency_s", &FabricConstants::send_latency_s, MachinePart::kLinks},
+    {"all_to_all_latency_s", &FabricConstants::all_to_all_latency_s, MachinePart::kLinks},
     {"inter_latency", &FabricConstants::inter_latency, MachinePart::kNetwork},
     {"remote_latency_s", &FabricConstants::remote_latency_s, MachinePart::kNetwork},
     {"rank_latency_s", &FabricConstants::rank_latency_s, MachinePart::kNetwork},
