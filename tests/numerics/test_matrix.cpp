@@ -204,7 +204,7 @@ TEST_CASE("every schedule of the learning rate trains to the reference's bits, a
 }
 
 TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
-  const uint64_t shares = dealt(96, 1536), others = dealt(1, 16);
+  const uint64_t shares = dealt(96, 768), others = dealt(1, 8);
   constexpr double kFloor = 1e-6;  // of the distance moved: about what rounding the parameters alone costs
   constexpr std::array algorithms{AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling,
                                   AlgorithmChoice::kDirect};
@@ -233,7 +233,7 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
       for (Case& config : deal(testing::rows_of(subject, testing::deep_layouts()), number, shares / 4))
         rows.push_back(std::move(config));
     if (is_even)
-      for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 3 * others))
+      for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 6 * others))
         rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, (is_even ? 16 : 3) * others))
       rows.push_back(std::move(config));
