@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "plan/base/hash.h"
 #include "strategies/lower.h"
 #include "tests/deal.h"
 #include "tests/test.h"
@@ -35,9 +36,9 @@ Result<Trained> train(const Case& config) { return train_case(config, RandomText
 
 void train_all(const Subject& subject, const std::vector<Case>& cases) {
   std::map<std::string, Expected<float>> known;
-  uint64_t number = 0;
+  uint64_t number = hash_text(subject.name);
   for (const Case& config : cases) {
-    if (number++ % dealt(1, cases.size() > 8 ? 2 : 1) != 0) continue;
+    if (mix(number++) % dealt(1, cases.size() > 8 ? 2 : 1) != 0) continue;
     INFO(config.name);
     const auto plan = lower(config);
     INFO((plan ? "" : to_string(plan.error())));

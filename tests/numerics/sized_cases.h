@@ -23,7 +23,7 @@ Case case_of(const Subject& subject, const Sizes& sizes, bool canonical);
 /// `kSteps` steps of the case.
 Result<Trained> train(const Case& config);
 
-/// Trains the cases, of more than eight every second one unless thorough, and compares each with the reference, whose sequences lie in
+/// Trains the cases, of more than eight about half unless thorough, dealt by their number and the subject, and compares each with the reference, whose sequences lie in
 /// memory in the case's order.
 void train_all(const Subject& subject, const std::vector<Case>& cases);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "plan/braids.h"
 #include "plan/pipeline_schedule.h"
 #include "tests/namespaces.h"
 #include "tests/schedules.h"
@@ -184,6 +185,51 @@ TEST_CASE("eager 1F1B hides every message but those of the first micro-batch, as
           REQUIRE(with_messages(kEager) == 0);
           REQUIRE(with_messages(Schedule::k1F1B) > 0);
         }
+}
+
+TEST_CASE("braids make no step longer than by a slot, and stand where forwards can wait for gradients") {
+  const auto pairs = [](const Braids& braids) {
+    int n = 0;
+    for (const auto& row : braids.with_next) n += static_cast<int>(std::ranges::count(row, true));
+    return n;
+  };
+  const auto made = [](std::string_view name, int p, int m) {
+    const Schedule schedule = *schedule_named(name);
+    return make_schedule({schedule, p, is_looped(schedule) ? 2 : 1, m});
+  };
+  for (int number = 0; number < named_schedules(); ++number)
+    for (const int p : {2, 3, 4, 8})
+      for (const int m : {2, 3, 4, 16}) {
+        if (Schedule(number) == Schedule::kNone || is_mirrored(Schedule(number))) continue;
+        const PipelineSchedule schedule = made(name_of(Schedule(number)), p, m);
+        const Braids with = braided(schedule), without = unbraided(schedule);
+        INFO(name_of(Schedule(number)) << ", " << p << " stages, " << m << " micro-batches");
+        CHECK(with.times.end <= without.times.end + 1);
+        CHECK_FALSE(without.any());
+        for (size_t stage = 0; stage < schedule.order.size(); ++stage)
+          for (size_t i = 0; i < schedule.order[stage].size(); ++i) {
+            if (!with.with_next[stage][i]) continue;
+            CHECK(schedule.order[stage][i].work == SlotWork::kF);
+            CHECK(schedule.order[stage][i + 1].goes_back());
+            CHECK(schedule.order[stage][i].micro_batch != schedule.order[stage][i + 1].micro_batch);
+            CHECK(with.times.slots[stage][i].begin == with.times.slots[stage][i + 1].begin);
+          }
+      }
+  struct Row {
+    const char* schedule;
+    int p, m, pairs;
+    double end;
+  };
+  for (const Row& row : {Row{"afab", 4, 16, 1, 57}, Row{"1f1b", 4, 16, 0, 57}, Row{"zb-h1", 4, 16, 0, 51},
+                         Row{"eager-1f1b", 4, 4, 2, 21}, Row{"eager-1f1b", 4, 16, 36, 57}, Row{"interleaved", 4, 16, 84, 105},
+                         Row{"zb-h2", 4, 16, 36, 51}, Row{"zb-v", 2, 16, 40, 97}, Row{"dualpipe-v", 2, 16, 55, 98}}) {
+    INFO(row.schedule << ", " << row.p << " stages, " << row.m << " micro-batches");
+    const Braids braids = braided(made(row.schedule, row.p, row.m));
+    CHECK(pairs(braids) == row.pairs);
+    CHECK(braids.times.end == row.end);
+  }
+  // One stage, five micro-batches: each backward with the next forward.
+  CHECK(pairs(braided(make_schedule({.micro_batches = 5}))) == 4);
 }
 
 TEST_CASE("V-Half and V-Min idle for about half and two thirds of 1F1B where slots take as long as each other") {
