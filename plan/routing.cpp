@@ -65,14 +65,14 @@ class Line {
     return n;
   }
   bool done() const { return rest_.empty(); }
-
- private:
   std::string_view next() {
     const size_t end = std::min(rest_.find(' '), rest_.size());
     const std::string_view word = rest_.substr(0, end);
     rest_.remove_prefix(std::min(end + 1, rest_.size()));
     return word;
   }
+
+ private:
   std::string_view rest_;
 };
 
@@ -174,9 +174,11 @@ double expected_imbalance(const Routing& routing, const Model& model, int64_t pa
 
 std::string print_routes(std::span<const ExpertRows> layers) {
   std::string text = fmt::format("{}\n", kFirstLine);
-  for (const ExpertRows& layer : layers)
+  for (const ExpertRows& layer : layers) {
     for (size_t source = 0; source < layer.by_source.size(); ++source)
       text += fmt::format("layer {} source {} rows {}\n", layer.layer, source, fmt::join(layer.by_source[source], " "));
+    if (layer.dropped > 0) text += fmt::format("layer {} dropped {}\n", layer.layer, layer.dropped);
+  }
   return text;
 }
 
@@ -192,7 +194,16 @@ Result<std::vector<ExpertRows>> parse_routes(std::string_view text, const std::s
     }
     Line line(said);
     const auto layer = line.word("layer") ? line.number() : std::nullopt;
-    const auto source = layer && line.word("source") ? line.number() : std::nullopt;
+    const std::string_view what = line.next();
+    if (layer && what == "dropped") {
+      const auto dropped = line.number();
+      const bool behind = !layers.empty() && layers.back().layer == *layer && layers.back().dropped == 0;
+      if (!dropped || !line.done() || !behind)
+        return not_routes(path, number, "`layer L dropped N` is expected behind the rows of layer L");
+      layers.back().dropped = *dropped;
+      continue;
+    }
+    const auto source = layer && what == "source" ? line.number() : std::nullopt;
     if (!source || *layer > (1 << 20) || !line.word("rows"))
       return not_routes(path, number, "`layer L source S rows N N ...` is expected");
     if (layers.empty() || layers.back().layer != *layer) {

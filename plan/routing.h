@@ -42,7 +42,7 @@ std::vector<double> shares_of_experts(const Routing& routing, const Experts& exp
 /// `parts` = ep: of the ranks; `parts` = E: of the experts. A capacity bounds what an expert takes. 1 of a model without experts.
 double expected_imbalance(const Routing& routing, const Model& model, int64_t parts);
 
-/// The file of `data.routes`: rows of each layer of one step, by source and expert.
+/// The file of `data.routes`: rows of each layer of one step, by source and expert, and how many more were chosen and dropped.
 std::string print_routes(std::span<const ExpertRows> layers);
 /// Refuses a text that is no such file, with `path` and the line.
 Result<std::vector<ExpertRows>> parse_routes(std::string_view text, const std::string& path);
