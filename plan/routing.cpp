@@ -121,6 +121,12 @@ Result<Routing> routing_of(const Case& c) {
           fmt::format("layer {} has {} experts, and the model has {}", layer, rows.by_expert.size(), c.model.experts.count));
     if (std::accumulate(rows.by_expert.begin(), rows.by_expert.end(), int64_t{0}) == 0)
       return unlike(fmt::format("layer {} has no rows", layer));
+    // A token chooses top_k experts once each, so that an expert has a row of each token at most.
+    const int64_t tokens = drops_of({&rows, 1}).chosen / c.model.experts.top_k;
+    const auto fullest = std::ranges::max_element(rows.by_expert);
+    if (*fullest > tokens)
+      return unlike(fmt::format("layer {} has {} rows of expert {}, and tokens that choose {} experts each are {}", layer, *fullest,
+                                fullest - rows.by_expert.begin(), c.model.experts.top_k, tokens));
   }
   if (at != layers->size()) return unlike(fmt::format("the model has no experts in layer {}", (*layers)[at].layer));
   return Routing{.kind = Routing::Kind::kRecorded, .recorded = std::move(*layers)};

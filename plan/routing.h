@@ -27,8 +27,8 @@ struct Routing {
 /// "balanced", "zipf:1.2", "forced:2"; nothing for any other text. An exponent is above 0 and up to 100.
 std::optional<Routing> routing_named(std::string_view text);
 
-/// The routing of the case: `data.routing`, or what the file `data.routes` says. Refuses a file that is none, or whose layers or experts are
-/// not those of the case's model.
+/// The routing of the case: `data.routing`, or what the file `data.routes` says. Refuses a file that is none, whose layers or experts are
+/// not those of the case's model, or in which an expert has more rows than there are tokens.
 Result<Routing> routing_of(const Case& c);
 
 /// By expert of layer `layer`: the share of the tokens that go to it, from 0 to 1. The shares add up to top_k.

@@ -159,6 +159,12 @@ TEST_CASE("a case whose routing does not fit its model is refused") {
   const std::string both = "layer 0 source 0 rows 1 1 1 1 1 1 1 1\nlayer 1 source 0 rows 1 1 1 1 1 1 1 1\n";
   CHECK(written(both) == "accepted");
   CHECK(written(both + "layer 2 source 0 rows 1 1 1 1 1 1 1 1\n") == "the model has no experts in layer 2");
+  // Two experts a token: none has more than half of the rows that were chosen.
+  const std::string none = "layer 0 source 0 rows 1 1 1 1 1 1 1 1\nlayer 1 source 0 rows ";
+  CHECK(written(none + "4 4 0 0 0 0 0 0\n") == "accepted");
+  CHECK(written(none + "8 0 0 0 0 0 0 0\n") == "layer 1 has 8 rows of expert 0, and tokens that choose 2 experts each are 4");
+  CHECK(written(none + "2 1 5 0 0 0 0 0\n") == "layer 1 has 5 rows of expert 2, and tokens that choose 2 experts each are 4");
+  CHECK(written(none + "2 1 5 0 0 0 0 0\nlayer 1 dropped 2\n") == "accepted");
   std::filesystem::remove(path);
 }
 
