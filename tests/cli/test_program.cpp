@@ -348,6 +348,13 @@ TEST_CASE("routes that a case leaves predict its rows, its imbalance and its byt
       shardlab_program(scratch, "memory --model tiny-llama --machine h100 --dp 2 --seq-len 32 --profile shardlab --routing zipf:1");
   CHECK(dense.code == 2);
   CHECK(dense.err.find("the model has no experts") != std::string::npos);
+  for (const char* words : {"memory --model llama-3-8b --profile megatron --routing zipf:1",
+                            "search --model llama-3-8b --global-batch-tokens 4Mi --set data.routing=zipf:1"}) {
+    const Output other = shardlab_program(scratch, std::string(words) + " --machine h100 --devices 8");
+    INFO(other.err);
+    CHECK(other.code == 2);
+    CHECK(other.err.find("data.routing=zipf:1: the model has no experts") != std::string::npos);
+  }
   // The estimate and the search go by the fullest rank.
   const auto memory = [&](const std::string& words) {
     const Output out =
