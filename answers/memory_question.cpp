@@ -434,7 +434,7 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
                     100 * answer.live_error, 100 * answer.reserved_error));
   }
   const DataSource& data = q.config.data;
-  if (const auto routing = routing_of(q.config); routing.ok() && !routing->is_even())
+  if (const auto routing = routing_of(q.config); routing.ok() && !routing->is_even() && q.point.ep > 1)
     list.push_back(
         fmt::format("tokens go to experts by {}: the fullest of {} ranks that share them has {:.2f} times the mean of rows",
                     data.routes.empty() ? "data.routing=" + data.routing : "data.routes=" + data.routes, q.point.ep,

@@ -11,6 +11,7 @@
 #include "answers/namespaces.h"
 #include "answers/trained_keys.h"
 #include "plan/base/values.h"
+#include "plan/technique_settings.h"
 #include "reports/format.h"
 #include "simulator/estimator/analytic/shipped.h"
 #include "sweeps/yaml.h"
@@ -141,9 +142,10 @@ std::string trained_text(const analytic::ModelShape& shape) {
 }
 
 Result<analytic::Point> estimated_layout(const sweeps::Point& said) {
+  const analytic::ModelShape shape = said.model ? model_shape(*said.model) : analytic::shape_of(said.config.model);
+  if (!shape.moe()) SHARDLAB_TRY(settings::check_routing(said.config));  // in the words that a plan is refused in
   auto point = analytic::point_of(said.config);
   if (!point.ok()) return point.error();
-  const analytic::ModelShape shape = said.model ? model_shape(*said.model) : analytic::shape_of(said.config.model);
   if (const auto trained = trained_of(said, shape); !trained.ok()) return trained.error();
   if (said.model ? said.model->experts > 0 : said.config.model.is_mixture()) point->expert_tp = point->tp;
   for (const auto& [path, value] : said.unheld) {

@@ -19,6 +19,7 @@
 #include "plan/base/values.h"
 #include "plan/keys.h"
 #include "plan/routing.h"
+#include "plan/technique_settings.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 
@@ -301,17 +302,20 @@ Result<sweeps::Point> searched_point(const SearchFlags& flags) {
   for (const std::string& word : flags.set) {
     const bool of_trained = std::ranges::find(kTrainedKeys, std::string_view(word).substr(0, word.find('='))) != kTrainedKeys.end();
     if (!word.starts_with("model.") && !word.starts_with("machine.") && !word.starts_with("data.rout") && !of_trained)
-      return refusal(fmt::format("--set {}", word),
-                     "--set model.KEY=VALUE, machine.KEY=VALUE, data.routing=VALUE or data.routes=FILE; layouts and what is trained "
-                     "have flags of their own");
+      return refusal(
+          fmt::format("--set {}", word),
+          "--set model.KEY=VALUE, machine.KEY=VALUE, data.routing=VALUE or data.routes=FILE; layouts and what is trained "
+          "have flags of their own");
     words.push_back(word);
   }
   return point_from_words(options_around(flags.around, flags.machine_file, std::move(words)));
 }
 
-/// How full the fullest rank is, for each number of ranks that may share the experts.
-Result<void> read_skew(const Case& config, Space& space) {
+/// How full the fullest rank is, for each number of ranks that may share the experts. `moe`: the model has experts, which its case need
+/// not hold.
+Result<void> read_skew(const Case& config, bool moe, Space& space) {
   if (config.data.routing.empty() && config.data.routes.empty()) return {};
+  if (!moe) return settings::check_routing(config);
   if (!config.model.is_mixture())
     return refusal("a routing of a model whose experts no case holds", "leave data.routing and data.routes out");
   const auto routing = routing_of(config);
@@ -355,7 +359,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   SHARDLAB_TRY(check(shape));  // before anything is multiplied
   auto space = space_of(flags, *model, shape, profile->can);
   if (!space.ok()) return space.error();
-  SHARDLAB_TRY(read_skew(said->config, *space));
+  SHARDLAB_TRY(read_skew(said->config, shape.moe(), *space));
   SHARDLAB_TRY(check_pins(*space, *profile));
   if (profile->name == "shardlab") SHARDLAB_TRY(check_trains(*model, *space));
   const auto tokens = tokens_of(flags);

@@ -65,14 +65,14 @@ class Line {
     return n;
   }
   bool done() const { return rest_.empty(); }
-
- private:
   std::string_view next() {
     const size_t end = std::min(rest_.find(' '), rest_.size());
     const std::string_view word = rest_.substr(0, end);
     rest_.remove_prefix(std::min(end + 1, rest_.size()));
     return word;
   }
+
+ private:
   std::string_view rest_;
 };
 
@@ -121,6 +121,12 @@ Result<Routing> routing_of(const Case& c) {
           fmt::format("layer {} has {} experts, and the model has {}", layer, rows.by_expert.size(), c.model.experts.count));
     if (std::accumulate(rows.by_expert.begin(), rows.by_expert.end(), int64_t{0}) == 0)
       return unlike(fmt::format("layer {} has no rows", layer));
+    // A token chooses top_k experts once each, so that an expert has a row of each token at most.
+    const int64_t tokens = drops_of({&rows, 1}).chosen / c.model.experts.top_k;
+    const auto fullest = std::ranges::max_element(rows.by_expert);
+    if (*fullest > tokens)
+      return unlike(fmt::format("layer {} has {} rows of expert {}, and tokens that choose {} experts each are {}", layer, *fullest,
+                                fullest - rows.by_expert.begin(), c.model.experts.top_k, tokens));
   }
   if (at != layers->size()) return unlike(fmt::format("the model has no experts in layer {}", (*layers)[at].layer));
   return Routing{.kind = Routing::Kind::kRecorded, .recorded = std::move(*layers)};
@@ -174,9 +180,11 @@ double expected_imbalance(const Routing& routing, const Model& model, int64_t pa
 
 std::string print_routes(std::span<const ExpertRows> layers) {
   std::string text = fmt::format("{}\n", kFirstLine);
-  for (const ExpertRows& layer : layers)
+  for (const ExpertRows& layer : layers) {
     for (size_t source = 0; source < layer.by_source.size(); ++source)
       text += fmt::format("layer {} source {} rows {}\n", layer.layer, source, fmt::join(layer.by_source[source], " "));
+    if (layer.dropped > 0) text += fmt::format("layer {} dropped {}\n", layer.layer, layer.dropped);
+  }
   return text;
 }
 
@@ -192,7 +200,16 @@ Result<std::vector<ExpertRows>> parse_routes(std::string_view text, const std::s
     }
     Line line(said);
     const auto layer = line.word("layer") ? line.number() : std::nullopt;
-    const auto source = layer && line.word("source") ? line.number() : std::nullopt;
+    const std::string_view what = line.next();
+    if (layer && what == "dropped") {
+      const auto dropped = line.number();
+      const bool behind = !layers.empty() && layers.back().layer == *layer && layers.back().dropped == 0;
+      if (!dropped || !line.done() || !behind)
+        return not_routes(path, number, "`layer L dropped N` is expected behind the rows of layer L");
+      layers.back().dropped = *dropped;
+      continue;
+    }
+    const auto source = layer && what == "source" ? line.number() : std::nullopt;
     if (!source || *layer > (1 << 20) || !line.word("rows"))
       return not_routes(path, number, "`layer L source S rows N N ...` is expected");
     if (layers.empty() || layers.back().layer != *layer) {

@@ -27,8 +27,8 @@ struct Routing {
 /// "balanced", "zipf:1.2", "forced:2"; nothing for any other text. An exponent is above 0 and up to 100.
 std::optional<Routing> routing_named(std::string_view text);
 
-/// The routing of the case: `data.routing`, or what the file `data.routes` says. Refuses a file that is none, or whose layers or experts are
-/// not those of the case's model.
+/// The routing of the case: `data.routing`, or what the file `data.routes` says. Refuses a file that is none, whose layers or experts are
+/// not those of the case's model, or in which an expert has more rows than there are tokens.
 Result<Routing> routing_of(const Case& c);
 
 /// By expert of layer `layer`: the share of the tokens that go to it, from 0 to 1. The shares add up to top_k.
@@ -42,7 +42,7 @@ std::vector<double> shares_of_experts(const Routing& routing, const Experts& exp
 /// `parts` = ep: of the ranks; `parts` = E: of the experts. A capacity bounds what an expert takes. 1 of a model without experts.
 double expected_imbalance(const Routing& routing, const Model& model, int64_t parts);
 
-/// The file of `data.routes`: rows of each layer of one step, by source and expert.
+/// The file of `data.routes`: rows of each layer of one step, by source and expert, and how many more were chosen and dropped.
 std::string print_routes(std::span<const ExpertRows> layers);
 /// Refuses a text that is no such file, with `path` and the line.
 Result<std::vector<ExpertRows>> parse_routes(std::string_view text, const std::string& path);

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "plan/base/check.h"
+#include "plan/base/files.h"
 #include "plan/base/hash.h"
+#include "plan/base/limits.h"
 #include "plan/base/values.h"
 #include "plan/keys.h"
 #include "sweeps/document.h"
@@ -218,7 +220,16 @@ std::string CaseIds::id(const Case& config, std::string_view machine) {
     if (Line& line = lines_[i]; value != line.value) line.text = line_of(written, value), line.value = std::move(value);
     if (!lines_[i].text.empty()) out.write(written.section, lines_[i].text);
   }
-  return fmt::format("{:016x}", hash_text(text_, head));
+  uint64_t hash = hash_text(text_, head);
+  // Predictions follow from what the file says: a file that has changed makes another case, whatever its name.
+  if (!config.data.routes.empty()) {
+    if (config.data.routes != routes_) {
+      const auto said = read_file_within(config.data.routes, limits::kRowsBytes);
+      routes_ = config.data.routes, routes_hash_ = said.ok() ? hash_text(*said) : 0;
+    }
+    hash = hash_text(fmt::format("routes {:016x}\n", routes_hash_), hash);
+  }
+  return fmt::format("{:016x}", hash);
 }
 
 }  // namespace shardlab::sweeps

@@ -95,6 +95,8 @@ class CaseIds {
   Model model_;          ///< of the last case
   std::string machine_;  ///< its text
   uint64_t head_hash_ = 0;
+  std::string routes_;  ///< path of the last case's routes
+  uint64_t routes_hash_ = 0;
 };
 
 }  // namespace shardlab::sweeps

@@ -96,6 +96,7 @@ class ConfigReader {
     m.window = window;
     const bool hides = m.local_layers() > 0 && (m.max_positions == 0 || window.tokens < m.max_positions);
     if (window.tokens > 0 && !hides) m.window = {};
+    if (!hides) irregular_.clear();
   }
   bool flag_or(const char* key, bool otherwise) {
     if (!has(key)) return otherwise;
@@ -134,9 +135,12 @@ class ConfigReader {
     if (!error_) error_ = Error{ExitCode::kUsage, std::move(message), std::move(hint), name_};
   }
   const std::optional<Error>& error() const { return error_; }
+  /// Where `layer_types` leaves the pattern that plans have; empty: nowhere.
+  const std::string& irregular() const { return irregular_; }
 
  private:
-  /// The window in the layers that `layer_types` calls sliding: all from one on, but perhaps every n-th.
+  /// The window in the layers that `layer_types` calls sliding. Plans have windows in all layers from one on, but perhaps every n-th. Of
+  /// other patterns the layers are counted (`irregular`), which is what an estimate reads.
   SlidingWindow layers_named(SlidingWindow window, int64_t layers) {
     const Json& list = json_["layer_types"];
     const auto refused = [&](std::string message, const char* hint) {
@@ -159,10 +163,12 @@ class ConfigReader {
     Model m;
     m.layers = layers, m.window = window;
     for (int64_t layer = 0; layer < layers; ++layer)
-      if (m.is_local(layer) != (list[static_cast<size_t>(layer)] == "sliding_attention"))
-        return refused(fmt::format("`layer_types` has {} at layer {}, which breaks the pattern of the layers before",
-                                   shown(list[static_cast<size_t>(layer)]), layer),
-                       "implemented: full_attention in the first layers, and in every n-th of those behind them");
+      if (m.is_local(layer) != (list[static_cast<size_t>(layer)] == "sliding_attention")) {
+        irregular_ = fmt::format("`layer_types` has {} at layer {}, which breaks the pattern of the layers before",
+                                 shown(list[static_cast<size_t>(layer)]), layer);
+        window.global_layers = std::count(list.begin(), list.end(), Json("full_attention")), window.global_every = 0;
+        break;
+      }
     return window;
   }
   /// " of model_type llama", where the file says one.
@@ -180,6 +186,7 @@ class ConfigReader {
   const Json& json_;
   const std::string& name_;
   bool lenient_;
+  std::string irregular_;
   std::optional<Error> error_;
 };
 
@@ -649,6 +656,7 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   config.rotary_scaling = rotary_scaling_of(json);
   if (head.error()) return *head.error();
   if (in.error()) return *in.error();
+  if (config.unexecuted.empty()) config.unexecuted = in.irregular();
   if (assumed) config.unexecuted = fmt::format("it is read as if it were a {}", assume);
   Model sizes = config.model;
   if (config.rotary) sizes.max_positions = std::max<int64_t>(1, sizes.max_positions);  // no table

@@ -107,6 +107,6 @@ Result<Point> point_from_words(const LoadOptions& options);
 /// and capacity, its calibration is not.
 std::string to_yaml(const Case& config);
 
-/// Hash of `to_yaml` without the name: 16 hex digits.
+/// Hash of `to_yaml` without the name, and of what the file `data.routes` says: 16 hex digits.
 std::string case_id(const Case& config);
 }  // namespace shardlab::sweeps

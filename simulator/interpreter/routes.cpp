@@ -38,12 +38,14 @@ class Draws {
     if (routing.kind == Routing::Kind::kRecorded) {
       const auto found = std::ranges::find(routing.recorded, layer.layer, &ExpertRows::layer);
       SHARDLAB_CHECK(found != routing.recorded.end(), "no routes of layer {} are recorded", layer.layer);
-      // Of as many ranks and, where none were dropped, as many rows: they are those of this step.
+      // Of as many ranks, whose tokens chose as many rows, of which no expert has more than it has room for: they are those of this step.
+      const int64_t step = layer.chosen * layer.micro_batches, room = layer.capacity * layer.sequences * layer.micro_batches;
       const auto fits = [&](const std::vector<int64_t>& rows) {
-        const int64_t all = std::accumulate(rows.begin(), rows.end(), int64_t{0}), step = layer.chosen * layer.micro_batches;
-        return layer.capacity > 0 ? all <= step : all == step;
+        const int64_t all = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+        return (found->dropped > 0 ? all <= step : all == step) && (room == 0 || std::ranges::max(rows) <= room);
       };
-      if (found->by_source.size() == owners && std::ranges::all_of(found->by_source, fits)) recorded_ = &found->by_source;
+      const bool alike = drops_of({&*found, 1}).chosen == step * static_cast<int64_t>(owners) && found->by_source.size() == owners;
+      if (alike && std::ranges::all_of(found->by_source, fits)) recorded_ = &found->by_source;
     }
     double sum = 0;
     for (const double share : shares_of_experts(routing, experts, layer.layer)) upto_.push_back(sum += share);

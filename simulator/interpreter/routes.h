@@ -30,8 +30,9 @@ class Routes {
   /// Formula: the tokens of a rank and micro-batch (with a capacity: of a sequence) are n points at even distances of 1/n on [0, k), of
   ///   which the first is at random; expert e has the points of its part of the line, as long as its share of the tokens. So a draw has each
   ///   expert's share within one row, k different experts a token, and all rows of a micro-batch. The random number depends on layer,
-  ///   rank and micro-batch alone. Routes that were recorded on as many ranks, with as many rows each, are taken as they are: of a rank and
-  ///   expert a micro-batch has an equal part of the step's rows, to a row.
+  ///   rank and micro-batch alone. Routes that were recorded on as many ranks, whose tokens chose as many rows (those that were dropped
+  ///   too), are taken as they are: of a rank and expert a micro-batch has an equal part of the step's rows, to a row. Others are drawn
+  ///   from their shares.
   /// Source: Madow 1949, "On the theory of systematic sampling, II" (Annals of Mathematical Statistics 20): unequal shares without
   ///   replacement.
   /// `by_rank`: `share` tells ranks apart; else each rank has the share of the fullest of its stage.

@@ -319,6 +319,19 @@ TEST_CASE("routes that a case leaves predict its rows, its imbalance and its byt
   CHECK(cell(recorded, 1, "predicted_expert_rank_imbalance") == cell(measured, 1, "expert_rank_imbalance_last"));
   CHECK(cell(recorded, 1, "predicted_wire_bytes") == cell(measured, 1, "measured_wire_bytes"));
   CHECK(std::stoll(cell(recorded, 1, "predicted_expert_exchange_bytes")) > 0);
+  // A resumed run takes what it has where the file says what it said, and predicts anew where it does not.
+  const std::string changed = scratch.write("changed.txt", slurp(routes)),
+                    resumed = " --mode simulate --resume --set data.routes=" + changed;
+  CHECK(results("resumed", resumed).size() == 2);
+  CHECK(results("resumed", resumed).size() == 2);
+  scratch.write("changed.txt", [&] {
+    std::string text = "shardlab routes 1\n";
+    for (const char* place : {"layer 0 source 0", "layer 0 source 1", "layer 1 source 0", "layer 1 source 1"})
+      text += fmt::format("{} rows 64 64 0 0\n", place);
+    return text;
+  }());
+  const auto anew = results("resumed", resumed);
+  CHECK(cell(anew, anew.size() - 1, "predicted_expert_rank_imbalance") == "2");
   const auto forced = results("forced", " --mode simulate --set data.routing=forced:2");
   CHECK(cell(forced, 1, "predicted_expert_rank_imbalance") == "2");
   CHECK(std::stod(cell(forced, 1, "predicted_step_s")) > std::stod(cell(recorded, 1, "predicted_step_s")));
@@ -335,6 +348,13 @@ TEST_CASE("routes that a case leaves predict its rows, its imbalance and its byt
       shardlab_program(scratch, "memory --model tiny-llama --machine h100 --dp 2 --seq-len 32 --profile shardlab --routing zipf:1");
   CHECK(dense.code == 2);
   CHECK(dense.err.find("the model has no experts") != std::string::npos);
+  for (const char* words : {"memory --model llama-3-8b --profile megatron --routing zipf:1",
+                            "search --model llama-3-8b --global-batch-tokens 4Mi --set data.routing=zipf:1"}) {
+    const Output other = shardlab_program(scratch, std::string(words) + " --machine h100 --devices 8");
+    INFO(other.err);
+    CHECK(other.code == 2);
+    CHECK(other.err.find("data.routing=zipf:1: the model has no experts") != std::string::npos);
+  }
   // The estimate and the search go by the fullest rank.
   const auto memory = [&](const std::string& words) {
     const Output out =

@@ -106,6 +106,34 @@ TEST_CASE("routes that a run recorded are drawn as they were: rows by expert, ra
       }
 }
 
+TEST_CASE("routes of a batch of another size are drawn from their shares, under a capacity too") {
+  for (const float capacity : {0.0f, 1.0f}) {
+    INFO("capacity " << capacity);
+    const Sizes sizes{.dp = 4, .ep = 4, .accumulation = 2};
+    const Case recorded = case_of(mixture(capacity), sizes, false), longer = [&] {
+      Subject subject = mixture(capacity);
+      subject.model.max_positions = 4 * subject.model.max_positions, subject.train.seq_len *= 4;
+      return case_of(subject, sizes, false);
+    }();
+    const auto rows_of = [](const Case& config, const Routing& routing) {
+      const Running run(config);
+      const Routes routes = routes_of(run, config, routing);
+      return std::pair(routes.layers(), routes.exchange_bytes());
+    };
+    const auto [layers, bytes] = rows_of(recorded, *routing_named("zipf:1"));
+    const Routing again{.kind = Routing::Kind::kRecorded, .recorded = layers};
+    CHECK(rows_of(recorded, again) == std::pair(layers, bytes));
+    const auto [four_times, moved] = rows_of(longer, again);
+    REQUIRE(four_times.size() == layers.size());
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const int64_t chosen = drops_of({&layers[i], 1}).chosen;
+      CHECK(drops_of({&four_times[i], 1}).chosen == 4 * chosen);
+      CHECK(std::accumulate(four_times[i].by_expert.begin(), four_times[i].by_expert.end(), int64_t{0}) > 2 * chosen);
+    }
+    CHECK(moved > 3 * bytes);
+  }
+}
+
 TEST_CASE("a forced routing has the rows, the imbalance and the bytes of ranks whose routers are forced") {
   for (const float capacity : {0.0f, 1.0f})
     for (const Sizes& sizes : kSizes) {

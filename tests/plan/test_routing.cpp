@@ -120,6 +120,18 @@ TEST_CASE("routes that are written are read, and what is none is refused with it
   CHECK(refused(first + "layer 0 source 0 rows 1 2\nlayer 0 source 1 rows 1\n") ==
         "line 3: every source has a number for each expert");
   CHECK(refused(first + "layer 2 source 0 rows 1\nlayer 1 source 0 rows 1\n") == "line 3: layer 1 is out of order");
+  // Rows that were dropped stand behind the layer's rows, once.
+  std::vector<ExpertRows> dropped = layers;
+  dropped[0].dropped = 7;
+  CHECK(print_routes(dropped).find("layer 1 source 1 rows 3 0 4\nlayer 1 dropped 7\nlayer 3 source 0") != std::string::npos);
+  const auto read = parse_routes(print_routes(dropped), "f");
+  REQUIRE(read.ok());
+  CHECK(*read == dropped);
+  const std::string misplaced = "`layer L dropped N` is expected behind the rows of layer L";
+  CHECK(refused(first + "layer 1 dropped 7\n") == "line 2: " + misplaced);
+  CHECK(refused(first + "layer 1 source 0 rows 1\nlayer 2 dropped 7\n") == "line 3: " + misplaced);
+  CHECK(refused(first + "layer 1 source 0 rows 1\nlayer 1 dropped 7 8\n") == "line 3: " + misplaced);
+  CHECK(refused(first + "layer 1 source 0 rows 1\nlayer 1 dropped 7\nlayer 1 dropped 7\n") == "line 4: " + misplaced);
 }
 
 TEST_CASE("a case whose routing does not fit its model is refused") {
@@ -147,6 +159,12 @@ TEST_CASE("a case whose routing does not fit its model is refused") {
   const std::string both = "layer 0 source 0 rows 1 1 1 1 1 1 1 1\nlayer 1 source 0 rows 1 1 1 1 1 1 1 1\n";
   CHECK(written(both) == "accepted");
   CHECK(written(both + "layer 2 source 0 rows 1 1 1 1 1 1 1 1\n") == "the model has no experts in layer 2");
+  // Two experts a token: none has more than half of the rows that were chosen.
+  const std::string none = "layer 0 source 0 rows 1 1 1 1 1 1 1 1\nlayer 1 source 0 rows ";
+  CHECK(written(none + "4 4 0 0 0 0 0 0\n") == "accepted");
+  CHECK(written(none + "8 0 0 0 0 0 0 0\n") == "layer 1 has 8 rows of expert 0, and tokens that choose 2 experts each are 4");
+  CHECK(written(none + "2 1 5 0 0 0 0 0\n") == "layer 1 has 5 rows of expert 2, and tokens that choose 2 experts each are 4");
+  CHECK(written(none + "2 1 5 0 0 0 0 0\nlayer 1 dropped 2\n") == "accepted");
   std::filesystem::remove(path);
 }
 

@@ -65,8 +65,9 @@ TEST_CASE("a transport is an axis of a sweep, and changes neither losses nor byt
       sweep_of(scratch, "axes: {transport: [threads, processes, tcp" + std::string(gloo_is_built() ? ", gloo" : "") +
                             "]}\n"
                             "measure: {warmup: 1, steps: 2, repeat: 1, timeout: 1m, validate_sequences: 4}\n");
-  const Output output =
-      shardlab_program(scratch, "run " + file + machine_option() + "--ranks-per-process 2 --out " + (scratch / "out"));
+  const Output output = shardlab_program(
+      scratch, fmt::format("run {} --machine-file {}/tests/cli/calibrated.yaml --mode both --ranks-per-process 2 --out {}", file,
+                           testing::source_dir(), scratch / "out"));
   INFO(output.err);
   REQUIRE(output.code == 0);
   const Rows rows = parse_csv(slurp(scratch / "out/results.csv"));
@@ -75,6 +76,7 @@ TEST_CASE("a transport is an axis of a sweep, and changes neither losses nor byt
        {"measured_peak_bytes", "predicted_peak_bytes", "measured_wire_bytes", "loss_first", "loss_last", "val_loss", "status"})
     for (size_t row = 2; row < rows.size(); ++row) {
       INFO(column << " of " << cell(rows, row, "transport"));
+      CHECK_FALSE(cell(rows, 1, column).empty());
       CHECK(cell(rows, row, column) == cell(rows, 1, column));
     }
   CHECK(cell(rows, 1, "transport") == "threads");
