@@ -28,6 +28,7 @@ Json stage_json(const StageAnswer& s) {
     const auto group = static_cast<ItemGroup>(g);
     json[std::string(name_of(group))] = s.of(group);
   }
+  if (!s.device_id.empty()) json["device_id"] = s.device_id, json["capacity"] = s.capacity > 0 ? Json(s.capacity) : Json(nullptr);
   json["reserved"] = s.reserved();
   json["peak"] = s.live();
   json["device"] = s.device();

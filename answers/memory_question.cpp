@@ -16,6 +16,7 @@
 #include "plan/automatic.h"
 #include "plan/base/values.h"
 #include "plan/device_words.h"
+#include "plan/kinds.h"
 #include "plan/memory.h"
 #include "plan/reasons.h"
 #include "plan/routing.h"
@@ -162,6 +163,7 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
     return error;
   }
   const bool chosen = !is_decided(*config);
+  const std::string layers_asked = config->layout.stage_layers;
   config = decide(*config, flags.around);
   if (!config.ok()) return config.error();
   MemoryQuestion q;
@@ -170,6 +172,10 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   q.exact = true;
   q.capacity = memory_per_rank(q.config);
   if (chosen) q.notes.push_back(chosen_text(q.config));
+  if (q.config.layout.stage_layers != layers_asked)
+    q.notes.push_back(fmt::format("layers were dealt to stages by predicted time{}: {}",
+                                  q.config.machine.is_mixed() ? ", within the memory of each stage's device" : "",
+                                  q.config.layout.stage_layers));
   const auto point = analytic::point_of(q.config), plain = analytic::point_of(without_unsayable(q.config));
   if (!plain.ok()) return plain.error();
   q.point = *plain;
@@ -302,7 +308,12 @@ Result<whatif::Answer> from_plan(const MemoryQuestion& q) {
   answer.exact = true, answer.capacity = q.capacity;
   answer.host_capacity = capacity_per_rank(q.config, Space::kHost),
   answer.nvme_capacity = capacity_per_rank(q.config, Space::kNvme);
-  for (size_t i = 0; i < plan->stages().size(); ++i) answer.stages.push_back(exact_stage(q.config, *plan, static_cast<int32_t>(i)));
+  for (size_t i = 0; i < plan->stages().size(); ++i) {
+    StageAnswer& stage = answer.stages.emplace_back(exact_stage(q.config, *plan, static_cast<int32_t>(i)));
+    if (!q.config.machine.is_mixed()) continue;
+    stage.device_id = device_of_stage(q.config, stage.stage), stage.capacity = memory_of_stage(q.config, stage.stage);
+  }
+  if (q.config.machine.is_mixed()) answer.capacity = answer.worst().capacity;
   const auto seconds = check_runnable(plan->plan()).ok() ? seconds_on(q.config) : nullptr;
   if (seconds) answer.step_s = seconds(q.config, *plan);
   return answer;
@@ -331,10 +342,10 @@ Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerO
   if (!told.ok()) return told.error();
   whatif::Answer answer = std::move(*told);
   const bool small = q.config.model.layers * q.config.train.grad_accumulation <= options.planned_layer_runs;
-  const double device = static_cast<double>(answer.worst().device());
-  const bool close = q.capacity > 0 && device <= static_cast<double>(q.capacity) &&
-                     device * (1 + whatif::kPacking) > static_cast<double>(q.capacity);
+  const double device = static_cast<double>(answer.worst().device()), capacity = static_cast<double>(answer.capacity);
+  const bool close = capacity > 0 && device <= capacity && device * (1 + whatif::kPacking) > capacity;
   if (small || close || options.always_plan) SHARDLAB_TRY(add_plan(q, answer));
+  if (q.config.machine.is_mixed()) answer.capacity = answer.worst().capacity;  // gaps may have made another stage the worst
   if (q.prepared) {
     const analytic::Estimate estimate = analytic::estimate(*q.prepared, q.point);
     if (estimate.legal()) answer.transferred = estimate.transferred;
@@ -356,9 +367,12 @@ std::optional<Result<MemoryQuestion>> untimed_question(const CaseFlags& flags, c
   if (prepared.ok()) return std::nullopt;
   auto own = executor_question(flags);
   if (own.ok())
-    own->notes.insert(own->notes.begin(),
-                      fmt::format("no --profile: our own executor (shardlab), as rates that the profile {} needs are not known: {}",
-                                  config.profile, prepared.error().message));
+    own->notes.insert(
+        own->notes.begin(),
+        config.machine.is_mixed()
+            ? fmt::format("no --profile: our own executor (shardlab), as {}", prepared.error().message)
+            : fmt::format("no --profile: our own executor (shardlab), as rates that the profile {} needs are not known: {}",
+                          config.profile, prepared.error().message));
   return own;
 }
 
@@ -454,13 +468,27 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
 
 namespace {
 
+/// Watts of a device of a mixed machine, the mean over the case's ranks.
+double mean_power(const Case& config) {
+  double sum = 0;
+  for (int rank = 0; rank < config.layout.world_size(); ++rank) {
+    const KindRange on = kinds_of_ranks(config.machine, rank, rank);
+    sum += config.machine.kinds[static_cast<size_t>(on.first)].device.power_w;
+  }
+  return sum / config.layout.world_size();
+}
+
 std::optional<MemoryRun> run_of(const ToldMemory& told, const Price& listed, const MemoryAnswerOptions& options) {
-  if (options.tokens <= 0 || told.answer.step_s <= 0 || !told.question.prepared) return std::nullopt;
+  const Case& config = told.question.config;
+  if (options.tokens <= 0 || told.answer.step_s <= 0 || (!told.question.prepared && !config.machine.is_mixed()))
+    return std::nullopt;
   analytic::Estimate estimate;
   estimate.step_s = told.answer.step_s;
   const analytic::RunPrice price{.device_hour_usd = options.price_usd > 0 ? options.price_usd : listed.usd_per_hour};
   MemoryRun run{options.tokens,
-                analytic::bill(*told.question.prepared, told.question.point, estimate, options.tokens, price),
+                told.question.prepared
+                    ? analytic::bill(*told.question.prepared, told.question.point, estimate, options.tokens, price)
+                    : analytic::bill(mean_power(config), told.question.point, estimate, options.tokens, price),
                 {},
                 price_note(options.price_usd, listed)};
   if (options.interruptions.device_mtbf_s <= 0) return run;

@@ -4,14 +4,20 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "answers/namespaces.h"
+#include "plan/kinds.h"
+#include "plan/memory.h"
 #include "plan/pipeline_case.h"
+#include "plan/stage_memory.h"
 #include "plan/techniques.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
 #include "reports/format.h"
+#include "simulator/estimator/analytic/profile.h"
+#include "simulator/interpreter/case_plan.h"
 #include "simulator/interpreter/collective_choice.h"
 #include "simulator/interpreter/cost_model.h"
 #include "simulator/interpreter/pipeline_choice.h"
@@ -60,6 +66,46 @@ namespace {
 
 std::string listed(const std::vector<int>& layers) { return fmt::format("{}", fmt::join(layers, ",")); }
 
+/// Device bytes beside the arena of a rank on a described machine: a driver's context.
+int64_t context_bytes() {
+  const auto profile = analytic::profile_named("shardlab");
+  return profile.ok() ? static_cast<int64_t>(profile->memory.context) : 0;
+}
+
+/// Layers of each part by predicted time, on a mixed machine within the memory of each stage's device: a stage whose live peak exceeds its
+/// device gives up layers, one at a time, to the parts that are then the shortest. Where all stages are full the deal by time
+/// stands, and the case does not fit.
+Result<std::vector<int>> dealt_layers(const Case& config, const std::vector<UnitSeconds>& by_stage) {
+  Case chosen = config;
+  const int layers = static_cast<int>(config.model.layers), parts = parts_of(config);
+  const PipelineSchedule schedule = schedule_of(config);
+  const std::vector<UnitSeconds> seconds = part_unit_seconds(schedule, by_stage);
+  const std::vector<int> by_time = balanced_layers(layers, seconds);
+  if (!config.machine.is_mixed()) return by_time;
+  std::vector<int> dealt = by_time, most(static_cast<size_t>(parts), layers);
+  while (true) {
+    chosen.layout.stage_layers = listed(dealt);
+    const auto plan = CasePlan::of(chosen, lower_unverified);
+    if (!plan.ok()) return plan.error();
+    bool full = false;
+    for (int stage = 0; stage < config.layout.pp; ++stage) {
+      const int64_t have = memory_of_stage(config, stage);
+      const int64_t live = plan->stages()[static_cast<size_t>(stage)][static_cast<size_t>(Space::kDevice)].peak_bytes;
+      if (have <= 0 || live + context_bytes() <= have) continue;
+      int fullest = -1;
+      for (const int part : schedule.parts_of(stage))
+        if (fullest < 0 || dealt[static_cast<size_t>(part)] > dealt[static_cast<size_t>(fullest)]) fullest = part;
+      const bool end = fullest == 0 || fullest == parts - 1;  // an end does without layers
+      if (dealt[static_cast<size_t>(fullest)] <= (end ? 0 : 1)) return by_time;
+      most[static_cast<size_t>(fullest)] = dealt[static_cast<size_t>(fullest)] - 1;
+      full = true;
+    }
+    if (!full) return dealt;
+    if (std::accumulate(most.begin(), most.end(), 0) < layers) return by_time;
+    dealt = balanced_layers(layers, seconds, most);
+  }
+}
+
 /// The layers of parts in place of `stage_layers`, and for `schedule: auto` the first candidate whose plan fits; where none does
 /// the one that holds least.
 Result<Case> decide_pipeline(const Case& config, const Surroundings& around) {
@@ -74,12 +120,12 @@ Result<Case> decide_pipeline(const Case& config, const Surroundings& around) {
     chosen.layout.stage_layers = listed(balanced_layers(parts_of(config), *seconds));
     return chosen;
   }
-  const auto costs = cost_model_for(config);
-  if (!costs.ok()) return costs.error();
-  const auto seconds = unit_seconds(config, lower_unverified, **costs);
+  const auto seconds = stage_unit_seconds(config, lower_unverified);
   if (!seconds.ok()) return seconds.error();
   if (config.layout.schedule != Schedule::kAuto) {
-    chosen.layout.stage_layers = listed(balanced_layers(parts_of(config), static_cast<int>(config.model.layers), *seconds));
+    const auto layers = dealt_layers(config, *seconds);
+    if (!layers.ok()) return layers.error();
+    chosen.layout.stage_layers = listed(*layers);
     return chosen;
   }
   std::vector<PipelineCandidate> candidates = pipeline_candidates(config, *seconds);
@@ -165,21 +211,31 @@ Result<PlacedPlan> prepare_validation(const Case& config) {
 
 namespace {
 
-/// Arena bytes in `space` of the rank that needs most of it, with the arenas of further plans of the same ranks beside its own: of `beside`,
-/// where there is one, and of steps that are made again.
-int64_t largest_arena(const PlacedRun& placed, const PlacedPlan* beside, Space space) {
-  const auto of = [space](const ArenaLayout& arena) { return arena.bytes[static_cast<size_t>(space)]; };
-  int64_t most = largest_arena(placed, space);  // of a phase that is over by then
-  for (size_t role = 0; role < placed.arenas.size(); ++role) {
-    int64_t bytes = of(placed.arenas[role]);
-    for (const PlacedPlan* other : {beside, placed.in_step.get()}) {
-      if (other == nullptr) continue;
-      SHARDLAB_CHECK(placed.arenas.size() == other->arenas.size(), "{} roles train and {} beside them", placed.arenas.size(),
-                     other->arenas.size());
-      bytes += of(other->arenas[role]);
-    }
-    most = std::max(most, bytes);
+/// Arena bytes in `space` of a rank of the stage, in the phase that needs more.
+int64_t arena_of_stage(const PlacedRun& placed, size_t stage, Space space) {
+  const auto of = [&](const PlacedPlan& phase) { return phase.arenas[stage].bytes[static_cast<size_t>(space)]; };
+  return std::max(of(placed), placed.warm_up ? of(*placed.warm_up) : 0);
+}
+
+/// Arena bytes in `space` of a rank of the stage, with the arenas of further plans of the same rank beside its own: of `beside`, where there
+/// is one, and of steps that are made again. A phase that is over by then may need more.
+int64_t arenas_of_stage(const PlacedRun& placed, const PlacedPlan* beside, size_t stage, Space space) {
+  const auto of = [&](const PlacedPlan& plan) { return plan.arenas[stage].bytes[static_cast<size_t>(space)]; };
+  int64_t bytes = of(placed);
+  for (const PlacedPlan* other : {beside, static_cast<const PlacedPlan*>(placed.in_step.get())}) {
+    if (other == nullptr) continue;
+    SHARDLAB_CHECK(placed.arenas.size() == other->arenas.size(), "{} roles train and {} beside them", placed.arenas.size(),
+                   other->arenas.size());
+    bytes += of(*other);
   }
+  return std::max(bytes, arena_of_stage(placed, stage, space));
+}
+
+/// The same of the rank that needs most.
+int64_t largest_arena(const PlacedRun& placed, const PlacedPlan* beside, Space space) {
+  int64_t most = 0;
+  for (size_t stage = 0; stage < placed.arenas.size(); ++stage)
+    most = std::max(most, arenas_of_stage(placed, beside, stage, space));
   return most;
 }
 
@@ -187,10 +243,21 @@ int64_t largest_arena(const PlacedRun& placed, const PlacedPlan* beside, Space s
 
 int64_t largest_arena(const PlacedRun& placed, Space space) {
   int64_t most = 0;
-  for (const PlacedPlan* phase : {static_cast<const PlacedPlan*>(&placed), placed.warm_up.get()})
-    if (phase != nullptr)
-      for (const ArenaLayout& a : phase->arenas) most = std::max(most, a.bytes[static_cast<size_t>(space)]);
+  for (size_t stage = 0; stage < placed.arenas.size(); ++stage) most = std::max(most, arena_of_stage(placed, stage, space));
   return most;
+}
+
+std::vector<StageNeed> stage_memory(const Case& config, const PlacedRun& placed) {
+  if (!config.machine.is_mixed()) return {};
+  std::vector<StageNeed> stages = memory_by_stage(config, [&](int stage) {
+    const auto peak = [&](const PlacedPlan& phase) {
+      return memory_peak(*phase.plan, stage)[static_cast<size_t>(Space::kDevice)].peak_bytes;
+    };
+    return std::max(peak(placed), placed.warm_up ? peak(*placed.warm_up) : 0);
+  });
+  for (size_t stage = 0; stage < stages.size(); ++stage)
+    stages[stage].arena_bytes = arenas_of_stage(placed, nullptr, stage, Space::kDevice);
+  return stages;
 }
 
 namespace {
@@ -212,7 +279,13 @@ std::string what_saves_memory(const Case& c) {
 }  // namespace
 
 Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan* validation) {
-  const int64_t need = largest_arena(placed, validation, Space::kDevice), have = memory_per_rank(config);
+  // The rank that lacks most: the one that needs most, where all devices are alike.
+  const auto need_of = [&](size_t stage) { return arenas_of_stage(placed, validation, stage, Space::kDevice); };
+  const auto have_of = [&](size_t stage) { return memory_of_stage(config, static_cast<int>(stage)); };
+  size_t worst = 0;
+  for (size_t stage = 1; stage < placed.arenas.size(); ++stage)
+    if (need_of(stage) - have_of(stage) > need_of(worst) - have_of(worst)) worst = stage;
+  const int64_t need = need_of(worst), have = have_of(worst);
   for (const Space space : {Space::kHost, Space::kNvme}) {
     const int64_t outside = largest_arena(placed, validation, space), there = capacity_per_rank(config, space);
     if (there > 0 && outside > there)
@@ -225,17 +298,22 @@ Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan*
   }
   if (have <= 0 || need <= have) return {};
   // Only what lies beside the arena of training may be too much.
-  const bool trains = largest_arena(placed) <= have, validates = trains && validation != nullptr,
+  const bool trains = arena_of_stage(placed, worst, Space::kDevice) <= have, validates = trains && validation != nullptr,
              repeats = trains && placed.in_step != nullptr;
   return Error{
       ExitCode::kNo,
-      fmt::format("does not fit: a rank needs {}{} and may use {} of {}", bytes_text(need),
+      fmt::format("does not fit: a rank{} needs {}{} and may use {} of {}",
+                  config.machine.is_mixed() ? fmt::format(" of stage {}", worst) : "", bytes_text(need),
                   validates && repeats ? " with the arenas of the validation step and of steps made again beside that of training"
                   : validates          ? " with the validation step's arena beside that of training"
                   : repeats            ? " with the arena of steps made again beside that of training"
                                        : "",
-                  bytes_text(have), config.machine.id),
+                  bytes_text(have),
+                  config.machine.is_mixed() ? device_of_stage(config, static_cast<int>(worst)) : config.machine.id),
       (validates ? "try measure.validate_sequences: 0, " : "try ") + std::string(repeats ? "post_validation: 0, " : "") +
+          std::string(config.machine.is_mixed() && config.layout.pp > 1 && config.layout.stage_layers.empty()
+                          ? "stage_layers: balanced, "
+                          : "") +
           what_saves_memory(config),
       {},
       ErrorKind::kDoesNotFit};

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "answers/namespaces.h"
 #include "answers/surroundings.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
+#include "plan/outcome.h"
 #include "plan/placed_plan.h"
 
 namespace shardlab::answers {
@@ -42,8 +44,11 @@ Result<PlacedPlan> prepare_validation(const Case& config);
 /// Arena bytes of the rank that needs most of a space, in the phase that needs more.
 int64_t largest_arena(const PlacedRun& placed, Space space = Space::kDevice);
 
+/// What each stage of a mixed machine needs of its own device; nothing of any other machine.
+std::vector<StageNeed> stage_memory(const Case& config, const PlacedRun& placed);
+
 /// Refuses with ExitCode::kNo when the largest arena of a space, or the arenas of training and validation where the validation step
-/// is given, exceed what a rank may use of it.
+/// is given, exceed what a rank may use of it; on a mixed machine what a rank of some stage may use of its own device.
 Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan* validation = nullptr);
 
 }  // namespace shardlab::answers

@@ -13,6 +13,7 @@
 #include "plan/routing.h"
 #include "plan/runnable.h"
 #include "plan/same_machine.h"
+#include "plan/stage_memory.h"
 #include "reports/format.h"
 #include "simulator/estimator/analytic/known.h"
 #include "simulator/interpreter/case_plan.h"
@@ -149,6 +150,8 @@ Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::planned(const sweeps::
   Predicted p{plan->predict(*config, **costs, *routing)};
   p.figures.arena_bytes = p.figures.peak_bytes;
   p.device_bytes = p.figures.peak_bytes + static_cast<int64_t>(profile->memory.context);
+  // A mixed machine holds each stage to its own device: what it allocates there is the peak and the context.
+  for (StageNeed& stage : p.figures.stages) stage.arena_bytes = stage.peak_bytes + static_cast<int64_t>(profile->memory.context);
   return p;
 }
 
@@ -164,13 +167,22 @@ CaseOutcome AnalyticCaseRunner::run(const sweeps::Point& said, Mode) {
   const auto predicted = own ? planned(said, shape) : estimated(said, shape);
   if (!predicted.ok()) return refused(std::move(outcome), predicted.error());
   outcome.predicted = predicted->figures;
-  const int64_t need = predicted->device_bytes, have = memory_per_rank(config);
+  int64_t need = predicted->device_bytes, have = memory_per_rank(config);
+  std::string whose = "a rank", device = config.machine.id;
+  if (const std::vector<StageNeed>& stages = predicted->figures.stages; !stages.empty()) {
+    const auto lacking = stage_that_lacks(stages);
+    if (!lacking) return outcome;
+    const StageNeed& stage = stages[static_cast<size_t>(*lacking)];
+    need = stage.arena_bytes, have = stage.capacity_bytes, device = stage.device;
+    whose = fmt::format("a rank of stage {}", *lacking);
+  }
   if (have <= 0 || need <= have) return outcome;
   outcome.status = Status::kOom;
   const std::string live = bytes_text(predicted->figures.peak_bytes), all = bytes_text(need);
   outcome.reason =
-      fmt::format("does not fit: a rank needs {}{} and may use {} of {}", all,
-                  live == all ? "" : fmt::format(", of which {} are live,", live), bytes_text(have), config.machine.id);
+      fmt::format("does not fit: {} needs {}{} and may use {} of {}", whose, all,
+                  live == all || !predicted->figures.stages.empty() ? "" : fmt::format(", of which {} are live,", live),
+                  bytes_text(have), device);
   return outcome;
 }
 

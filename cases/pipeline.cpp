@@ -120,6 +120,7 @@ Result<Predicted> predict_case(const Case& config, const PlacedRun& placed) {
   if (!routing.ok()) return routing.error();
   Predicted predicted = predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs, *routing);
   if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted.figures);
+  predicted.figures.stages = stage_memory(config, placed);
   return predicted;
 }
 
@@ -136,6 +137,7 @@ Result<Prediction> predict_case_by_segments(const Case& config, const PlacedRun&
   if (!routing.ok()) return routing.error();
   Prediction predicted = predict_by_segments(config, *placed.plan, placed.programs, largest_arena(placed), **costs, *routing);
   if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted);
+  predicted.stages = stage_memory(config, placed);
   return predicted;
 }
 
@@ -146,6 +148,7 @@ Result<Prediction> predict_bytes(const Case& config, const PlacedRun& placed) {
   add_peaks_of(placed, p);
   if (placed.warm_up) add_peaks_of(*placed.warm_up, p);
   p.arena_bytes = largest_arena(placed);
+  p.stages = stage_memory(config, placed);
   add_wire(config, *placed.plan, placed.programs, *routing, p);
   return p;
 }

@@ -49,14 +49,17 @@ std::string layout_line(const analytic::Point& p) {
 }
 
 Table stage_table(const Answer& answer) {
+  const bool mixed = !answer.worst().device_id.empty();
   Table table{{{"stage"}}, {}};
   for (size_t g = 0; g < whatif::kLiveGroups; ++g)
     table.columns.push_back({std::string(name_of(static_cast<ItemGroup>(g))), Unit::kBytes});
   for (const char* column : {"peak", "reserved", "device"}) table.columns.push_back({column, Unit::kBytes});
+  if (mixed) table.columns.insert(table.columns.end(), {{"device_id"}, {"capacity", Unit::kBytes}});
   for (const StageAnswer& s : answer.stages) {
     std::vector<Value> row{int64_t{s.stage}};
     for (size_t g = 0; g < whatif::kLiveGroups; ++g) row.emplace_back(s.of(static_cast<ItemGroup>(g)));
     row.insert(row.end(), {s.live(), s.reserved(), s.device()});
+    if (mixed) row.insert(row.end(), {s.device_id, s.capacity > 0 ? Value(s.capacity) : Value()});
     table.rows.push_back(std::move(row));
   }
   return table;
@@ -76,14 +79,21 @@ Table stage_summary(const Answer& answer) {
   if (columns[1].bytes == columns[2].bytes) columns.erase(columns.begin() + 1);  // nothing but what is live
   std::erase_if(columns, [](const Column& c) { return std::ranges::all_of(c.bytes, [](int64_t b) { return b == 0; }); });
   Table table{{{.name = "stage", .right = true}}, {}};
+  const bool mixed = !answer.worst().device_id.empty();
+  if (mixed) table.columns.push_back({.name = "on"});
   for (const Column& c : columns) table.columns.push_back({.name = c.heading, .right = true});
+  const auto device_of = [&](size_t stage) {
+    const StageAnswer& s = answer.stages[stage];
+    return s.capacity > 0 ? fmt::format("{} of {}", s.device_id, brief_bytes(s.capacity)) : s.device_id;
+  };
   const auto alike = [&](size_t a, size_t b) {
-    return std::ranges::all_of(columns, [&](const Column& c) { return c.bytes[a] == c.bytes[b]; });
+    return device_of(a) == device_of(b) && std::ranges::all_of(columns, [&](const Column& c) { return c.bytes[a] == c.bytes[b]; });
   };
   for (size_t first = 0, end = 0; first < answer.stages.size(); first = end) {
     end = first + 1;
     while (end < answer.stages.size() && alike(first, end)) ++end;
     std::vector<Value> row{end - first == 1 ? fmt::to_string(first) : fmt::format("{}..{}", first, end - 1)};
+    if (mixed) row.emplace_back(device_of(first));
     for (const Column& c : columns) row.emplace_back(brief_bytes(c.bytes[first]));
     table.rows.push_back(std::move(row));
   }
@@ -171,9 +181,13 @@ std::string verdict_text(const Answer& a) {
   if (a.capacity <= 0) return "";
   const int64_t needs = a.worst().device();
   const double percent = 100 * share(needs, a.capacity);
-  std::string text = fmt::format("{}: a rank needs {} and may use {} ({:.1f} %), {} {}", verdict_words(a), bytes_text(needs),
-                                 bytes_text(a.capacity), percent, bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()),
-                                 a.fits() ? "are left" : "are missing");
+  const StageAnswer& worst = a.worst();
+  const bool mixed = !worst.device_id.empty();
+  std::string text =
+      fmt::format("{}: a rank{} needs {} and may use {}{} ({:.1f} %), {} {}", verdict_words(a),
+                  mixed ? fmt::format(" of stage {}", worst.stage) : "", bytes_text(needs), bytes_text(a.capacity),
+                  mixed ? " of " + worst.device_id : "", percent, bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()),
+                  a.fits() ? "are left" : "are missing");
   const whatif::Interval range = a.device();
   if (!a.fits_outside())
     text += fmt::format("\nwhat is offloaded exceeds a rank's part of the node: {} of {} of host memory, {} of {} of NVMe",

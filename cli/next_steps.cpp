@@ -76,7 +76,9 @@ sweeps::Point point_of(const Case& config) {
 double step_of(const CaseOutcome& o) { return o.status == Status::kOk && o.predicted ? o.predicted->step_s : 0; }
 
 std::string memory_words(const CaseOutcome& o) {
-  const int64_t budget = o.config.machine.device.memory_bytes;
+  int64_t budget = o.config.machine.device.memory_bytes;
+  if (!o.predicted->stages.empty())
+    budget = std::ranges::max_element(o.predicted->stages, {}, &StageNeed::peak_bytes)->capacity_bytes;
   return budget > 0 ? fmt::format("{} of {}", brief_bytes(o.predicted->peak_bytes), brief_bytes(budget))
                     : brief_bytes(o.predicted->peak_bytes);
 }

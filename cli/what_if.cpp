@@ -14,6 +14,7 @@
 #include "plan/base/nearest.h"
 #include "plan/base/values.h"
 #include "plan/runnable.h"
+#include "plan/stage_memory.h"
 #include "plan/trace.h"
 #include "reports/format.h"
 #include "simulator/interpreter/repriced.h"
@@ -46,7 +47,7 @@ class PricedStep {
  public:
   PricedStep(const Case& config, const PlacedRun& placed, const PlacedCostModel& costs)
       : config_(config), placed_(placed), costs_(costs) {
-    if (!config.machine.local) timeline_.emplace(*placed.plan, placed.programs);
+    if (!config.machine.local) timeline_.emplace(*placed.plan, placed.programs, compute_on(config.machine));
   }
 
   StepAnswer at(const PriceQuestion& question) {
@@ -227,6 +228,8 @@ Result<ExitCode> what_if(const WhatIfFlags& flags) {
   for (auto& row : table.rows)
     if (row.back() == Value(0.0)) row.back() = std::monostate{};  // a column that is empty is left out
   if (open) fmt::print("What the step would take if this were free: no optimisation of it gives more.\n\n");
+  if (config->machine.is_mixed())
+    fmt::print("{}\n\n", stages_text(stage_memory(*config, *placed), [](int64_t bytes) { return bytes_text(bytes); }));
   print(without_empty_columns(table), *format);
   if (!nothing.empty()) fmt::print("\nLess than 0.01 % of the step: {}\n", nothing);
   if (open && !flags.all)

@@ -339,6 +339,7 @@ class Megatron {
     out_.set("layout.tp", tp);
     out_.set("layout.pp", pp);
     out_.set("layout.cp", cp);
+    read_context(cp);
     if (number("expert-model-parallel-size", 1) > 1)
       out_.problem("--expert-model-parallel-size", "mixtures of experts are not imported");
     if (has("sequence-parallel") && tp > 1) out_.set("layout.sequence_parallel", true);
@@ -402,6 +403,29 @@ class Megatron {
     }
     has("use-precision-aware-optimizer"), has("ckpt-format"), has("optimizer-offload-fraction");
     refuse("cpu-offloading-num-layers", "activations of some layers on the host are not imported");
+  }
+
+  /// The exchange of context parallelism; what is not named is the framework's own, as in a case without cp_kind.
+  void read_context(int64_t cp) {
+    constexpr std::pair<std::string_view, const char*> kKinds[] = {
+        {"p2p", "zigzag"}, {"all_gather", "all-gather"}, {"a2a", "ulysses"}, {"a2a+p2p", "usp"}};
+    std::vector<std::string> types, sizes;  // a script's name may follow the last option's words
+    if (has("cp-comm-type")) types = options_.at("cp-comm-type");
+    if (has("hierarchical-context-parallel-sizes")) sizes = options_.at("hierarchical-context-parallel-sizes");
+    if (types.empty() || cp == 1) return;
+    const auto kind_of = [&](const std::string& word) {
+      return std::ranges::find(kKinds, word, [](const auto& kind) { return kind.first; });
+    };
+    const auto* kind = kind_of(types[0]);
+    if (kind == std::end(kKinds) || (types.size() > 1 && kind_of(types[1]) != std::end(kKinds)))
+      return out_.problem("--cp-comm-type", "one kind for all layers is read: p2p, all_gather, a2a or a2a+p2p");
+    out_.set("layout.cp_kind", kind->second);
+    if (kind->first != "a2a+p2p") return;
+    const auto heads = sizes.size() >= 2 ? parse_count(sizes[0]) : std::nullopt;
+    if (!heads)
+      return out_.problem("--hierarchical-context-parallel-sizes",
+                          "two sizes are read: ranks that exchange heads, and ranks of the ring");
+    out_.set("layout.cp_ulysses", *heads);
   }
 
   void read_recompute() {

@@ -91,6 +91,29 @@ void add_pipeline(Account& account, Arguments& out) {
   }
 }
 
+/// How the ranks of context parallelism attend. Sequences are dealt out in zigzag there, whatever the exchange
+/// (megatron/core/utils.py, get_batch_on_this_cp_rank). Without a kind the framework has its own, p2p.
+void add_context(Account& account, Arguments& out) {
+  const Layout& l = account.of().layout;
+  account.say({"layout.cp_kind"});
+  if (l.cp_kind == ContextKind::kUsp) account.say({"layout.cp_ulysses"});
+  out.option("--context-parallel-size", l.cp);
+  switch (l.cp_kind) {
+    case ContextKind::kNone: break;
+    case ContextKind::kZigzag: out.option("--cp-comm-type", "p2p"); break;
+    case ContextKind::kAllGather: out.option("--cp-comm-type", "all_gather"); break;
+    case ContextKind::kUlysses: out.option("--cp-comm-type", "a2a"); break;
+    case ContextKind::kUsp:
+      out.option("--cp-comm-type", "a2a+p2p");
+      out.option("--hierarchical-context-parallel-sizes", fmt::format("{} {}", l.head_ranks(), l.ring_ranks()));
+      break;
+    case ContextKind::kRing:
+    case ContextKind::kStriped:
+      account.refuse("layout.cp_kind", "Megatron-LM deals sequences out in zigzag: take zigzag, all-gather, ulysses or usp");
+      break;
+  }
+}
+
 void add_layout(Account& account, Arguments& out) {
   const Case& c = account.of();
   const Layout& l = c.layout;
@@ -100,7 +123,7 @@ void add_layout(Account& account, Arguments& out) {
   if (l.tp > 1 && l.sequence_parallel) out.flag("--sequence-parallel");
   if (l.tp > 1 && l.tensor_overlap) out.flag("--tp-comm-overlap");
   add_pipeline(account, out);
-  out.option("--context-parallel-size", l.cp);
+  add_context(account, out);
   account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
   account.require(!account.of().model.is_mixture(), "model.experts", "mixtures of experts are not exported");
   const bool fsdp = l.zero >= 2;

@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "plan/base/documents.h"
+#include "plan/kinds.h"
 #include "plan/limits.h"
 #include "plan/technique_settings.h"
 #include "plan/techniques.h"
@@ -284,6 +285,7 @@ std::optional<double> model_flops_per_token(const Case& c) {
 Result<void> check(const Case& c) {
   SHARDLAB_TRY(check(c.model));
   SHARDLAB_TRY(check_sizes(c));
+  SHARDLAB_TRY(check_kinds(c));
   SHARDLAB_TRY(check_products(c));
   SHARDLAB_TRY(check_missing(c));
   SHARDLAB_TRY(check_idle_settings(c.layout));

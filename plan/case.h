@@ -267,7 +267,7 @@ TokenOrder token_order_of(const Layout& layout);
 std::optional<double> model_flops_per_token(const Case& c);
 
 /// Device-space bytes that one rank may use: the device's memory or, where the ranks of a local machine outnumber its devices,
-/// their equal part of what all devices have.
+/// their equal part of what all devices have. Of a mixed machine: the least over its kinds (`memory_of_stage` tells them apart).
 int64_t memory_per_rank(const Case& c);
 
 /// Refuses what cannot be lowered: heads not divisible by tp, layers fewer than stages, batch not divisible, a value that

@@ -67,10 +67,15 @@ struct Machine {
   ByName<double> fabric;
   bool local = false;  ///< this machine: ranks share `cores`
   int cores = 0;
+  /// Kinds of nodes of a mixed machine, in the order of ranks: ranks fill the nodes of the first kind, then the nodes of the next
+  /// (plan/kinds.h). Each is a machine of one kind. Empty: all nodes are as the fields above say. Of a mixed machine the fields above are
+  /// what every device has (`join_kinds`), and `inter_bytes_per_s` is between nodes of unlike kinds.
+  std::vector<Machine> kinds;
   /// Null where nobody measured; thousands of rates, shared by every case of a sweep.
   std::shared_ptr<const Calibration> calibration;
 
   int devices() const { return devices_per_node * nodes; }
+  bool is_mixed() const { return !kinds.empty(); }
   /// Do ranks run on cores of this machine? Else each has a device, or shares one of the `cores` devices of a local machine.
   bool runs_on_cores() const { return local && (calibration == nullptr || !calibration->launch_ahead); }
 };

@@ -1,6 +1,7 @@
 // The results of one case: a row of results.csv, as a struct.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -17,6 +18,17 @@ namespace shardlab {
 
 enum class Status : uint8_t { kOk, kRefused, kOom, kTimeout, kFailed };
 std::string_view name_of(Status s);
+
+/// What a rank of a pipeline stage needs of its own device, on a machine of several kinds.
+struct StageNeed {
+  std::string device;          ///< "h100-sxm5-80gb"; several kinds of one stage are joined by " + "
+  int64_t layers = 0;          ///< of the model
+  int64_t peak_bytes = 0;      ///< live, at the stage's peak
+  int64_t arena_bytes = 0;     ///< as the peak is packed; the peak itself where nobody packed it
+  int64_t capacity_bytes = 0;  ///< of the smallest device of the stage; 0: not known
+  friend bool operator==(const StageNeed&, const StageNeed&) = default;
+  bool fits() const { return capacity_bytes <= 0 || std::max(peak_bytes, arena_bytes) <= capacity_bytes; }
+};
 
 /// Figures of the simulator. `peak_bytes` is the largest over ranks (device space), `wire_bytes` the sum over ranks per step.
 struct Prediction {
@@ -41,6 +53,7 @@ struct Prediction {
   std::optional<double> expert_imbalance, expert_rank_imbalance;
   /// Bytes of rows that the ranks which share experts send each other in a step, over all ranks. None where nobody shares experts.
   std::optional<int64_t> expert_exchange_bytes;
+  std::vector<StageNeed> stages;  ///< of a mixed machine, by stage; else empty: `peak_bytes` is of the fullest stage
 };
 
 /// A part of some memory, and the name of what takes it.

@@ -215,6 +215,7 @@ class Expander {
   Instruction& begin(Instruction::Kind kind, int stream) {
     Instruction& i = program_.instructions.emplace_back();
     i.kind = kind;
+    i.role = program_.role;
     i.id = static_cast<int32_t>(program_.instructions.size()) - 1;
     i.stream = stream;
     auto& list = program_.streams[static_cast<size_t>(stream)];
@@ -309,7 +310,6 @@ class Expander {
     if (local < 0) return control(kind, frame.call->binding[s.index()], &frame, s);
     Instruction& i = begin(kind, 0);
     attach(i, frame);
-    i.role = program_.role;
     i.slot = s;
     i.local = local;
     if (const int64_t bytes = frame.segment->slots[s.index()].type.bytes(); bytes > 0)
@@ -322,7 +322,6 @@ class Expander {
                    "item {} of stage {} allocates or frees a buffer that does not exist or is a view", item_, role_.stage);
     Instruction& i = begin(kind, 0);
     if (frame) attach(i, *frame);
-    i.role = program_.role;
     i.slot = slot;
     i.buffer = buffer;
     if (const int64_t bytes = role_.buffers[buffer.index()].type.bytes(); bytes > 0)

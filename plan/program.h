@@ -55,7 +55,7 @@ struct Instruction {
   bool predicate = false;
   BufferId buffer;     ///< of kAlloc and kFree: a role buffer ...
   int32_t local = -1;  ///< ... or a local
-  int32_t role = -1;   ///< of kAlloc and kFree: whose buffer
+  int32_t role = -1;   ///< whose program it is in
   SlotId slot;         ///< of kAlloc and kFree within a segment
   uint32_t first_wait = 0;
   uint32_t waits = 0;

@@ -1,6 +1,8 @@
 // Whether two machines are one, asked of every case of a sweep: maps of constants are compared, nothing is written out.
 #pragma once
 
+#include <algorithm>
+
 #include "plan/machine.h"
 
 namespace shardlab {
@@ -15,7 +17,8 @@ inline bool same(const Device& a, const Device& b) {
 inline bool same(const Machine& a, const Machine& b) {
   return a.id == b.id && a.devices_per_node == b.devices_per_node && a.nodes == b.nodes && a.local == b.local &&
          a.cores == b.cores && a.inter_bytes_per_s == b.inter_bytes_per_s && a.calibration == b.calibration &&
-         a.fabric == b.fabric && same(a.device, b.device);
+         a.fabric == b.fabric && same(a.device, b.device) && a.kinds.size() == b.kinds.size() &&
+         std::equal(a.kinds.begin(), a.kinds.end(), b.kinds.begin(), [](const Machine& x, const Machine& y) { return same(x, y); });
 }
 
 }  // namespace shardlab

@@ -10,6 +10,7 @@
 #include "plan/base/error_entries.h"
 #include "plan/base/values.h"
 #include "plan/keys.h"
+#include "plan/kinds.h"
 #include "plan/precision.h"
 #include "plan/reason_code.h"
 
@@ -468,6 +469,16 @@ std::string case_title(const Case& config) {
 
 std::optional<double> peak_flops(const Case& config) {
   const Machine& m = config.machine;
+  if (m.is_mixed()) {  // each rank has the peak of its own kind
+    double sum = 0;
+    for (int rank = 0; rank < config.layout.world_size(); ++rank) {
+      const Device& device = m.kinds[static_cast<size_t>(kinds_of_ranks(m, rank, rank).first)].device;
+      const auto own = device.peak_flops.find(std::string(name_of(config.train.precision)));
+      if (own == device.peak_flops.end() || own->second <= 0) return std::nullopt;
+      sum += own->second;
+    }
+    return sum;
+  }
   const auto peak = m.device.peak_flops.find(std::string(name_of(config.train.precision)));
   if (peak == m.device.peak_flops.end() || peak->second <= 0) return std::nullopt;
   int devices = config.layout.world_size();

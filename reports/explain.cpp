@@ -12,6 +12,7 @@
 
 #include "plan/op_fields.h"
 #include "plan/pipeline_case.h"
+#include "plan/stage_memory.h"
 #include "reports/columns.h"
 #include "reports/format.h"
 
@@ -197,6 +198,14 @@ void memory_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   out.push_back(fmt::format("Memory that no plan has, {}: {}.", bytes_text(o.measured->unplanned_memory_bytes), text));
 }
 
+/// What each stage of a mixed machine lies on, and its need of that.
+void stage_reason(const CaseOutcome& o, std::vector<std::string>& out) {
+  if (!o.predicted || o.predicted->stages.empty()) return;
+  std::string text = stages_text(o.predicted->stages, [](int64_t bytes) { return bytes_text(bytes); });
+  text.front() = 'S';
+  out.push_back(text + ".");
+}
+
 void trace_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
   if (!o.measured) return;
   for (const std::string& gap : o.measured->trace_gaps) out.push_back(fmt::format("The trace is not complete: {}.", gap));
@@ -351,6 +360,7 @@ std::vector<std::string> reasons(const CaseOutcome& o) {
   share_reasons(o, out);
   idle_reason(o, out);
   balance_reason(o, out);
+  stage_reason(o, out);
   memory_reason(o, out);
   trace_reasons(o, out);
   residual_reasons(o, out);

@@ -82,6 +82,16 @@ void visit_fields(V& v, T& x) {
 }
 
 template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, StageNeed>
+void visit_fields(V& v, T& x) {
+  v("device", x.device);
+  v("layers", x.layers);
+  v("peak_bytes", x.peak_bytes);
+  v("arena_bytes", x.arena_bytes);
+  v("capacity_bytes", x.capacity_bytes);
+}
+
+template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, Prediction>
 void visit_fields(V& v, T& x) {
   v("step_s", x.step_s);
@@ -103,6 +113,7 @@ void visit_fields(V& v, T& x) {
   v("expert_imbalance", x.expert_imbalance);
   v("expert_rank_imbalance", x.expert_rank_imbalance);
   v("expert_exchange_bytes", x.expert_exchange_bytes);
+  if (!std::is_const_v<T> || !x.stages.empty()) v("stages", x.stages);
 }
 
 template <class V, class T>
@@ -226,6 +237,7 @@ void visit_fields(V& v, T& x) {
   v("local", x.local);
   v("cores", x.cores);
   v("calibration", x.calibration);
+  if (!std::is_const_v<T> || x.is_mixed()) v("kinds", x.kinds);
 }
 
 template <class V, class T>

@@ -61,6 +61,9 @@ std::vector<CaseColumn> page_columns(const Report& report) {
   all.push_back({"layout", Unit::kNone, "layout", "the layout in words",
                  [](const CaseOutcome& o) { return Value(layout_text(o.config)); }, true});
   all.push_back({"budget_bytes", Unit::kBytes, "device memory", "memory of one device", [](const CaseOutcome& o) {
+                   // On a mixed machine, of the device of the stage whose peak is the case's.
+                   if (o.predicted && !o.predicted->stages.empty())
+                     return Value(std::ranges::max_element(o.predicted->stages, {}, &StageNeed::peak_bytes)->capacity_bytes);
                    return o.config.machine.device.memory_bytes > 0 ? Value(o.config.machine.device.memory_bytes) : Value();
                  }});
   all.push_back({"device", Unit::kNone, "device", "model of the device",
@@ -154,11 +157,14 @@ Json ops_json(const CaseOutcome& o) {
   return out;
 }
 
-Json stages_json(const std::vector<StageMemory>& stages) {
+/// `needs`: of a mixed machine, what each stage has of its own device; else empty.
+Json stages_json(const std::vector<StageMemory>& stages, const std::vector<StageNeed>& needs) {
   Json out = Json::array();
   for (const StageMemory& s : stages) {
     Json stage{{"stage", s.stage}, {"ranks", s.ranks}, {"memory", s.at_peak.bytes}, {"peak", s.peak_bytes}, {"moment", s.moment}};
     if (s.measured_bytes) stage["measured"] = *s.measured_bytes;
+    if (const auto at = static_cast<size_t>(s.stage); at < needs.size())
+      stage["device"] = needs[at].device, stage["layers"] = needs[at].layers, stage["budget"] = needs[at].capacity_bytes;
     out.push_back(std::move(stage));
   }
   return out;
@@ -208,7 +214,8 @@ Json details_json(const Report& report, const Summary& summary) {
     }
     if (!o.ops.empty() && with_ops++ < kCasesWithOps) detail["ops"] = ops_json(o);
     if (const auto more = report.details.find(o.case_id); more != report.details.end()) {
-      if (!more->second.stages.empty()) detail["stages"] = stages_json(more->second.stages);
+      if (!more->second.stages.empty())
+        detail["stages"] = stages_json(more->second.stages, o.predicted ? o.predicted->stages : std::vector<StageNeed>());
       if (!more->second.collectives.empty()) detail["collectives"] = collectives_json(more->second.collectives, o.config);
       if (!more->second.yaml.empty()) detail["yaml"] = more->second.yaml;
     }

@@ -152,27 +152,48 @@ bool says(const WrittenKey& written, const Case& config, bool with_name) {
 
 }  // namespace
 
-std::string machine_yaml(const Machine& m) {
+namespace {
+
+/// Links and device of a described machine, each line after `indent`.
+std::string described_yaml(const Machine& m, const std::string& indent) {
   const Device& d = m.device;
+  std::string text =
+      fmt::format("{0}id: {1}\n{0}devices_per_node: {2}\n{0}nodes: {3}\n{0}inter_bandwidth: {4}\n", indent, yaml_scalar(m.id),
+                  m.devices_per_node, m.nodes, constant(d, "inter_bandwidth", to_text(m.inter_bytes_per_s)));
+  if (m.cores != 0) text += fmt::format("{}cores: {}\n", indent, m.cores);
+  text += constants(d, indent, "fabric", "fabric.", m.fabric);
+  const std::string inner = indent + "  ";
+  text += fmt::format("{0}device:\n{1}id: {2}\n{1}memory: {3}\n{1}memory_bandwidth: {4}\n{1}link_bandwidth: {5}\n{1}power_w: {6}\n",
+                      indent, inner, yaml_scalar(d.id), constant(d, "memory", fmt::format("{}", d.memory_bytes)),
+                      constant(d, "memory_bandwidth", to_text(d.memory_bytes_per_s)),
+                      constant(d, "link_bandwidth", to_text(d.link_bytes_per_s)), constant(d, "power_w", to_text(d.power_w)));
+  text += inner + (d.peak_flops.empty() ? "peak_flops: {}\n" : "peak_flops:\n");
+  for (const auto& [precision, flops] : d.peak_flops)
+    text += fmt::format("{}  {}: {}\n", inner, yaml_scalar(precision), constant(d, "peak_flops." + precision, to_text(flops)));
+  if (!d.architecture.empty()) text += fmt::format("{}architecture: {}\n", inner, yaml_scalar(d.architecture));
+  return text + constants(d, inner, "constants", "", d.constants);
+}
+
+}  // namespace
+
+std::string machine_yaml(const Machine& m) {
   if (m.local)
     return fmt::format(
         "machine:\n  local: true\n  id: {}\n  nodes: {}\n  devices_per_node: {}\n  cores: {}\n  device:\n    memory: {}\n",
-        yaml_scalar(m.id), m.nodes, m.devices_per_node, m.cores, d.memory_bytes);
-  std::string text =
-      fmt::format("machine:\n  inline:\n    id: {}\n    devices_per_node: {}\n    nodes: {}\n    inter_bandwidth: {}\n",
-                  yaml_scalar(m.id), m.devices_per_node, m.nodes, constant(d, "inter_bandwidth", to_text(m.inter_bytes_per_s)));
-  if (m.cores != 0) text += fmt::format("    cores: {}\n", m.cores);
-  text += constants(d, "    ", "fabric", "fabric.", m.fabric);
-  text += fmt::format(
-      "    device:\n      id: {}\n      memory: {}\n      memory_bandwidth: {}\n      link_bandwidth: {}\n      power_w: {}\n",
-      yaml_scalar(d.id), constant(d, "memory", fmt::format("{}", d.memory_bytes)),
-      constant(d, "memory_bandwidth", to_text(d.memory_bytes_per_s)), constant(d, "link_bandwidth", to_text(d.link_bytes_per_s)),
-      constant(d, "power_w", to_text(d.power_w)));
-  text += d.peak_flops.empty() ? "      peak_flops: {}\n" : "      peak_flops:\n";
-  for (const auto& [precision, flops] : d.peak_flops)
-    text += fmt::format("        {}: {}\n", yaml_scalar(precision), constant(d, "peak_flops." + precision, to_text(flops)));
-  if (!d.architecture.empty()) text += fmt::format("      architecture: {}\n", yaml_scalar(d.architecture));
-  return text + constants(d, "      ", "constants", "", d.constants);
+        yaml_scalar(m.id), m.nodes, m.devices_per_node, m.cores, m.device.memory_bytes);
+  const std::string head = "machine:\n  inline:\n";
+  if (!m.is_mixed()) return head + described_yaml(m, "    ");
+  // What every device has follows from the kinds.
+  std::string text = fmt::format("{}    id: {}\n    inter_bandwidth: {}\n", head, yaml_scalar(m.id),
+                                 constant(m.device, "inter_bandwidth", to_text(m.inter_bytes_per_s)));
+  text += constants(m.device, "    ", "fabric", "fabric.", m.fabric);
+  text += "    kinds:\n";
+  for (const Machine& kind : m.kinds) {
+    std::string entry = described_yaml(kind, "        ");
+    entry[6] = '-';
+    text += entry;
+  }
+  return text;
 }
 
 std::string to_yaml(const Case& config) {

@@ -9,6 +9,7 @@
 #include "plan/base/once_per_name.h"
 #include "plan/base/values.h"
 #include "plan/case.h"
+#include "plan/kinds.h"
 #include "sweeps/names.h"
 #include "sweeps/presets.h"
 
@@ -243,6 +244,48 @@ Calibration read_calibration(const YamlNode& node, Problems& problems) {
   return calibration;
 }
 
+/// The kinds of a mixed machine: each `{machine: NAME, nodes: N}` of a shipped machine, or a machine in full.
+void read_kinds(const YamlNode& list, MapReader& in, Machine& machine) {
+  constexpr const char* kForm =
+      "a list of two kinds or more, as [{machine: hgx-h100-ndr, nodes: 1}, {machine: hgx-a100-hdr, nodes: 1}],";
+  if (!in.expect(list, list.is_sequence() && list.items.size() > 1, "kinds", kForm)) return;
+  Problems& problems = in.problems();
+  for (const YamlNode& node : list.items) {
+    Machine kind;
+    if (const YamlNode* named = node.is_map() ? node.find("machine") : nullptr) {
+      MapReader entry(node, "kinds", problems);
+      entry.at("machine");
+      const Result<std::string> name = machine_name(named->is_scalar() ? named->text : std::string());
+      const Result<Machine> shipped = name.ok() ? shipped_machine(*name) : Result<Machine>(name.error());
+      if (shipped.ok())
+        kind = *shipped;
+      else
+        problems.add(named->mark, shipped.error().message,
+                     "`shardlab machine list` prints the names; any other kind is written in full");
+      entry.int_at("nodes", kind.nodes, 1);
+      entry.finish();
+      if (!shipped.ok()) continue;
+    } else {
+      kind = read_machine(node, problems);
+    }
+    if (kind.local || kind.calibration || kind.is_mixed())
+      problems.add(node.mark,
+                   fmt::format("the kind `{}` is {}", kind.id,
+                               kind.is_mixed() ? "a mixed machine"
+                               : kind.local    ? "a local machine"
+                                               : "a calibrated machine"),
+                   "a kind is one sort of device, known by its data sheet");
+    else if (!machine.kinds.empty() && kind.devices_per_node != machine.kinds.front().devices_per_node)
+      problems.add(
+          node.mark,
+          fmt::format("the kind `{}` has {} devices a node, and `{}` has {}", kind.id, kind.devices_per_node,
+                      machine.kinds.front().id, machine.kinds.front().devices_per_node),
+          "ranks are laid out over nodes of one size: write the smaller number under `devices_per_node` of both kinds, in full");
+    else
+      machine.kinds.push_back(std::move(kind));
+  }
+}
+
 Price read_price(const YamlNode& node, Problems& problems) {
   Price price;
   MapReader in(node, "price", problems);
@@ -277,7 +320,8 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
     problems.add(node.mark, "the machine is empty", kMachineForm);
     return machine;
   }
-  if (node.is_map() && node.find("id") == nullptr && node.find("device") == nullptr) {  // one sentence, and not one for each key
+  if (node.is_map() && node.find("id") == nullptr && node.find("device") == nullptr &&
+      node.find("kinds") == nullptr) {  // one sentence, and not one for each key
     const bool model = node.find("model_type") != nullptr || node.find("hidden_size") != nullptr;
     problems.add(node.mark,
                  model ? "this is a model's config.json, not a machine file"
@@ -308,10 +352,20 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
   constexpr const char* kDeviceForm =
       "`device: {memory: 80Gi, memory_bandwidth: 2e12, peak_flops: {bf16: 1e15}}` with the values of the machine (bytes, bytes/s, "
       "flop/s)";
-  if (const YamlNode* device = in.required("device", kDeviceForm)) read_device(*device, machine.local, machine.device, problems);
-  if (const YamlNode* inter = in.at("inter_bandwidth"))
+  const YamlNode* kinds = in.at("kinds");
+  const YamlNode* device = kinds != nullptr ? in.at("device") : in.required("device", kDeviceForm);
+  if (device != nullptr && kinds == nullptr) read_device(*device, machine.local, machine.device, problems);
+  if (const YamlNode* inter = kinds != nullptr ? in.required("inter_bandwidth") : in.at("inter_bandwidth"))
     read_constant(in, *inter, "inter_bandwidth", machine.device, machine.inter_bytes_per_s);
   read_constants(in, "fabric", "fabric.", machine.device, machine.fabric);
+  if (kinds != nullptr) {
+    for (const char* key : {"device", "nodes", "devices_per_node", "cores", "local", "calibration"})
+      if (const YamlNode* own = in.at(key))
+        problems.add(own->mark, fmt::format("a machine with `kinds` has `{}` of its own", key),
+                     "leave it out: each kind says its own, and ranks fill the nodes of one kind after the other");
+    read_kinds(*kinds, in, machine);
+    if (machine.is_mixed()) join_kinds(machine);
+  }
   if (machine.device.id.empty()) machine.device.id = machine.id;
   if (const YamlNode* price = in.at("price")) read_price(*price, problems);  // of money no plan and no prediction knows
   if (const YamlNode* calibration = in.at("calibration"))

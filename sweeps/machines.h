@@ -28,6 +28,8 @@ Result<std::string> machine_text(const std::string& name);
 ///   device: {preset id architecture memory memory_bandwidth peak_flops: {fp32: ..} link_bandwidth power_w constants: {NAME: ..}}
 ///   fabric: {NAME: ..}
 ///   price: {usd_per_hour date source}: of one device; not taken over with `device.preset`
+///   kinds: [{machine nodes} or a machine in full, ...] of a mixed machine: ranks fill the nodes of the first kind, then those of the next;
+///          `inter_bandwidth` is then between nodes of unlike kinds, and `device`, `nodes` and `devices_per_node` are the kinds'
 ///   calibration: {id date command processor kernel_variant op_overhead_s wake_latency_s handover_s turn_s
 ///                 launch_ahead points: [{kernel shape concurrency seconds spread repeats}]}
 /// `device.preset` takes the device of a shipped machine; the keys beside it replace its own. Names of constants: see

@@ -7,6 +7,7 @@
 
 #include "plan/base/check.h"
 #include "plan/period.h"
+#include "plan/stage_memory.h"
 #include "plan/wire.h"
 #include "simulator/interpreter/predict.h"
 #include "simulator/interpreter/routes.h"
@@ -126,11 +127,14 @@ Prediction CasePlan::bytes() const {
 
 Prediction CasePlan::predict(const Case& config, const PlacedCostModel& costs, const Routing& routing) const {
   Prediction p = bytes();
+  if (config.machine.is_mixed())
+    p.stages = memory_by_stage(
+        config, [&](int stage) { return stages_[static_cast<size_t>(stage)][static_cast<size_t>(Space::kDevice)].peak_bytes; });
   add_routing(config, routing, p);
   const double fullest = p.expert_rank_imbalance.value_or(1);
   const RoutedCosts routed(costs, fullest, fullest);
   const auto time = [&](const Plan& plan) {
-    SegmentTimeline timeline(plan);
+    SegmentTimeline timeline(plan, compute_on(config.machine));
     add_segment_times(plan, timeline, config.machine, routed, p);
     add_provenance(config, plan, costs, p);
   };

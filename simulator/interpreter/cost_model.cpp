@@ -15,6 +15,7 @@
 #include "simulator/interpreter/device_constants.h"
 #include "simulator/interpreter/device_model.h"
 #include "simulator/interpreter/fabric.h"
+#include "simulator/interpreter/mixed_costs.h"
 #include "simulator/interpreter/own_collectives.h"
 #include "simulator/interpreter/peers.h"
 
@@ -647,6 +648,7 @@ Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Case& config) {
 }
 
 Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, Precision precision, bool canonical) {
+  if (machine.is_mixed()) return mixed_costs(machine, precision);
   if (machine.calibration) return std::unique_ptr<PlacedCostModel>(std::make_unique<CalibratedCostModel>(machine, canonical));
   if (machine.local)
     return Error{ExitCode::kEnvironment, fmt::format("machine `{}` is this machine, and it was never measured", machine.id),

@@ -53,6 +53,8 @@ class PlacedCostModel : public CostModel {
   /// model that knows no work demands all of the op's main resource for all of its time: the multiprocessors; for a message the
   /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
   virtual Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const;
+  /// Whether the same compute costs differently from stage to stage: `Instruction::role` is then asked for.
+  virtual bool differs_by_stage() const { return false; }
 };
 
 /// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
@@ -188,8 +190,9 @@ class FixedCostModel final : public PlacedCostModel {
   Seconds turn() const override { return Seconds(turn_s); }
 };
 
-/// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine
-/// without calibration, a device without peak or bandwidth, and constants that DeviceModel or Fabric refuse.
+/// The best model that `machine` supports: by its kinds if it is mixed (mixed_costs.h), calibrated if it carries a calibration, else of its
+/// data sheet. Refuses a local machine without calibration, a device without peak or bandwidth, and constants that DeviceModel or Fabric
+/// refuse.
 Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, Precision precision, bool canonical = false);
 /// For the machine, precision and order of a case.
 Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Case& config);

@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <optional>
 #include <tuple>
 
+#include "plan/base/check.h"
+#include "plan/kinds.h"
 #include "plan/pipeline_case.h"
 #include "plan/program.h"
 #include "plan/trace_internal.h"
 #include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/mixed_costs.h"
 
 namespace shardlab::simulator {
 namespace {
@@ -96,21 +100,86 @@ Result<UnitSeconds> unit_seconds(const Case& config, const std::function<Result<
   return UnitSeconds{unit("embed"), unit("layer"), unit("head"), hop};
 }
 
-std::vector<int> balanced_layers(int parts, int layers, const UnitSeconds& seconds) {
-  const double layer = seconds.layer.all();
-  const auto extra = [&](int part) {
-    return (part == 0 ? seconds.embedding.all() : 0) + (part == parts - 1 ? seconds.head.all() : 0);
+namespace {
+
+/// Sets each slot of `longest` to the longer of both.
+void lengthen(SlotSeconds& longest, const SlotSeconds& other) {
+  for (double SlotSeconds::*slot : {&SlotSeconds::forward, &SlotSeconds::input, &SlotSeconds::weight})
+    longest.*slot = std::max(longest.*slot, other.*slot);
+}
+
+void lengthen(UnitSeconds& longest, const UnitSeconds& other) {
+  for (SlotSeconds UnitSeconds::*unit : {&UnitSeconds::embedding, &UnitSeconds::layer, &UnitSeconds::head})
+    lengthen(longest.*unit, other.*unit);
+  longest.hop = std::max(longest.hop, other.hop);
+}
+
+}  // namespace
+
+Result<std::vector<UnitSeconds>> stage_unit_seconds(const Case& config, const std::function<Result<Plan>(const Case&)>& lower) {
+  const auto stages = static_cast<size_t>(config.layout.pp);
+  const auto on = [&](const Machine& machine) -> Result<UnitSeconds> {
+    const auto costs = cost_model_for(machine, config.train.precision, config.canonical);
+    if (!costs.ok()) return costs.error();
+    return unit_seconds(config, lower, **costs);
   };
-  // Layers go one by one to the part that is then the shortest, the last of equals.
+  if (!config.machine.is_mixed()) {
+    const auto seconds = on(config.machine);
+    if (!seconds.ok()) return seconds.error();
+    return std::vector<UnitSeconds>(stages, *seconds);
+  }
+  std::vector<UnitSeconds> kinds;
+  for (const Machine& kind : config.machine.kinds) {
+    const auto seconds = on(kind);
+    if (!seconds.ok()) return seconds.error();
+    kinds.push_back(*seconds);
+  }
+  // The stages of the probe are neighbours: with one device a node its messages take the links between nodes.
+  Machine joint = between_kinds(config.machine);
+  joint.nodes *= joint.devices_per_node, joint.devices_per_node = 1;
+  const auto between = on(joint);
+  if (!between.ok()) return between.error();
+  double hop = between->hop;
+  for (const UnitSeconds& kind : kinds) hop = std::max(hop, kind.hop);
+  std::vector<UnitSeconds> all(stages);
+  for (size_t stage = 0; stage < stages; ++stage) {
+    const KindRange range = kinds_of_stage(config, static_cast<int>(stage));
+    for (int kind = range.first; kind <= range.last; ++kind) lengthen(all[stage], kinds[static_cast<size_t>(kind)]);
+    all[stage].hop = hop;
+  }
+  return all;
+}
+
+std::vector<UnitSeconds> part_unit_seconds(const PipelineSchedule& schedule, const std::vector<UnitSeconds>& by_stage) {
+  std::vector<UnitSeconds> parts(static_cast<size_t>(schedule.parts));
+  for (int part = 0; part < schedule.parts; ++part)
+    for (int micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch)
+      lengthen(parts[static_cast<size_t>(part)], by_stage[static_cast<size_t>(schedule.stage_of(part, micro_batch))]);
+  return parts;
+}
+
+std::vector<int> balanced_layers(int parts, int layers, const UnitSeconds& seconds) {
+  return balanced_layers(layers, std::vector<UnitSeconds>(static_cast<size_t>(parts), seconds));
+}
+
+std::vector<int> balanced_layers(int layers, const std::vector<UnitSeconds>& seconds, const std::vector<int>& most) {
+  const int parts = static_cast<int>(seconds.size());
+  // Layers go one by one to the part with room that is then the shortest, the last of equals.
   std::vector<int> all(static_cast<size_t>(parts));
   int left = layers;
   for (int part = 0; part < parts; ++part) left -= all[static_cast<size_t>(part)] = least_layers(part, parts);
+  const auto has_room = [&](size_t part) { return most.empty() || all[part] < most[part]; };
+  const auto with_one_more = [&](size_t part) {
+    const UnitSeconds& unit = seconds[part];
+    return (part == 0 ? unit.embedding.all() : 0) + (part + 1 == all.size() ? unit.head.all() : 0) +
+           (all[part] + 1) * unit.layer.all();
+  };
   for (; left > 0; --left) {
-    int best = parts - 1;
-    const auto with_one_more = [&](int part) { return extra(part) + (all[static_cast<size_t>(part)] + 1) * layer; };
-    for (int part = parts - 2; part >= 0; --part)
-      if (with_one_more(part) < with_one_more(best)) best = part;
-    ++all[static_cast<size_t>(best)];
+    std::optional<size_t> best;
+    for (size_t part = all.size(); part-- > 0;)
+      if (has_room(part) && (!best || with_one_more(part) < with_one_more(*best))) best = part;
+    SHARDLAB_CHECK(best.has_value(), "{} layers, and no part has room for {} of them", layers, left);
+    ++all[*best];
   }
   return all;
 }
@@ -163,9 +232,14 @@ std::vector<int> balanced_layers(int parts, const MeasuredSeconds& seconds) {
 }
 
 SlotCosts slot_costs(const std::vector<int>& layers, const UnitSeconds& seconds) {
+  return slot_costs(layers, std::vector<UnitSeconds>(layers.size(), seconds));
+}
+
+SlotCosts slot_costs(const std::vector<int>& layers, const std::vector<UnitSeconds>& parts) {
   SlotCosts costs;
-  costs.hop = seconds.hop;
   for (size_t part = 0; part < layers.size(); ++part) {
+    const UnitSeconds& seconds = parts[part];
+    costs.hop = std::max(costs.hop, seconds.hop);
     const auto sum = [&](double SlotSeconds::*slot) {
       return layers[part] * seconds.layer.*slot + (part == 0 ? seconds.embedding.*slot : 0) +
              (part + 1 == layers.size() ? seconds.head.*slot : 0);
@@ -178,11 +252,15 @@ SlotCosts slot_costs(const std::vector<int>& layers, const UnitSeconds& seconds)
 }
 
 std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const UnitSeconds& seconds) {
+  return pipeline_candidates(config, std::vector<UnitSeconds>(static_cast<size_t>(config.layout.pp), seconds));
+}
+
+std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const std::vector<UnitSeconds>& by_stage) {
   const int p = config.layout.pp, layers = static_cast<int>(config.model.layers),
             m = static_cast<int>(config.train.grad_accumulation);
   std::vector<PipelineCandidate> all;
   const auto add = [&](PipelineSchedule schedule, Schedule named, int virtual_stages, std::vector<int> parts) {
-    const auto times = play(schedule, slot_costs(parts, seconds));
+    const auto times = play(schedule, slot_costs(parts, part_unit_seconds(schedule, by_stage)));
     if (!times.ok()) return;
     double held = 0;
     for (int stage = 0; stage < p; ++stage) held = std::max(held, most_held(schedule, stage));
@@ -194,7 +272,9 @@ std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const Uni
     for (int v = is_looped(schedule) ? 2 : 1; v <= (is_looped(schedule) ? std::min(4, layers / p) : 1); ++v) {
       const PipelineShape shape{schedule, p, v, m};
       if (!check(shape).ok() || parts_of(shape) > layers) continue;
-      add(make_schedule(shape), schedule, v, balanced_layers(parts_of(shape), layers, seconds));
+      PipelineSchedule slots = make_schedule(shape);
+      std::vector<int> dealt = balanced_layers(layers, part_unit_seconds(slots, by_stage));
+      add(std::move(slots), schedule, v, std::move(dealt));
     }
   }
   for (const double share : {0.5, 1.0, 1.5, 2.0})
@@ -202,7 +282,10 @@ std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const Uni
       const int parts = placement == PartPlacement::kFolded ? 2 * p : p;
       const double held = share * p;
       if (p == 1 || parts > layers || held < (parts > p ? 1.5 : 1)) continue;
-      const std::vector<int> dealt = balanced_layers(parts, layers, seconds);
+      PipelineSchedule placed;  // of no slots
+      placed.placement = placement, placed.stages = p, placed.parts = parts, placed.micro_batches = m;
+      const std::vector<UnitSeconds> seconds = part_unit_seconds(placed, by_stage);
+      const std::vector<int> dealt = balanced_layers(layers, seconds);
       add(list_schedule(placement, p, 1, m, slot_costs(dealt, seconds), held), Schedule::kTable, 1, dealt);
     }
   std::ranges::stable_sort(all, {}, [](const PipelineCandidate& c) { return std::tuple(c.seconds, c.held); });

@@ -31,14 +31,27 @@ struct UnitSeconds {
   double hop = 0;
 };
 
+/// Seconds of the units on the devices of each stage, `pp` of them. On a mixed machine a stage's units take what they take on its own kind
+/// of device, and the longest over its kinds where its ranks lie on several; `hop` is the slowest of all links, those between kinds
+/// included. Refuses what `unit_seconds` and `cost_model_for` refuse.
+Result<std::vector<UnitSeconds>> stage_unit_seconds(const Case& config, const std::function<Result<Plan>(const Case&)>& lower);
+
 /// Seconds of the units, from the ops of a probe of two stages, each op alone on its rank: overlap within a unit is not seen.
 /// Layers with a treatment each count as keeping all. Refuses what `lower` refuses.
-Result<UnitSeconds> unit_seconds(const Case& config, const std::function<Result<Plan>(const Case&)>& lower, const PlacedCostModel& costs);
+Result<UnitSeconds> unit_seconds(const Case& config, const std::function<Result<Plan>(const Case&)>& lower,
+                                 const PlacedCostModel& costs);
+
+/// Seconds of the units by part, from those by stage: a part that several stages compute, as under a mirrored schedule, has the longest of
+/// each.
+std::vector<UnitSeconds> part_unit_seconds(const PipelineSchedule& schedule, const std::vector<UnitSeconds>& by_stage);
 
 /// Layers of each part such that the longest part is as short as can be, with the embedding in the first part and the head in the
 /// last. These two may have no layers, the others have at least one. Of equal solutions the one with the longer parts later: a
 /// stage that is full first waits longest for its gradients. `parts` is at most `layers`.
 std::vector<int> balanced_layers(int parts, int layers, const UnitSeconds& seconds);
+/// The same where the units of each part take seconds of their own. `most`: layers that each part has room for, which together are at
+/// least `layers`; empty: there is room for all.
+std::vector<int> balanced_layers(int layers, const std::vector<UnitSeconds>& parts, const std::vector<int>& most = {});
 
 /// Seconds of a step, all its micro-batches, that the units of a model took in a run.
 struct MeasuredSeconds {
@@ -59,6 +72,8 @@ std::vector<int> balanced_layers(int parts, const MeasuredSeconds& seconds);
 
 /// The times of slots of parts with these layers.
 SlotCosts slot_costs(const std::vector<int>& layers, const UnitSeconds& seconds);
+/// The same where the units of each part take seconds of their own.
+SlotCosts slot_costs(const std::vector<int>& layers, const std::vector<UnitSeconds>& parts);
 
 /// A schedule that `auto` may take, with its predicted time.
 struct PipelineCandidate {
@@ -73,5 +88,7 @@ struct PipelineCandidate {
 /// The named schedules that go with the case's stages and layers, each with balanced parts, and list schedules that may hold half as
 /// much as 1F1B, as much, 1.5 times and twice as much; the shortest first, of equals the one that holds less.
 std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const UnitSeconds& seconds);
+/// The same where the units take seconds of their own on each stage.
+std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const std::vector<UnitSeconds>& by_stage);
 
 }  // namespace shardlab::simulator

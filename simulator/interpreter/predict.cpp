@@ -125,7 +125,7 @@ Predicted predict(const Case& config, const Plan& plan, const std::vector<Progra
 Prediction predict_by_segments(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
                                const PlacedCostModel& costs, const Routing& routing) {
   Prediction p;
-  SegmentTimeline timeline(plan, programs);
+  SegmentTimeline timeline(plan, programs, compute_on(config.machine));
   const auto routes = drawn(config, plan, programs, routing, false);
   if (routes) {
     const RoutedCosts routed(costs, routes->fullest(RowUse::kWorks), routes->fullest(RowUse::kExchanges));

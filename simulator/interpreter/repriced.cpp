@@ -97,7 +97,8 @@ double RepricedCostModel::factor_of(const Instruction& instruction) const {
 double occupied_by(const Plan& plan, std::span<const Program> programs, const PlacedCostModel& costs, std::string_view word) {
   double most = 0;
   std::unordered_map<const Op*, double> known;  ///< negative: not named
-  for (const Program& program : programs)
+  for (const Program& program : programs) {
+    if (costs.differs_by_stage()) known.clear();
     for (const std::vector<int32_t>& stream : program.streams) {
       double seconds = 0;
       for (const int32_t id : stream) {
@@ -110,6 +111,7 @@ double occupied_by(const Plan& plan, std::span<const Program> programs, const Pl
       }
       most = std::max(most, seconds);
     }
+  }
   return most;
 }
 

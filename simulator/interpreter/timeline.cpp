@@ -85,7 +85,11 @@ class Costs {
   };
 
   Costs(const Plan& plan, const PlacedCostModel& model, const SimulatedRanks& simulated, int levels)
-      : plan_(plan), model_(model), simulated_(simulated), levels_(static_cast<size_t>(levels)) {}
+      : plan_(plan),
+        model_(model),
+        simulated_(simulated),
+        levels_(static_cast<size_t>(levels)),
+        by_stage_(model.differs_by_stage()) {}
 
   /// Seconds on a local machine by number of busy cores. For communication: seconds of a member's part in one step.
   double of(const Instruction& i, int rank, int busy_cores) {
@@ -118,8 +122,8 @@ class Costs {
   struct Hash {
     size_t operator()(const Key& k) const { return std::hash<const void*>()(k.first) * 31 + static_cast<size_t>(k.second); }
   };
-  /// Only communication costs differently from rank to rank.
-  static Key key(const Instruction& i, int rank) { return {i.op, communicates(i) ? rank : -1}; }
+  /// Communication costs differently from rank to rank, and compute from stage to stage where devices do.
+  Key key(const Instruction& i, int rank) const { return {i.op, communicates(i) ? rank : by_stage_ ? i.role : -1}; }
 
   /// A rank of a local machine stands for itself, and is in one meeting.
   double step(const Instruction& i, int rank) {
@@ -130,6 +134,7 @@ class Costs {
   const PlacedCostModel& model_;
   const SimulatedRanks& simulated_;
   size_t levels_;
+  bool by_stage_;
   std::unordered_map<Key, std::vector<double>, Hash> by_cores_;
   std::unordered_map<Key, OnDevice, Hash> on_devices_;
 };

@@ -91,7 +91,8 @@ TEST_CASE("a loss that a case did not reach takes longer than one that another d
   const std::string figures = "small.measured_s_to_loss = 2.000 s, large.measured_s_to_loss = never.";
   CHECK(judged("small.measured_s_to_loss < large.measured_s_to_loss") ==
         "Holds here: \"a sentence\" (a source). Tested: small.measured_s_to_loss < large.measured_s_to_loss, where " + figures);
-  CHECK(judged("large.measured_s_to_loss < small.measured_s_to_loss or small.measured_s_to_loss < 1").starts_with("Does not hold here: "));
+  CHECK(judged("large.measured_s_to_loss < small.measured_s_to_loss or small.measured_s_to_loss < 1")
+            .starts_with("Does not hold here: "));
   for (CaseOutcome& c : cases) c.loss_target.loss = 0.5;
   CHECK(judged("large.steps_to_loss <= 1.05 * small.steps_to_loss") ==
         "Undecided: \"a sentence\" (a source). Not tested, since neither side reached its loss (large.steps_to_loss = never, "

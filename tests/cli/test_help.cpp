@@ -143,9 +143,16 @@ TEST_CASE("a command line that is wrong is answered by a sentence with what to d
             .starts_with("shardlab: no framework profile `megatorn`, did you mean `megatron`?"));
   CHECK(said("model show").starts_with("shardlab: `show` needs <name>"));
   CHECK(said("model show").find("`shardlab model show --help` lists") != std::string::npos);
-  CHECK(said("report " + (scratch / "empty")).find("holds no results: it has no results.sqlite") != std::string::npos);
-  CHECK(said("explain " + (scratch / "empty")).find("/empty holds no results") != std::string::npos);
-  CHECK(said("report " + (scratch / "none")).starts_with("shardlab: there is no directory " + (scratch / "none")));
+  const std::string empty = scratch / "empty", none = scratch / "none";
+  for (const std::string verb : {"report ", "explain "}) {
+    CHECK(said(verb + empty) ==
+          "shardlab: " + empty +
+              " holds no results: it has no results.sqlite\n  name the directory that `shardlab run` wrote, or a case in "
+              "it as DIRECTORY/CASE\n");
+    CHECK(said(verb + none) ==
+          "shardlab: there is no directory " + none +
+              "\n  name the one that `shardlab run` wrote: it says which at its end, runs/NAME without --out\n");
+  }
   CHECK(said("machine show x") ==
         "shardlab: no machine is named `x`\n  `shardlab machine list` prints the names; a path to a machine "
         "file is also a machine (write ./NAME for a file without .yaml)\n");

@@ -571,6 +571,31 @@ TEST_CASE(
   CHECK(loss("resumed", 2, " --set tp=2 --set checkpoint.resume=" + folder) == whole);
 }
 
+TEST_CASE("a run says what its sweep leaves open, and nothing of what it says") {
+  const Scratch scratch;
+  const std::string base = "version: 1\nname: open\nmode: simulate\nresolution: segments\nmodel: tiny-llama\nmachine: h100\n";
+  int number = 0;
+  const auto assumed = [&](const std::string& more) {
+    const std::string run = scratch / fmt::format("run{}", ++number);
+    const Output o = shardlab_program(scratch, "run " + scratch.write("open.yaml", base + more) + " --out " + run);
+    INFO(o.out << o.err);
+    REQUIRE(o.code == 0);
+    const size_t at = o.err.find("assumed");
+    return at == std::string::npos ? std::string() : o.err.substr(at, o.err.find('\n', at) - at);
+  };
+  const std::string tail = "; otherwise: the key in the file, or --set KEY=VALUE";
+  CHECK(assumed("layout: {dp: 1}\n") ==
+        "assumed, as the sweep does not say: seq_len=256 micro_batch=1 grad_accumulation=1 precision=bf16 optimizer=adamw "
+        "profile=shardlab" +
+            tail);
+  // A schedule is assumed where there is a pipeline, and values that differ from case to case are all named.
+  CHECK(assumed("layout: {dp: 1}\ntrain: {seq_len: 256, micro_batch: 1, precision: fp32, optimizer: adamw}\nprofile: shardlab\n"
+                "axes: {pp: [1, 2]}\nglobal_batch_tokens: 2Ki\n") == "assumed, as the sweep does not say: schedule=1f1b" + tail);
+  CHECK(assumed("layout: {dp: 1}\ntrain: {seq_len: 256, micro_batch: 1, precision: fp32, optimizer: adamw, grad_accumulation: 1}\n"
+                "profile: shardlab\n")
+            .empty());
+}
+
 TEST_CASE("plan prints a case's plan, and says what verify finds in a plan's text") {
   const Scratch scratch;
   const std::string file =

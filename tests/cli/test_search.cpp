@@ -249,6 +249,36 @@ TEST_CASE("the ranking carries memory's verdict: what may not fit is below what 
   CHECK(told["device"] == json["layouts"][0]["predicted_device_bytes"]);
 }
 
+TEST_CASE("a fine-tune is searched for, and memory says the same of its layouts") {
+  const Scratch scratch;
+  const std::string model = "--model llama-3.1-8b --machine hgx-h100-ndr --devices 8 --global-batch-tokens 256Ki ";
+  const auto searched = [&](const std::string& words) {
+    const Output o = shardlab_program(scratch, "search --format json --profile megatron --top 3 " + model + words);
+    INFO(words << o.err);
+    REQUIRE(o.code == 0);
+    return std::pair(nlohmann::json::parse(o.out)["layouts"], o.err);
+  };
+  const auto [whole, said_whole] = searched("");
+  const auto [adapted, said] = searched("--lora-rank 16 --lora-targets q,v --frozen-bits 4");
+  // Frozen weights have no gradients: a step is shorter.
+  CHECK(adapted[0]["predicted_step_s"].get<double>() < whole[0]["predicted_step_s"].get<double>());
+  const std::string words = command_after(said, "shardlab memory ");
+  for (const char* flag : {"train.lora_rank=16", "train.lora_targets=q,v", "train.frozen_bits=4"})
+    CHECK(words.find(flag) != std::string::npos);
+  CHECK(command_after(said_whole, "shardlab memory ").find("lora") == std::string::npos);
+  const Output memory = shardlab_program(scratch, "memory --format json " + words);
+  INFO(words << memory.err);
+  REQUIRE(memory.code == 0);
+  const auto told = nlohmann::json::parse(memory.out);
+  CHECK(told["trained_parameters"] == 32 * 16 * (4096 + 4096 + 4096 + 1024));
+  CHECK(told["device"] == adapted[0]["predicted_device_bytes"]);
+  CHECK(told["predicted_step_s"] == adapted[0]["predicted_step_s"]);
+  const Output own = shardlab_program(scratch, "search --profile shardlab --lora-rank 16 " + model);
+  CHECK(own.code == 2);
+  CHECK(own.err.find("adapters and frozen weights are not executed by shardlab\n  name a framework that trains them") !=
+        std::string::npos);
+}
+
 TEST_CASE("what search prints to go on with runs as it is printed, under every framework") {
   const Scratch scratch;
   const std::string question =

@@ -44,7 +44,8 @@ TEST_CASE("the segments resolution says what the timeline says, and leaves no tr
                                           "mode: simulate\nresolution: segments\n"
                                           "train: {seq_len: 128, global_batch_tokens: 8Ki}\naxes:\n  tp: [1, 2]\n  pp: [1, 2]\n  "
                                           "zero: [0, 1, 2, 3]\n");
-  REQUIRE(shardlab_program(scratch, "run " + sweep + " --resolution timeline --traces all --out " + (scratch / "timeline")).code == 0);
+  REQUIRE(shardlab_program(scratch, "run " + sweep + " --resolution timeline --traces all --out " + (scratch / "timeline")).code ==
+          0);
   REQUIRE(shardlab_program(scratch, "run " + sweep + " --traces all --out " + (scratch / "segments")).code == 0);
   const auto timeline = rows_of(scratch / "timeline"), segments = rows_of(scratch / "segments");
   REQUIRE(timeline.size() == 16);

@@ -101,6 +101,9 @@ TEST_CASE("what is exported reads back as the case") {
         "1Mi\n";
     require_round_trip(point_of(head + (precise ? "" : "precision: bf16\n") + text), "megatron");
   }
+  for (const char* kind : {"cp_kind: zigzag\ncp: 2\n", "cp_kind: all-gather\ncp: 2\n", "cp_kind: ulysses\ncp: 2\n",
+                           "cp_kind: usp\ncp: 4\ncp_ulysses: 2\n"})
+    require_round_trip(llama("megatron", "zero: 1\nmicro_batch: 1\n" + std::string(kind)), "megatron");
   require_round_trip(point_of("profile: megatron\nmodel: gpt2\nmachine: h100\nseq_len: 1Ki\nglobal_batch_tokens: "
                               "64Ki\nmicro_batch: 4\nprecision: bf16\nmodel.vocab: 50304\n" +
                               kWsd),

@@ -1,6 +1,8 @@
 // Answers of the memory calculator: items that add up, moments, intervals and verdicts.
 #include "simulator/estimator/memory/answer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "simulator/estimator/memory/replay.h"
@@ -132,6 +134,20 @@ TEST_CASE("a layout runs that at ease would hold more than its device has") {
   CHECK(needed + fragmented_bytes(prepared, point, 0, tight) <= tight);
   // Nothing that can be given back makes room for what is live.
   CHECK(needed + fragmented_bytes(prepared, point, 0, needed - (int64_t{1} << 30)) > needed - (int64_t{1} << 30));
+}
+
+TEST_CASE("differences of two answers: what saves most first, what costs most last, equals as they come") {
+  const auto answer = [](std::vector<std::pair<const char*, int64_t>> items) {
+    Answer a;
+    StageAnswer& stage = a.stages.emplace_back();
+    for (const auto& [name, bytes] : items) stage.add(ItemGroup::kParameters, name, bytes);
+    return a;
+  };
+  const Answer before = answer({{"stays", 5}, {"grows", 20}, {"shrinks", 10}, {"goes", 6}});
+  const Answer after = answer({{"comes", 7}, {"grows", 21}, {"shrinks", 4}, {"stays", 5}});
+  std::string told;
+  for (const Difference& d : differences(before, after)) told += fmt::format("{} {} {}\n", d.name, d.before, d.after);
+  CHECK(told == "shrinks 10 4\ngoes 6 0\nstays 5 5\ngrows 20 21\ncomes 0 7\n");
 }
 
 }  // namespace

@@ -387,6 +387,26 @@ TEST_CASE("writing into a missing directory throws and leaves nothing") {
   CHECK_THROWS_AS(write_file_atomically(folder / "no/such/file.csv", "x"), WorldError);
 }
 
+TEST_CASE("a mixed machine and the needs of its stages are stored, and nothing of them of another machine") {
+  CaseOutcome o;
+  o.predicted.emplace();
+  o.config.machine.device.peak_flops = {{"bf16", 1e12}};
+  CHECK(machine_to_json(o.config.machine).find("kinds") == std::string::npos);
+  CHECK(outcome_to_json(o).find("stages") == std::string::npos);
+  o.config.machine.kinds = {o.config.machine, o.config.machine};
+  o.config.machine.kinds[1].device.id = "other", o.config.machine.kinds[1].nodes = 3;
+  o.predicted->stages = {{"one", 12, 100, 110, 200}, {"other", 20, 90, 95, 0}};
+  const auto machine = machine_from_json(machine_to_json(o.config.machine));
+  REQUIRE(machine.ok());
+  REQUIRE(machine->kinds.size() == 2);
+  CHECK(machine->kinds[1].device.id == "other");
+  CHECK(machine->kinds[1].nodes == 3);
+  CHECK(machine->kinds[0].device.peak_flops.at("bf16") == 1e12);
+  const auto back = outcome_from_json(outcome_to_json(o));
+  REQUIRE(back.ok());
+  CHECK(back->predicted->stages == o.predicted->stages);
+}
+
 TEST_CASE("stored JSON of a wrong kind is refused") {
   CHECK_FALSE(outcome_from_json("[1, 2]").ok());
   CHECK_FALSE(outcome_from_json("{\"parameters\": \"many\"}").ok());

@@ -11,7 +11,7 @@ export interface Accuracy {
   peak_exact: number; wire_cases: number; wire_exact: number;
 }
 export interface LossGroup { label: string; cases: number[]; largest_deviation: number; at_step: number; steps: number; unigram: number | null }
-export interface Stage { stage: number; ranks: number; memory: number[]; peak: number; moment: string; measured?: number | null }
+export interface Stage { stage: number; ranks: number; memory: number[]; peak: number; moment: string; measured?: number | null; device?: string; layers?: number; budget?: number }
 /// Live bytes of a rank over its step: t in microseconds, total and by class at each of them.
 export interface Live { rank: number; stage: number; t: number[]; bytes: number[][]; items: [string, string, number][] }
 /// [stage, label, kind, count, flops, memory, payload, predicted, measured]

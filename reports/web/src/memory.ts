@@ -17,11 +17,11 @@ function rowOf(report: Report, i: number): Row {
     return { label: report.short(i), title: report.title(i), memory: classes.map(c => column(`${side}_class_${c}`)), peak: report.num(i, side + '_peak_bytes'), measured: report.num(i, 'measured_peak_bytes'), budget: report.budget(i), index: i };
 }
 
-/// Bars of memory by class, one a row, with the device's line and, where it was measured, a mark.
+/// Bars of memory by class, one a row, with the device's line (a row's own where devices are not alike) and, where it was measured, a mark.
 function bars(report: Report, rows: Row[], width: number, select: ((i: number) => void) | null, selected: number): SVGElement {
   const narrow = width < 560, gutter = narrow ? 0 : Math.min(260, width * 0.3), height = narrow ? 44 : 27, top = 24, right = 76;
-  const most = Math.max(...rows.map(r => Math.max(r.peak, r.measured || 0))), budgets = rows.map(r => r.budget).filter(b => b > 0), budget = budgets.length > 0 && Math.max(...budgets) === Math.min(...budgets) ? budgets[0]! : 0;
-  const end = budget > 0 && budget <= 3 * most ? Math.max(most, budget) * 1.02 : most * 1.02, x = (v: number): number => gutter + Math.min(1, v / end) * (width - gutter - right);
+  const most = Math.max(...rows.map(r => Math.max(r.peak, r.measured || 0))), budgets = rows.map(r => r.budget).filter(b => b > 0), largest = Math.max(0, ...budgets), budget = budgets.length > 0 && largest === Math.min(...budgets) ? largest : 0;
+  const end = largest > 0 && largest <= 3 * most ? Math.max(most, largest) * 1.02 : most * 1.02, x = (v: number): number => gutter + Math.min(1, v / end) * (width - gutter - right);
   const node = svg('svg', { width, height: top + rows.length * height + 26, role: select ? 'group' : 'img', 'aria-label': 'Memory at the peak: ' + rows.slice(0, 12).map(r => `${r.label} ${bytes(r.peak)}`).join(', ') });
   for (const t of byteTicks(end, narrow ? 3 : 6)) node.append(svg('line', { class: 'grid', x1: x(t), x2: x(t), y1: top - 4, y2: top + rows.length * height }), svg('text', { class: 'tick', x: x(t), y: top + rows.length * height + 17, 'text-anchor': t === 0 ? 'start' : 'middle' }, tick(bytes(t))));
   rows.forEach((row, r) => {
@@ -37,6 +37,7 @@ function bars(report: Report, rows: Row[], width: number, select: ((i: number) =
     });
     if (row.measured > 0 && row.peak !== row.measured) g.append(svg('line', { class: 'measured', x1: x(row.measured), x2: x(row.measured), y1: barTop - 3, y2: barTop + barHeight + 3 }));
     else if (row.measured > 0) g.append(svg('line', { class: 'measured', x1: x(row.measured), x2: x(row.measured), y1: barTop - 2, y2: barTop + barHeight + 2 }));
+    if (budget === 0 && row.budget > 0 && row.budget <= end) g.append(svg('line', { class: 'budget', x1: x(row.budget), x2: x(row.budget), y1: barTop - 4, y2: barTop + barHeight + 4, onpointermove: (e: PointerEvent) => showTip([row.title, `the device has ${bytes(row.budget)}`], e.clientX, e.clientY), onpointerleave: hideTip }));
     g.append(svg('text', { class: 'value', x: Math.min(x(Math.max(row.peak, row.measured || 0)) + 7, width - right + 7), y: barTop + 13 }, (row.peak > end ? '→ ' : '') + bytes(row.peak)));
     node.append(g);
   });
@@ -65,7 +66,7 @@ function stageFigure(report: Report, state: State): HTMLElement | null {
   let rows: Row[] = [];
   const redraw = drawn(box, width => {
     const stages: Stage[] = report.detail(state.selected)?.stages ?? [];
-    rows = stages.map(s => ({ label: stages.length === 1 ? 'every rank' : `stage ${s.stage}${s.ranks > 1 ? `, ${s.ranks} ranks` : ''}`, title: `stage ${s.stage}`, memory: s.memory, peak: s.peak, measured: s.measured ?? NaN, budget: report.budget(state.selected), index: state.selected }));
+    rows = stages.map(s => ({ label: stages.length === 1 ? 'every rank' : `stage ${s.stage}${s.device !== undefined ? ` on ${s.device}, ${s.layers} layers` : s.ranks > 1 ? `, ${s.ranks} ranks` : ''}`, title: `stage ${s.stage}`, memory: s.memory, peak: s.peak, measured: s.measured ?? NaN, budget: s.budget ?? report.budget(state.selected), index: state.selected }));
     box.replaceChildren(rows.length === 0 ? el('p', { class: 'note' }, 'This page has the stages of some cases only: the fastest, the smallest and those with a timeline.') : bars(report, rows, width, null, -1));
     legend.replaceChildren(...legendOf(report, rows));
     const worst = stages.reduce<Stage | null>((a, s) => (a === null || s.peak > a.peak ? s : a), null);

@@ -332,5 +332,7 @@ struct RunBill {
   double days = 0, device_hours = 0, usd = 0, kwh = 0, kg_co2 = 0;
 };
 RunBill bill(const Prepared& prepared, const Point& point, const Estimate& estimate, double tokens, const RunPrice& price);
+/// The same where no study says what a device draws: `device_power_w`, the mean over the devices. Units: watts.
+RunBill bill(double device_power_w, const Point& point, const Estimate& estimate, double tokens, const RunPrice& price);
 
 }  // namespace shardlab::simulator::analytic

@@ -1,4 +1,6 @@
 // Puts an estimate together: legality, the remembered cost of a layer, time, memory.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -319,6 +321,12 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   if (machine.nodes < 1 || machine.devices_per_node < 1 || int64_t{machine.nodes} * machine.devices_per_node > (1 << 24))
     return Error{
         .message = "machine: nodes and devices_per_node are at least 1, and their product at most 2^24", .hint = {}, .where = {}};
+  if (machine.is_mixed())
+    return Error{.message = fmt::format("{} is of several kinds of devices, and estimates know one", machine.id),
+                 .hint =
+                     "its cases are predicted by their plans: `shardlab run` of a sweep with profile: shardlab (its --resolution "
+                     "analytic too), or `shardlab memory --profile shardlab`",
+                 .where = {}};
   Result<DeviceModel> device = DeviceModel::of(machine.device);
   if (!device) return device.error();
   Result<Fabric> fabric = Fabric::of(machine, measured);
@@ -429,11 +437,15 @@ std::vector<ActivationItem> activations_by_kind(const Prepared& prepared, const 
 Estimate estimate(const Prepared& prepared, const Point& point) { return Estimator(prepared)(point); }
 
 RunBill bill(const Prepared& prepared, const Point& point, const Estimate& e, double tokens, const RunPrice& price) {
+  return bill(prepared.machine().device.power_w, point, e, tokens, price);
+}
+
+RunBill bill(double device_power_w, const Point& point, const Estimate& e, double tokens, const RunPrice& price) {
   RunBill b;
   if (!e.legal() || e.step_s <= 0) return b;
   const double hours = tokens / e.tokens_per_s(point) / 3600;
   const auto devices = static_cast<double>(point.world_size());
-  const double power = price.power_w > 0 ? price.power_w : prepared.machine().device.power_w;
+  const double power = price.power_w > 0 ? price.power_w : device_power_w;
   b.days = hours / 24;
   b.device_hours = hours * devices;
   b.usd = b.device_hours * price.device_hour_usd;

@@ -139,7 +139,10 @@ void StageAnswer::add(ItemGroup group, std::string name, int64_t bytes) {
 
 const StageAnswer& Answer::worst() const {
   SHARDLAB_CHECK(!stages.empty(), "an answer without stages");
-  return *std::ranges::max_element(stages, {}, &StageAnswer::device);
+  return *std::ranges::max_element(stages, {}, [](const StageAnswer& s) {
+    const auto bytes = static_cast<double>(s.device());
+    return s.capacity > 0 ? bytes / static_cast<double>(s.capacity) : bytes;  // all stages have a capacity of their own, or none
+  });
 }
 
 Interval Answer::live() const {

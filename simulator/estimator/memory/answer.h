@@ -37,6 +37,9 @@ struct StageAnswer {
   std::string op;                            ///< what runs then
   int64_t host_bytes = 0, nvme_bytes = 0;    ///< offloaded state, beside the device
   std::vector<Item> host_items, nvme_items;  ///< the items by class, where that is known
+  /// On a mixed machine the stage's own device and the bytes that one rank may use of it; else empty and 0: as `Answer::capacity`.
+  std::string device_id;
+  int64_t capacity = 0;
 
   int64_t of(ItemGroup group) const;
   int64_t live() const;                                        ///< the first six groups
@@ -71,13 +74,13 @@ struct Answer {
   /// Relative error of live and of reserved bytes that nine of ten runs like it stay within; 0 where exact. Both widen with what live
   /// bytes rest on and no published run had. What an allocator caches beyond is given back before an allocation fails, and does not.
   double live_error = 0, reserved_error = 0;
-  int64_t capacity = 0;                          ///< bytes that one rank may use; 0: not known
+  int64_t capacity = 0;                          ///< bytes that one rank may use (of the worst stage); 0: not known
   int64_t host_capacity = 0, nvme_capacity = 0;  ///< the same of its part of host memory and drives
   double step_s = 0;                             ///< predicted; 0: not known
   analytic::Between step;                        ///< seconds that nine of ten runs like it lie between; 0: not known
   bool transferred = false;                      ///< the step time is built on a constant that nobody measured on this device
 
-  const StageAnswer& worst() const;  ///< the stage that needs most of its device
+  const StageAnswer& worst() const;  ///< the stage that needs most of its device: on a mixed machine the largest share of its own
   Interval live() const;             ///< of the worst stage
   Interval device() const;
   Verdict verdict() const;

@@ -15,7 +15,7 @@ namespace {
 /// Condenses one stage after the other into what they share.
 class Condenser {
  public:
-  explicit Condenser(const Plan& plan) : plan_(plan), simulated_(plan.mesh, false) {}
+  Condenser(const Plan& plan, Compute compute) : plan_(plan), compute_(compute), simulated_(plan.mesh, false) {}
 
   const std::vector<int>& ranks() const { return simulated_.ranks(); }
   int role_of(int rank) const { return simulated_.role_of(rank); }
@@ -168,7 +168,8 @@ class Condenser {
   int32_t op_of(const Instruction& i) {
     const auto [here, unseen] = known_ops_.try_emplace(i.op, -1);
     if (!unseen) return here->second;
-    const auto [known, fresh] = op_of_.try_emplace({i.op, communicates(i) ? rank_ : -1}, static_cast<int32_t>(out_.ops.size()));
+    const bool apart = communicates(i) || compute_ == Compute::kByStage;
+    const auto [known, fresh] = op_of_.try_emplace({i.op, apart ? rank_ : -1}, static_cast<int32_t>(out_.ops.size()));
     if (fresh) out_.ops.push_back(asked(i));
     return here->second = known->second;
   }
@@ -187,6 +188,7 @@ class Condenser {
   }
 
   const Plan& plan_;
+  const Compute compute_;
   const SimulatedRanks simulated_;
   Condensed out_;
   std::map<std::pair<const Op*, int>, int32_t> op_of_;
@@ -218,15 +220,15 @@ int64_t Condensed::entries() const {
   return n;
 }
 
-Condensed condense(const Plan& plan, std::span<const Program> programs) {
+Condensed condense(const Plan& plan, std::span<const Program> programs, Compute compute) {
   SHARDLAB_CHECK(programs.size() == plan.roles.size(), "{} programs for {} roles", programs.size(), plan.roles.size());
-  Condenser condenser(plan);
+  Condenser condenser(plan, compute);
   for (const int rank : condenser.ranks()) condenser.add_stage(rank, programs[static_cast<size_t>(condenser.role_of(rank))]);
   return condenser.result();
 }
 
-Condensed condense(const Plan& plan) {
-  Condenser condenser(plan);
+Condensed condense(const Plan& plan, Compute compute) {
+  Condenser condenser(plan, compute);
   for (const int rank : condenser.ranks()) condenser.add_stage(rank, expand_order(plan, condenser.role_of(rank)));
   return condenser.result();
 }

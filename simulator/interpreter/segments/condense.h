@@ -21,7 +21,10 @@
 
 namespace shardlab::simulator::segments {
 
-/// An op that has a price of its own: one op of a segment, and where it communicates one stage's.
+/// Whether a compute op of a segment has one price, or one on each stage (devices of several kinds).
+enum class Compute : uint8_t { kAlike, kByStage };
+
+/// An op that has a price of its own: one op of a segment, and where it communicates, or stages compute differently, one stage's.
 struct AskedOp {
   Instruction example;  ///< its first instruction
   Spent spent = Spent::kCompute;
@@ -79,8 +82,8 @@ struct Condensed {
 
 /// Condenses the programs of a plan, one representative a stage. Instructions are copied; segments and ops of `plan`
 /// are pointed to.
-Condensed condense(const Plan& plan, std::span<const Program> programs);
+Condensed condense(const Plan& plan, std::span<const Program> programs, Compute compute = Compute::kAlike);
 /// The same, expanding one role after the other.
-Condensed condense(const Plan& plan);
+Condensed condense(const Plan& plan, Compute compute = Compute::kAlike);
 
 }  // namespace shardlab::simulator::segments

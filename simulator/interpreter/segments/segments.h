@@ -35,10 +35,10 @@ struct SegmentStep {
 class SegmentTimeline {
  public:
   /// Condenses the plan, which must outlive this. It must have passed `verify` and `check_runnable`. `programs` are indexed by role
-  /// and are not needed afterwards.
-  SegmentTimeline(const Plan& plan, std::span<const Program> programs);
+  /// and are not needed afterwards. A cost model that differs by stage needs `kByStage`, which takes longer to price.
+  SegmentTimeline(const Plan& plan, std::span<const Program> programs, segments::Compute compute = segments::Compute::kAlike);
   /// The timeline of a plan whose programs nobody has expanded.
-  explicit SegmentTimeline(const Plan& plan);
+  explicit SegmentTimeline(const Plan& plan, segments::Compute compute = segments::Compute::kAlike);
 
   /// The step at the costs of a machine whose ranks have a device each. `machine.local` is a bug: its ranks share cores, and
   /// `simulate` knows how.
@@ -50,12 +50,18 @@ class SegmentTimeline {
   int64_t events() const { return times_.events; }
 
  private:
-  SegmentTimeline(const Plan& plan, segments::Condensed text);
+  SegmentTimeline(const Plan& plan, segments::Condensed text, segments::Compute compute);
 
   const Plan& plan_;
+  segments::Compute compute_;
   segments::Condensed text_;
   segments::Times times_;  ///< of the last step, kept for its storage
 };
+
+/// How a plan is condensed for a machine.
+inline segments::Compute compute_on(const Machine& machine) {
+  return machine.is_mixed() ? segments::Compute::kByStage : segments::Compute::kAlike;
+}
 
 namespace segments {
 

@@ -1,0 +1,24 @@
+// What each stage of a mixed machine needs of its own device.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/outcome.h"
+
+namespace shardlab {
+
+/// By stage of a decided case on a mixed machine: the stage's device and layers, and its live peak as `peak_of` says it, unpacked. Units: bytes
+/// of one rank.
+std::vector<StageNeed> memory_by_stage(const Case& config, const std::function<int64_t(int stage)>& peak_of);
+
+/// Index of the first stage that lacks most of its device; nothing where all fit.
+std::optional<int> stage_that_lacks(const std::vector<StageNeed>& stages);
+
+/// "stage 0: 27 layers on h100-sxm5-80gb, 61.2 GiB of 80.0 GiB; stage 1: ..."; empty where there are no stages.
+std::string stages_text(const std::vector<StageNeed>& stages, const std::function<std::string(int64_t bytes)>& bytes_text);
+
+}  // namespace shardlab
