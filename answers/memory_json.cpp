@@ -113,7 +113,10 @@ nlohmann::ordered_json memory_json(const ToldMemory& told) {
   if (const auto routing = routing_of(q.config); q.config.model.is_mixture() && routing.ok()) {
     const auto imbalance = [&](int64_t parts) { return expected_imbalance(*routing, q.config.model, parts); };
     json["expert_imbalance"] = imbalance(q.config.model.experts.count);
-    json["expert_rank_imbalance"] = q.point.ep > 1 ? Json(imbalance(q.point.ep)) : Json(nullptr);
+    const auto placements = placements_of(q.config, *routing, q.point.ep);
+    json["expert_rank_imbalance"] =
+        q.point.ep > 1 ? Json(expected_imbalance(*routing, q.config.model, q.point.ep, placements)) : Json(nullptr);
+    if (!placements.empty()) json["expert_rank_imbalance_contiguous"] = imbalance(q.point.ep);
   }
   if (told.run) {
     const bool priced = !told.run->price_note.empty();

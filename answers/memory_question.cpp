@@ -448,11 +448,15 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
                     100 * answer.live_error, 100 * answer.reserved_error));
   }
   const DataSource& data = q.config.data;
-  if (const auto routing = routing_of(q.config); routing.ok() && !routing->is_even() && q.point.ep > 1)
+  if (const auto routing = routing_of(q.config); routing.ok() && !routing->is_even() && q.point.ep > 1) {
+    const auto placements = placements_of(q.config, *routing, q.point.ep);
+    const double contiguous = expected_imbalance(*routing, q.config.model, q.point.ep);
     list.push_back(
-        fmt::format("tokens go to experts by {}: the fullest of {} ranks that share them has {:.2f} times the mean of rows",
+        fmt::format("tokens go to experts by {}: the fullest of {} ranks that share them has {:.2f} times the mean of rows{}",
                     data.routes.empty() ? "data.routing=" + data.routing : "data.routes=" + data.routes, q.point.ep,
-                    expected_imbalance(*routing, q.config.model, q.point.ep)));
+                    placements.empty() ? contiguous : expected_imbalance(*routing, q.config.model, q.point.ep, placements),
+                    placements.empty() ? "" : fmt::format(", and {:.2f} times if experts were contiguous", contiguous)));
+  }
   list.insert(list.end(), q.notes.begin(), q.notes.end());
   if (answer.step_s <= 0 && !q.untimed.empty()) list.push_back("no step time, and so no days and no price: " + q.untimed);
   if (answer.step_s > 0 && answer.transferred)

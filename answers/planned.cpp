@@ -11,6 +11,7 @@
 #include "plan/kinds.h"
 #include "plan/memory.h"
 #include "plan/pipeline_case.h"
+#include "plan/routing.h"
 #include "plan/stage_memory.h"
 #include "plan/techniques.h"
 #include "plan/treatment.h"
@@ -155,8 +156,41 @@ Result<Case> decide_pipeline(const Case& config, const Surroundings& around) {
 
 }  // namespace
 
+namespace {
+
+/// Experts by place in the place of `expert_placement: balanced` and `measured`. What lies in order is not named.
+Result<Case> decide_placement(const Case& config, const Surroundings& around) {
+  const std::string& asked = config.layout.expert_placement;
+  if (asked != kBalanced && asked != kMeasured) return config;
+  SHARDLAB_TRY(check(config));
+  Case decided = config;
+  if (asked == kBalanced) {
+    const auto routing = routing_of(config);
+    if (!routing.ok()) return routing.error();
+    decided.layout.expert_placement = print_placements(placements_of(config, *routing, config.layout.ep));
+    return decided;
+  }
+  if (!around.resumed_loads)
+    return refusal("expert_placement=measured: the run that is resumed is not read here",
+                   "set data.routes to its loads.txt, and expert_placement: balanced");
+  const auto measured = around.resumed_loads(config);
+  if (!measured.ok()) return measured.error();
+  std::vector<ExpertPlacement> placements;
+  for (const ExpertRows& layer : measured->layers) {
+    const std::vector<double> loads(layer.by_expert.begin(), layer.by_expert.end());
+    auto placement = placement_after(layer.layer, loads, config.layout.ep, placement_of(measured->placements, layer.layer));
+    if (placement) placements.push_back(std::move(*placement));
+  }
+  decided.layout.expert_placement = print_placements(placements);
+  return decided;
+}
+
+}  // namespace
+
 Result<Case> decide(const Case& given, const Surroundings& around) {
-  Case config = given;
+  auto placed = decide_placement(given, around);
+  if (!placed.ok()) return placed.error();
+  Case config = std::move(*placed);
   if (!is_pipeline_decided(config)) {
     const auto chosen = decide_pipeline(config, around);
     if (!chosen.ok()) return chosen.error();

@@ -301,11 +301,11 @@ Result<sweeps::Point> searched_point(const SearchFlags& flags) {
   if (!flags.assume.empty()) words.push_back("model.assume=" + flags.assume);
   for (const std::string& word : flags.set) {
     const bool of_trained = std::ranges::find(kTrainedKeys, std::string_view(word).substr(0, word.find('='))) != kTrainedKeys.end();
-    if (!word.starts_with("model.") && !word.starts_with("machine.") && !word.starts_with("data.rout") && !of_trained)
-      return refusal(
-          fmt::format("--set {}", word),
-          "--set model.KEY=VALUE, machine.KEY=VALUE, data.routing=VALUE or data.routes=FILE; layouts and what is trained "
-          "have flags of their own");
+    if (!word.starts_with("model.") && !word.starts_with("machine.") && !word.starts_with("data.rout") &&
+        word != "layout.expert_placement=balanced" && !of_trained)
+      return refusal(fmt::format("--set {}", word),
+                     "--set model.KEY=VALUE, machine.KEY=VALUE, data.routing=VALUE, data.routes=FILE or "
+                     "layout.expert_placement=balanced; layouts and what is trained have flags of their own");
     words.push_back(word);
   }
   return point_from_words(options_around(flags.around, flags.machine_file, std::move(words)));
@@ -321,7 +321,7 @@ Result<void> read_skew(const Case& config, bool moe, Space& space) {
   const auto routing = routing_of(config);
   if (!routing.ok()) return routing.error();
   for (const int32_t ep : search::divisors(config.model.experts.count))
-    space.expert_skew[ep] = expected_imbalance(*routing, config.model, ep);
+    space.expert_skew[ep] = expected_imbalance(*routing, config.model, ep, placements_of(config, *routing, ep));
   return {};
 }
 

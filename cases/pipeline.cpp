@@ -22,6 +22,7 @@
 #include "plan/base/limits.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
+#include "plan/expert_placement.h"
 #include "plan/expert_rows.h"
 #include "plan/period.h"
 #include "plan/pipeline_case.h"
@@ -48,13 +49,24 @@ namespace shardlab::cases {
 
 namespace {
 
+/// The case folder that the folder of a checkpoint is in.
+std::string case_folder_of(const Checkpoint& checkpoint) {
+  return std::filesystem::absolute(checkpoint.manifest()).lexically_normal().parent_path().parent_path().string();
+}
+
+/// Ranks that share the experts of a layer under a plan; 1 of a plan without experts.
+int shares_of_experts(const Plan& plan) {
+  for (const Parameter& p : plan.parameters)
+    if (layer_of_expert_weight(p.name)) return static_cast<int>(logical_shape(p.type, plan.mesh)[0] / p.type.shape[0]);
+  return 1;
+}
+
 /// What the layers took in the run whose checkpoint the case goes on from: by the plan and the measured trace in that run's case folder,
 /// which the folder of its checkpoints is in.
 Result<MeasuredSeconds> resumed_seconds(const Case& config) {
   const auto checkpoint = Checkpoint::open(config.checkpoint.resume);
   if (!checkpoint.ok()) return checkpoint.error();
-  const std::string folder =
-      std::filesystem::absolute(checkpoint->manifest()).lexically_normal().parent_path().parent_path().string();
+  const std::string folder = case_folder_of(*checkpoint);
   const auto refuse = [&](const std::string& why) {
     return refusal(
         fmt::format("stage_layers=measured: {}: {}", folder, why),
@@ -72,11 +84,34 @@ Result<MeasuredSeconds> resumed_seconds(const Case& config) {
   return seconds;
 }
 
+/// The rows of experts in the measured steps of the run whose checkpoint the case goes on from, and its placement of experts: loads.txt and
+/// plan.txt in that run's case folder.
+Result<MeasuredLoads> resumed_loads(const Case& config) {
+  const auto checkpoint = Checkpoint::open(config.checkpoint.resume);
+  if (!checkpoint.ok()) return checkpoint.error();
+  const CaseFiles files{case_folder_of(*checkpoint)};
+  const auto refuse = [&](const std::string& why) {
+    return refusal(fmt::format("expert_placement=measured: {}", why),
+                   "resume from the checkpoints in the case folder of a run that was measured on processors, or set data.routes to "
+                   "its loads.txt and expert_placement: balanced");
+  };
+  Case loaded = config;
+  loaded.data.routes = files.loads();
+  auto routing = routing_of(loaded);
+  if (!routing.ok()) return refuse(routing.error().message);
+  const std::optional<Plan> plan = recorded_plan(files);
+  if (!plan) return refuse(fmt::format("{} is no plan that has run", files.plan()));
+  MeasuredLoads measured{std::move(routing->recorded), {}};
+  if (shares_of_experts(*plan) == config.layout.ep) measured.placements = plan->expert_placement;
+  return measured;
+}
+
 }  // namespace
 
 Surroundings surroundings() {
   return {.local_machine = [](const std::string& file) { return find_local_machine(file); },
           .resumed_seconds = resumed_seconds,
+          .resumed_loads = resumed_loads,
           .tell = [](const std::string& remark) { fmt::print(stderr, "{}\n", remark); }};
 }
 
@@ -417,6 +452,8 @@ class LoadBalance {
       const Imbalance one = imbalance_of(step);
       if (one.by_expert) experts_.push_back(*one.by_expert);
       if (one.by_rank) ranks_.push_back(*one.by_rank);
+      if (one.by_rank_contiguous) contiguous_.push_back(*one.by_rank_contiguous);
+      add_rows_of(step);
       const Drops drops = drops_of(step);
       all_.chosen += drops.chosen, all_.dropped += drops.dropped;
     }
@@ -430,6 +467,7 @@ class LoadBalance {
     if (experts_.empty()) return;
     m.expert_imbalance = mean(experts_), m.expert_imbalance_last = experts_.back();
     if (!ranks_.empty()) m.expert_rank_imbalance = mean(ranks_), m.expert_rank_imbalance_last = ranks_.back();
+    if (!contiguous_.empty()) m.expert_rank_imbalance_contiguous = mean(contiguous_);
     if (!tells) return;
     fmt::print(stderr, "rows of experts in the last of {} steps, and the most over the mean:\n", experts_.size());
     for (const ExpertRows& layer : last_) {
@@ -437,6 +475,9 @@ class LoadBalance {
                  imbalance(layer.by_expert).value_or(1));
       if (!layer.by_rank.empty())
         fmt::print(stderr, "; by rank {} ({:.3f})", fmt::join(layer.by_rank, " "), imbalance(layer.by_rank).value_or(1));
+      if (!layer.by_rank_contiguous.empty())
+        fmt::print(stderr, ", contiguous {} ({:.3f})", fmt::join(layer.by_rank_contiguous, " "),
+                   imbalance(layer.by_rank_contiguous).value_or(1));
       if (!layer.by_rank.empty()) fmt::print(stderr, "; {} came from other ranks", layer.from_others);
       if (drops) fmt::print(stderr, "; {} dropped", layer.dropped);
       fmt::print(stderr, "\n");
@@ -445,15 +486,26 @@ class LoadBalance {
 
   /// The last step's rows, by layer; none of a model without experts.
   std::span<const ExpertRows> last() const { return last_; }
+  /// The rows of all steps by source and expert, layer by layer.
+  std::span<const ExpertRows> all_rows() const { return rows_; }
 
  private:
+  void add_rows_of(std::span<const ExpertRows> step) {
+    if (rows_.empty()) return rows_.assign(step.begin(), step.end());
+    SHARDLAB_CHECK(rows_.size() == step.size(), "a step has rows of {} layers, and the step before of {}", step.size(),
+                   rows_.size());
+    for (size_t layer = 0; layer < step.size(); ++layer)
+      for (size_t source = 0; source < step[layer].by_source.size(); ++source)
+        std::ranges::transform(step[layer].by_source[source], rows_[layer].by_source[source],
+                               rows_[layer].by_source[source].begin(), std::plus());
+  }
   static double mean(const std::vector<double>& of) {
     return std::accumulate(of.begin(), of.end(), 0.0) / static_cast<double>(of.size());
   }
 
-  std::vector<double> experts_, ranks_;  ///< by step
-  Drops all_;                            ///< of the steps
-  std::vector<ExpertRows> last_;
+  std::vector<double> experts_, ranks_, contiguous_;  ///< by step
+  Drops all_;                                         ///< of the steps
+  std::vector<ExpertRows> last_, rows_;
 };
 
 /// Where the first phase of a run has left it.
@@ -637,7 +689,10 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   balance.note(m, config.model.experts.drops(), (*session)->leads());
-  if (!balance.last().empty() && (*session)->leads()) write_file_atomically(files.routes(), print_routes(balance.last()));
+  if (!balance.last().empty() && (*session)->leads()) {
+    write_file_atomically(files.routes(), print_routes(balance.last()));
+    write_file_atomically(files.loads(), print_routes(balance.all_rows()));
+  }
   m.samples = static_cast<int>(seconds.size());
   m.repeats = static_cast<int>(config.measure.repeat);
   m.step_s = median(seconds);

@@ -86,6 +86,7 @@ struct CaseFiles {
   std::string measured() const { return directory + "/measured.trace.jsonl.gz"; }
   std::string chrome() const { return directory + "/trace.json.gz"; }
   std::string routes() const { return directory + "/routes.txt"; }        ///< rows of experts in the last measured step
+  std::string loads() const { return directory + "/loads.txt"; }          ///< rows of experts in all measured steps, as routes.txt
   std::string checkpoints() const { return directory + "/checkpoints"; }  ///< where the case names no other folder
   std::string log(int process = 0) const {                                ///< of each process, where a case has several
     return directory + (process == 0 ? "/log.txt" : "/log." + std::to_string(process) + ".txt");

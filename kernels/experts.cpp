@@ -64,17 +64,20 @@ void scores(const Kernels& k, const RouteShape& s, const float* logits, float* p
 
 bool is_dropped(int32_t choice) { return choice < 0; }
 /// The expert that was chosen, whether the row was dropped or not.
-int32_t expert_of(int32_t choice) { return is_dropped(choice) ? ~choice : choice; }
+int32_t expert_of(int32_t choice, const int32_t* by_place) {
+  const int32_t place = is_dropped(choice) ? ~choice : choice;
+  return by_place != nullptr ? by_place[place] : place;
+}
 
 /// The sum of a token's scores by which its weights are divided.
-float sum_of_chosen(const RouteShape& s, const float* p, const int32_t* chosen) {
+float sum_of_chosen(const RouteShape& s, const float* p, const int32_t* chosen, const int32_t* by_place) {
   float sum = 0;
-  for (int64_t j = 0; j < s.top_k; ++j) sum = sum + p[expert_of(chosen[j])];
+  for (int64_t j = 0; j < s.top_k; ++j) sum = sum + p[expert_of(chosen[j], by_place)];
   return sum + kLeastSum;
 }
 
 void weigh(const RouteShape& s, const float* p, const int32_t* chosen, float* weights) {
-  const float sum = s.normalise ? sum_of_chosen(s, p, chosen) : 1.0f;
+  const float sum = s.normalise ? sum_of_chosen(s, p, chosen, nullptr) : 1.0f;
   for (int64_t j = 0; j < s.top_k; ++j) weights[j] = s.normalise ? (p[chosen[j]] / sum) * s.factor : p[chosen[j]] * s.factor;
 }
 
@@ -187,6 +190,7 @@ void route_forward(const Kernels& k, const RouteForward& a) {
       weigh(s, p, chosen, a.weights + row * s.top_k);
       const int64_t leaf = leaf_of(q, t, s.tokens, s.sequences, a.leaves);
       for (int64_t j = 0; j < s.top_k; ++j) {
+        if (a.places != nullptr) chosen[j] = a.places[chosen[j]];
         const int64_t e = chosen[j];
         if (full != nullptr && full[e]++ >= a.capacity)
           chosen[j] = ~chosen[j];
@@ -212,7 +216,12 @@ void route_input(const Kernels& k, const RouteInput& a) {
       if (a.load != nullptr)
         std::copy_n(a.load + q * s.experts, s.experts, even);
       else
-        expert_load({a.choice + q * s.tokens * s.top_k, even, 1, s.tokens, s.top_k, s.experts});
+        expert_load({.choice = a.choice + q * s.tokens * s.top_k,
+                     .load = even,
+                     .tokens = s.tokens,
+                     .top_k = s.top_k,
+                     .experts = s.experts,
+                     .by_place = a.by_place});
       for (int64_t e = 0; e < s.experts; ++e)
         even[e] = (s.balance * ((static_cast<float>(s.experts) * even[e]) / static_cast<float>(s.top_k * tokens))) * per_token;
     }
@@ -223,12 +232,12 @@ void route_input(const Kernels& k, const RouteInput& a) {
       float* dlogits = a.dlogits + row * s.experts;
       scores(k, s, logits, p);
       std::fill(dp, dp + s.experts, 0.0f);
-      const float sum = s.normalise ? sum_of_chosen(s, p, chosen) : 1.0f;
+      const float sum = s.normalise ? sum_of_chosen(s, p, chosen, a.by_place) : 1.0f;
       float along = 0;  // dweights . weights
       for (int64_t j = 0; j < s.top_k && s.normalise; ++j)
-        along = along + dweights[j] * ((p[expert_of(chosen[j])] / sum) * s.factor);
+        along = along + dweights[j] * ((p[expert_of(chosen[j], a.by_place)] / sum) * s.factor);
       for (int64_t j = 0; j < s.top_k; ++j)
-        dp[expert_of(chosen[j])] = s.normalise ? (s.factor * dweights[j] - along) / sum : s.factor * dweights[j];
+        dp[expert_of(chosen[j], a.by_place)] = s.normalise ? (s.factor * dweights[j] - along) / sum : s.factor * dweights[j];
       if (balances && s.sigmoid) {
         const float all = lanes(s.experts, [&](int64_t e) { return p[e]; });
         const float mean = lanes(s.experts, [&](int64_t e) { return even[e] * (p[e] / all); });
@@ -259,7 +268,7 @@ void expert_load(const ExpertLoad& a) {
   if (!a.accumulate) std::fill(a.load, a.load + a.sequences * a.experts, 0.0f);
   for (int64_t q = 0; q < a.sequences; ++q)
     for (int64_t i = q * a.tokens * a.top_k; i < (q + 1) * a.tokens * a.top_k; ++i)
-      a.load[q * stride + expert_of(a.choice[i])] += 1.0f;
+      a.load[q * stride + expert_of(a.choice[i], a.by_place)] += 1.0f;
 }
 
 void update_router_bias(const UpdateRouterBias& a) {

@@ -28,7 +28,8 @@ struct RouteShape {
 struct RouteForward {
   RouteShape shape;
   const float* logits = nullptr;
-  const float* bias = nullptr;  ///< [experts], added to scores for the choice; null: none
+  const float* bias = nullptr;      ///< [experts], added to scores for the choice; null: none
+  const int32_t* places = nullptr;  ///< [experts]: the place of each, by which choice and counts go; null: the number of the expert
   float* weights = nullptr;
   int32_t* choice = nullptr;
   int32_t* counts = nullptr;
@@ -43,6 +44,7 @@ struct RouteInput {
   const float* dweights = nullptr;
   const float* logits = nullptr;
   const int32_t* choice = nullptr;
+  const int32_t* by_place = nullptr;  ///< as ExpertLoad
   const float* load = nullptr;
   int64_t whole_tokens = 0;
   float* dlogits = nullptr;
@@ -54,7 +56,8 @@ struct ExpertLoad {
   const int32_t* choice = nullptr;
   float* load = nullptr;
   int64_t sequences = 1, tokens = 0, top_k = 1, experts = 1;
-  bool accumulate = false;  ///< load[experts] is of all sequences, and is added to
+  bool accumulate = false;            ///< load[experts] is of all sequences, and is added to
+  const int32_t* by_place = nullptr;  ///< [experts]: the expert at each place, where choice has places; null: choice has experts
 };
 
 /// bias[experts] moves by `rate`: up where an expert's load is below the mean, down where it is above.

@@ -121,6 +121,9 @@ struct Layout {
   bool sequence_parallel = false;
   bool tensor_overlap = false;  ///< of sequence_parallel: products in strips, beside the messages that bring or take them
   ExpertOverlap expert_overlap = ExpertOverlap::kNone;
+  /// Experts by place (plan/expert_placement.h): "1:2,0,3,1"; "balanced" by the expected loads of the case's routing, "measured" by the
+  /// loads of the run that is resumed; empty: contiguous, expert i at place i.
+  std::string expert_placement;
   ContextKind cp_kind = ContextKind::kNone;  ///< kNone iff cp == 1
   int cp_ulysses = 0;                        ///< of kUsp: ranks of cp that exchange heads; cp/cp_ulysses ranks form a ring. 0: none
   Recompute recompute = Recompute::kNone;

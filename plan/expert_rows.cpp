@@ -28,7 +28,7 @@ RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& prog
     if (!seen.emplace(step, i.layer, i.micro_batch).second) continue;
     CountedLayer layer = routed[i.layer];
     layer.step = step, layer.layer = i.layer, layer.counts = program.reads(i)[2].type, layer.sources = w->sources;
-    layer.expected = w->rows;
+    layer.expected = w->rows, layer.placement = placement_of(plan.expert_placement, i.layer);
     CountedLayer& counts = layers.try_emplace({step, i.layer}, layer).first->second;
     ++counts.micro_batches;
     counted.emplace_back(i.id, &counts);
@@ -90,9 +90,26 @@ void add_rows(const int32_t* counts, const CountedLayer& layer, std::span<int64_
     for (int64_t e = 0; e < experts; ++e, ++counts) numbers[static_cast<size_t>(part / parts * experts + e)] += *counts;
 }
 
+namespace {
+
+/// By owner: the rows of a layer that its rank would work at if experts were contiguous.
+std::vector<int64_t> contiguous_rows(const ExpertRows& layer, const RowOwners& owners) {
+  std::vector<int64_t> rows;
+  for (size_t o = 0; o < owners.ranks.size(); ++o) {
+    const size_t each = layer.by_expert.size() / owners.sources[o].size(), first = static_cast<size_t>(owners.part[o]) * each;
+    int64_t& own = rows.emplace_back();
+    for (const int source : owners.sources[o])
+      for (size_t e = first; e < first + each; ++e) own += layer.by_source[static_cast<size_t>(source)][e];
+  }
+  return rows;
+}
+
+}  // namespace
+
 std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> ranks) {
-  std::map<std::pair<int, int>, ExpertRows> layers;  // by step and layer
-  std::map<int, RowOwners> owners;                   // by stage: its layers have counts of one placement
+  std::map<std::pair<int, int>, ExpertRows> layers;        // by step and layer
+  std::map<int, RowOwners> owners;                         // by stage: its layers have counts of one placement
+  std::map<std::pair<int, int>, const RowOwners*> placed;  // of layers whose experts do not lie in order
   for (const RankRows& r : ranks) {
     const Type& counts = *r.layer.counts;
     const int stage = mesh.role_of(r.at), rank = mesh.rank(r.at);
@@ -110,15 +127,18 @@ std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> 
       const auto sender = static_cast<size_t>(of.sources[number][source]);
       for (size_t e = 0; e < each; ++e) {
         const int64_t rows = r.numbers[source * each + e];
-        layer.by_expert[first + e] += rows;
-        layer.by_source[sender][first + e] += rows;
+        const size_t expert = r.layer.expert_at(first + e);
+        layer.by_expert[expert] += rows;
+        layer.by_source[sender][expert] += rows;
         worked += rows;
         if (sender != number) layer.from_others += rows;
       }
     }
     layer.dropped += r.numbers.back();  // all that were chosen; those that were worked at are taken off below
     if (of.shares) layer.by_rank.push_back(worked);
+    if (of.shares && r.layer.placement != nullptr) placed[{r.layer.step, r.layer.layer}] = &of;
   }
+  for (const auto& [key, of] : placed) layers.at(key).by_rank_contiguous = contiguous_rows(layers.at(key), *of);
   std::vector<ExpertRows> all;
   for (auto& [key, layer] : layers) {
     layer.dropped -= std::accumulate(layer.by_expert.begin(), layer.by_expert.end(), int64_t{0});
@@ -142,7 +162,14 @@ Imbalance imbalance_of(std::span<const ExpertRows> layers) {
     if (n == 0) return std::nullopt;
     return sum / static_cast<double>(n);
   };
-  return {mean(&ExpertRows::by_expert), mean(&ExpertRows::by_rank)};
+  Imbalance all{mean(&ExpertRows::by_expert), mean(&ExpertRows::by_rank), std::nullopt};
+  if (std::ranges::all_of(layers, [](const ExpertRows& layer) { return layer.by_rank_contiguous.empty(); })) return all;
+  double sum = 0;
+  int64_t n = 0;
+  for (const ExpertRows& layer : layers)
+    if (const auto one = imbalance(layer.by_rank_contiguous.empty() ? layer.by_rank : layer.by_rank_contiguous)) sum += *one, ++n;
+  if (n > 0) all.by_rank_contiguous = sum / static_cast<double>(n);
+  return all;
 }
 
 Drops drops_of(std::span<const ExpertRows> layers) {

@@ -24,21 +24,26 @@ struct ExpertRows {
   int64_t dropped = 0;             ///< rows that were chosen, and that no expert had room for
   /// By rank that has other tokens, in the order of ranks, and by expert: where the rows came from. They add up to `by_expert`.
   std::vector<std::vector<int64_t>> by_source;
+  /// `by_rank` of the same rows if experts were contiguous; empty where they are.
+  std::vector<int64_t> by_rank_contiguous;
   friend bool operator==(const ExpertRows&, const ExpertRows&) = default;
 };
 
 /// A layer that the program of a role has experts of, in one step of the plan's period.
 struct CountedLayer {
   int step = 0, layer = 0;
-  const Type* counts = nullptr;  ///< i32[1, parts, experts of the rank], placed over the groups of experts
-  int sources = 1;               ///< ranks whose parts of the tokens are counted, one after another
-  size_t first = 0;              ///< where its numbers begin among those of the role
-  int64_t chosen = 0;            ///< rows that the rank's own tokens choose in a micro-batch
-  int64_t sequences = 0;         ///< that a micro-batch has, or has parts of
-  int64_t top_k = 0;             ///< rows that a token chooses
-  int64_t capacity = 0;          ///< rows that an expert takes of a sequence; 0: all
-  int64_t expected = 0;          ///< rows that the rank's experts work at in a micro-batch where routes are even
-  int micro_batches = 0;         ///< of the step
+  const Type* counts = nullptr;                ///< i32[1, parts, experts of the rank], placed over the groups of experts
+  int sources = 1;                             ///< ranks whose parts of the tokens are counted, one after another
+  size_t first = 0;                            ///< where its numbers begin among those of the role
+  int64_t chosen = 0;                          ///< rows that the rank's own tokens choose in a micro-batch
+  int64_t sequences = 0;                       ///< that a micro-batch has, or has parts of
+  int64_t top_k = 0;                           ///< rows that a token chooses
+  int64_t capacity = 0;                        ///< rows that an expert takes of a sequence; 0: all
+  int64_t expected = 0;                        ///< rows that the rank's experts work at in a micro-batch where routes are even
+  int micro_batches = 0;                       ///< of the step
+  const ExpertPlacement* placement = nullptr;  ///< of the plan; null: experts lie in order
+  /// The expert at a place.
+  size_t expert_at(size_t place) const { return placement != nullptr ? static_cast<size_t>(placement->experts[place]) : place; }
   /// Numbers that are kept of it: rows by source and by expert of the rank, and those that its own tokens chose.
   size_t numbers() const { return static_cast<size_t>(sources * counts->shape.last()) + 1; }
 };
@@ -92,6 +97,7 @@ std::optional<double> imbalance(std::span<const int64_t> rows);
 /// Balancing", section 4.1).
 struct Imbalance {
   std::optional<double> by_expert, by_rank;
+  std::optional<double> by_rank_contiguous;  ///< `by_rank` if experts were contiguous; none where those of all layers are
 };
 Imbalance imbalance_of(std::span<const ExpertRows> layers);
 

@@ -230,6 +230,9 @@ struct Activation {
 /// `capacity`: an expert takes so many rows of each sequence, in the order of the tokens, whatever weight they have; the rows beyond are
 ///   dropped (Lepikhin et al. 2020). choice then has ~e (below 0) in the place of e, counts leave the row out, and weights stay as they are. I
 ///   reads a dweights of 0 there. The two losses, and loads, are of all that was chosen.
+/// `Plan::expert_placement` gives each expert of the call's layer a place. choice has places, of a token in the order of its experts, and
+/// counts are by place; logits, bias and the two losses are by expert. Elsewhere "expert" says place: Dispatch, GroupedLinear and Combine
+/// go by the choice, whatever the placement.
 /// `biased`: F reads bias f32[E] last, and experts, and groups, are chosen by score plus bias. Weights are of scores alone. I reads no bias.
 struct Route {
   Phase phase = Phase::kF;
@@ -246,7 +249,7 @@ struct Route {
   int64_t capacity = 0;  ///< 0: an expert takes all rows
 };
 
-/// choice i32[b,s,k] -> load f32[b,E]: tokens of each sequence that go to each of E experts. `accumulate`: choice, load f32[E] -> load: those of
+/// choice i32[b,s,k] -> load f32[b,E]: tokens of each sequence that go to each of E experts, by expert whatever their places. `accumulate`: choice, load f32[E] -> load: those of
 /// all sequences are added, in place.
 struct ExpertLoad {
   bool accumulate = false;

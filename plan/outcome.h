@@ -51,6 +51,8 @@ struct Prediction {
   /// Rows of the fullest expert over the mean, and of the fullest rank where ranks share experts, as `Measurement` has them: of the
   /// routing that the case names (plan/routing.h). None without experts.
   std::optional<double> expert_imbalance, expert_rank_imbalance;
+  /// `expert_rank_imbalance` of the same rows if experts were contiguous; none where they are.
+  std::optional<double> expert_rank_imbalance_contiguous;
   /// Bytes of rows that the ranks which share experts send each other in a step, over all ranks. None where nobody shares experts.
   std::optional<int64_t> expert_exchange_bytes;
   std::vector<StageNeed> stages;  ///< of a mixed machine, by stage; else empty: `peak_bytes` is of the fullest stage
@@ -94,6 +96,8 @@ struct Measurement {
   /// Rows of the fullest expert over the mean, of a layer and step; the mean over the layers with experts, and over the measured steps.
   /// Then that of the last step, and both by rank, where ranks share experts: rows that a rank's experts worked at. 1: all have as many.
   std::optional<double> expert_imbalance, expert_imbalance_last, expert_rank_imbalance, expert_rank_imbalance_last;
+  /// `expert_rank_imbalance` of the same rows if experts were contiguous; none where they are.
+  std::optional<double> expert_rank_imbalance_contiguous;
   /// Rows that experts had no room for over all that were chosen, where experts have a capacity: over the measured steps, and of the last.
   std::optional<double> expert_dropped, expert_dropped_last;
   std::optional<double> loss_scale;    ///< after the last step, where the case has one

@@ -213,7 +213,7 @@ class Parser {
   bool statement() {
     static constexpr std::string_view kLines =
         "`name`, `mesh`, `micro_batches`, `sequences_per_micro_batch`, `period`, `streams`, `together`, `token_order`, "
-        "`strategies`, `comm`, "
+        "`expert_placement`, `strategies`, `comm`, "
         "`parameter`, "
         "`segment` or `role`";
     if (take_word("segment")) return close_segment() && close_role() && segment_head();
@@ -229,6 +229,7 @@ class Parser {
     if (take_word("streams")) return streams_line();
     if (take_word("together")) return axis_set(plan_.together) && line_end();
     if (take_word("token_order")) return token_order_line();
+    if (take_word("expert_placement")) return expert_placement_line();
     if (take_word("strategies")) return strategies_line();
     if (take_word("comm")) return comm_line();
     if (take_word("parameter")) return parameter_line();
@@ -282,6 +283,16 @@ class Parser {
     if (!number(order.parts, "a number of parts")) return false;
     if (order.parts < 1 || order.parts > kMaxRanks)
       return fail(at, fmt::format("expected 1 to {} parts, found {}", kMaxRanks, order.parts));
+    return line_end();
+  }
+
+  bool expert_placement_line() {
+    int layer = 0;
+    if (!number(layer, "the number of a layer")) return false;
+    std::vector<int32_t> experts;
+    while (more())
+      if (!number(experts.emplace_back(), "the number of an expert")) return false;
+    plan_.expert_placement.push_back(place_experts(layer, std::move(experts)));
     return line_end();
   }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "plan/base/token_order.h"
+#include "plan/expert_placement.h"
 #include "plan/model.h"
 #include "plan/op.h"
 
@@ -107,8 +108,9 @@ struct Plan {
   /// ((o m + j) n + i) b on. Empty: what one rank adds up is contiguous. With an axis in it each micro-batch is contiguous over
   /// that axis, and may be reduced there by itself in the order of a tree over sequences.
   AxisSet together;
-  TokenOrder token_order;            ///< of every sequence, as it lies in tokens, activations and their gradients
-  std::vector<std::string> streams;  ///< [0] is "compute"
+  TokenOrder token_order;                         ///< of every sequence, as it lies in tokens, activations and their gradients
+  std::vector<ExpertPlacement> expert_placement;  ///< of layers whose experts do not lie in order, ascending
+  std::vector<std::string> streams;               ///< [0] is "compute"
   std::vector<Comm> comms;
   std::vector<Parameter> parameters;
   std::vector<Segment> segments;

@@ -13,6 +13,7 @@
 #include "plan/base/hash.h"
 #include "plan/base/limits.h"
 #include "plan/base/values.h"
+#include "plan/pipeline_case.h"
 
 namespace shardlab {
 namespace {
@@ -157,23 +158,45 @@ std::vector<double> shares_of_experts(const Routing& routing, const Experts& exp
   return bounded_shares(weights, k);
 }
 
-double expected_imbalance(const Routing& routing, const Model& model, int64_t parts) {
+namespace {
+
+/// `shares_of_experts`, of each expert no more than it has room for.
+std::vector<double> taken_shares(const Routing& routing, const Experts& e, int64_t layer) {
+  std::vector<double> shares = shares_of_experts(routing, e, layer);
+  // An expert takes capacity_factor times the even share at most.
+  const double most = e.drops() ? e.capacity_factor * static_cast<double>(e.top_k) / static_cast<double>(e.count) : 1;
+  for (double& share : shares) share = std::min(share, std::min(most, 1.0));
+  return shares;
+}
+
+}  // namespace
+
+std::vector<ExpertPlacement> placements_of(const Case& c, const Routing& routing, int ranks) {
+  const std::string& said = c.layout.expert_placement;
+  std::vector<ExpertPlacement> placements;
+  if (said.empty() || said == kMeasured) return placements;
+  if (said != kBalanced) {
+    auto listed = read_placements(said);
+    SHARDLAB_CHECK(listed, "expert_placement={} of `{}` is no placement", said, c.name);
+    return std::move(*listed);
+  }
+  for (int64_t layer = 0; layer < c.model.layers; ++layer) {
+    if (!c.model.is_mixture(layer)) continue;
+    auto placement = placement_after(static_cast<int>(layer), taken_shares(routing, c.model.experts, layer), ranks, nullptr);
+    if (placement) placements.push_back(std::move(*placement));
+  }
+  return placements;
+}
+
+double expected_imbalance(const Routing& routing, const Model& model, int64_t parts, std::span<const ExpertPlacement> placements) {
   const Experts& e = model.experts;
   if (!model.is_mixture() || routing.is_even() || parts <= 1) return 1;
   double sum = 0;
   int64_t layers = 0;
   for (int64_t layer = 0; layer < model.layers; ++layer) {
     if (!model.is_mixture(layer)) continue;
-    std::vector<double> shares = shares_of_experts(routing, e, layer);
-    // An expert takes capacity_factor times the even share at most.
-    const double most = e.drops() ? e.capacity_factor * static_cast<double>(e.top_k) / static_cast<double>(e.count) : 1;
-    for (double& share : shares) share = std::min(share, std::min(most, 1.0));
-    const double all = std::accumulate(shares.begin(), shares.end(), 0.0);
-    const auto each = static_cast<std::ptrdiff_t>(e.count / parts);
-    double fullest = 0;
-    for (auto begin = shares.begin(); begin != shares.end(); begin += each)
-      fullest = std::max(fullest, std::accumulate(begin, begin + each, 0.0));
-    sum += all > 0 ? fullest * static_cast<double>(parts) / all : 1, ++layers;
+    const std::vector<double> shares = taken_shares(routing, e, layer);
+    sum += imbalance_under(placement_of(placements, static_cast<int>(layer)), shares, static_cast<int>(parts)), ++layers;
   }
   return layers > 0 ? sum / static_cast<double>(layers) : 1;
 }

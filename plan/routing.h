@@ -11,6 +11,7 @@
 
 #include "plan/base/result.h"
 #include "plan/case.h"
+#include "plan/expert_placement.h"
 #include "plan/expert_rows.h"
 
 namespace shardlab {
@@ -38,9 +39,14 @@ Result<Routing> routing_of(const Case& c);
 ///   expert over all rows of the layer.
 std::vector<double> shares_of_experts(const Routing& routing, const Experts& experts, int64_t layer);
 
-/// The rows of the fullest of `parts` equal runs of experts over the mean: of a layer, then the mean over the model's layers with experts.
+/// The placement of experts that the case asks for, over `ranks` ranks: what `expert_placement` lists, or where it is `balanced` what
+/// `placement_after` says of the shares of the case's `routing`. `measured` is none before it is decided. Of a case that `check` lets pass.
+std::vector<ExpertPlacement> placements_of(const Case& c, const Routing& routing, int ranks);
+
+/// The rows of the fullest of `parts` equal runs of places over the mean: of a layer, then the mean over the model's layers with experts.
 /// `parts` = ep: of the ranks; `parts` = E: of the experts. A capacity bounds what an expert takes. 1 of a model without experts.
-double expected_imbalance(const Routing& routing, const Model& model, int64_t parts);
+double expected_imbalance(const Routing& routing, const Model& model, int64_t parts,
+                          std::span<const ExpertPlacement> placements = {});
 
 /// The file of `data.routes`: rows of each layer of one step, by source and expert, and how many more were chosen and dropped.
 std::string print_routes(std::span<const ExpertRows> layers);

@@ -196,6 +196,7 @@ void put_head(std::string& out, const Plan& plan) {
   if (!plan.together.empty()) put(out, "\ntogether {}", axes_text(plan.together, plan.mesh));
   if (plan.token_order.kind != TokenOrder::Kind::kContiguous)
     put(out, "\ntoken_order {} {}", kTokenOrders[static_cast<size_t>(plan.token_order.kind)], plan.token_order.parts);
+  for (const ExpertPlacement& p : plan.expert_placement) put(out, "\nexpert_placement {} {}", p.layer, fmt::join(p.experts, " "));
   out += "\nstrategies";
   for (const std::string& s : plan.strategies) put(out, " {}", name_text(s));
   out += "\n";

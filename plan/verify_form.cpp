@@ -178,6 +178,7 @@ class FormChecker {
         fault(static_cast<int>(r), "", "the role is said to be of stage {}: roles stand in order, one a stage, from 0",
               plan_.roles[r].stage);
     check_parameters();
+    check_placements();
     check_names(plan_.comms, -1, "communicators");
     check_names(plan_.segments, -1, "segments");
     check_names(plan_.parameters, -1, "parameters");
@@ -190,6 +191,38 @@ class FormChecker {
       if (c.axes.mask >> plan_.mesh.axes.size()) fault(-1, "", "communicator `{}` names an axis that the mesh lacks", c.name);
       check_groups(c);
     }
+  }
+
+  /// A placement of a layer's experts is a permutation of as many as its weights have.
+  void check_placements() {
+    int before = -1;
+    for (const ExpertPlacement& p : plan_.expert_placement) {
+      if (p.layer <= before) fault(-1, "", "expert_placement of layer {} stands behind layer {}: layers ascend", p.layer, before);
+      before = std::max(before, p.layer);
+      int64_t count = -1;
+      for (const Parameter& parameter : plan_.parameters) {
+        if (layer_of_expert_weight(parameter.name) != p.layer || parameter.type.shape.rank == 0) continue;
+        count = logical_shape(parameter.type, plan_.mesh)[0];
+        if (const std::string why = placement_fault(p, count); !why.empty())
+          fault(-1, "", "expert_placement of layer {}: {} ({})", p.layer, why, parameter.name);
+      }
+      if (count < 0) fault(-1, "", "expert_placement of layer {}, which has no experts", p.layer);
+      if (p.places != place_experts(p.layer, p.experts).places)
+        fault(-1, "", "expert_placement of layer {}: the places of experts are not those by which the experts are listed", p.layer);
+    }
+  }
+
+  /// What a call does with experts goes by the placement of its layer; so the weights that it is given lie by that placement.
+  void check_placed_weights(int r, const Segment& segment, const Call& call, size_t slot, const Buffer& b) {
+    if (call.layer < 0 || b.parameter < 0 || plan_.expert_placement.empty()) return;
+    const auto layer = layer_of_expert_weight(plan_.parameters[static_cast<size_t>(b.parameter)].name);
+    if (!layer || *layer == call.layer) return;
+    const ExpertPlacement *of_weights = placement_of(plan_.expert_placement, *layer),
+                          *of_call = placement_of(plan_.expert_placement, call.layer);
+    const bool same = of_weights != nullptr && of_call != nullptr ? of_weights->experts == of_call->experts : of_weights == of_call;
+    if (!same)
+      fault(r, segment.name, "works for layer {} and %{} is given %{}: experts of layer {} are placed otherwise", call.layer,
+            segment.slots[slot].name, b.name, *layer);
   }
 
   void check_parameters() {
@@ -495,6 +528,8 @@ class FormChecker {
         fault(r, segment.name, "a call of the segment gives %{} no buffer", segment.slots[i].name);
       else if (actual[static_cast<size_t>(b)] != formals[i])
         report_binding(r, segment, segment.slots[i], role.buffers[static_cast<size_t>(b)]);
+      else
+        check_placed_weights(r, segment, call, i, role.buffers[static_cast<size_t>(b)]);
     }
   }
 

@@ -11,6 +11,7 @@
 #include "plan/base/values.h"
 #include "plan/keys.h"
 #include "plan/kinds.h"
+#include "plan/pipeline_case.h"
 #include "plan/precision.h"
 #include "plan/reason_code.h"
 
@@ -286,11 +287,17 @@ const std::vector<CaseColumn> kColumns = {
                [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance) : kNotApplicable; }},
     CaseColumn{"expert_rank_imbalance_last", Unit::kNone, "", "the same, of the last step",
                [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_last) : kNotApplicable; }},
+    CaseColumn{"expert_rank_imbalance_contiguous", Unit::kNone, "",
+               "expert_rank_imbalance of the same rows if experts were contiguous, where expert_placement has them otherwise",
+               [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_contiguous) : kNotApplicable; }},
     CaseColumn{"predicted_expert_imbalance", Unit::kNone, "",
                "rows of the fullest expert of a layer over the mean, by data.routing or data.routes; mean over layers",
                [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_imbalance) : kNotApplicable; }},
     CaseColumn{"predicted_expert_rank_imbalance", Unit::kNone, "", "the same, of the fullest rank of those that share experts",
                [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_rank_imbalance) : kNotApplicable; }},
+    CaseColumn{"predicted_expert_rank_imbalance_contiguous", Unit::kNone, "",
+               "the same, if experts were contiguous, where expert_placement has them otherwise",
+               [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_rank_imbalance_contiguous) : kNotApplicable; }},
     CaseColumn{"predicted_expert_exchange_bytes", Unit::kBytes, "",
                "rows that ranks which share experts send each other in a step, over all ranks",
                [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_exchange_bytes) : kNotApplicable; }},
@@ -450,6 +457,8 @@ std::string layout_text(const Case& config) {
   if (l.schedule != Schedule::kNone) add(schedule_words(config));
   if (l.sequence_parallel) add("sequence-parallel");
   if (l.tensor_overlap) add("tensor-overlap");
+  if (!l.expert_placement.empty())
+    add(l.expert_placement == kBalanced || l.expert_placement == kMeasured ? "experts-" + l.expert_placement : "experts-placed");
   if (l.expert_overlap != ExpertOverlap::kNone) add(fmt::format("expert-overlap-{}", name_of(l.expert_overlap)));
   if (l.recompute != Recompute::kNone) add(fmt::format("recompute-{}", name_of(l.recompute)));
   // This machine's cores train in fp32 unless a case says otherwise.

@@ -169,6 +169,8 @@ void balance_reason(const CaseOutcome& o, std::vector<std::string>& out) {
                                    data.routes.empty() ? "data.routing=" + data.routing : "data.routes", *p.expert_imbalance);
     if (p.expert_rank_imbalance)
       text += fmt::format(", and the fullest of the ranks that share the experts {:.2f} times", *p.expert_rank_imbalance);
+    if (p.expert_rank_imbalance_contiguous)
+      text += fmt::format(" ({:.2f} times if experts were contiguous)", *p.expert_rank_imbalance_contiguous);
     if (p.expert_exchange_bytes)
       text += fmt::format("; ranks send each other {} of rows a step", bytes_text(*p.expert_exchange_bytes));
     out.push_back(text + ".");
@@ -182,6 +184,8 @@ void balance_reason(const CaseOutcome& o, std::vector<std::string>& out) {
         "; of the ranks that share the experts the fullest had {:.2f} times the mean ({:.2f} times), and the others "
         "wait for it in the exchange",
         *m.expert_rank_imbalance, *m.expert_rank_imbalance_last);
+  if (m.expert_rank_imbalance_contiguous)
+    text += fmt::format("; contiguous experts would have given it {:.2f} times", *m.expert_rank_imbalance_contiguous);
   if (m.expert_dropped)
     text += fmt::format(". Experts had no room for {:.1f} % of the rows that tokens chose ({:.1f} % in the last step)",
                         100 * *m.expert_dropped, 100 * *m.expert_dropped_last);

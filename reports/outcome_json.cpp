@@ -112,6 +112,7 @@ void visit_fields(V& v, T& x) {
   v("model_flops", x.model_flops);
   v("expert_imbalance", x.expert_imbalance);
   v("expert_rank_imbalance", x.expert_rank_imbalance);
+  v("expert_rank_imbalance_contiguous", x.expert_rank_imbalance_contiguous);
   v("expert_exchange_bytes", x.expert_exchange_bytes);
   if (!std::is_const_v<T> || !x.stages.empty()) v("stages", x.stages);
 }
@@ -154,6 +155,7 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("expert_imbalance_last", x.expert_imbalance_last);
   v("expert_rank_imbalance", x.expert_rank_imbalance);
   v("expert_rank_imbalance_last", x.expert_rank_imbalance_last);
+  v("expert_rank_imbalance_contiguous", x.expert_rank_imbalance_contiguous);
   v("expert_dropped", x.expert_dropped);
   v("expert_dropped_last", x.expert_dropped_last);
   v("loss_scale", x.loss_scale);

@@ -623,12 +623,14 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
                                   .groups = w.groups,
                                   .groups_chosen = w.groups_chosen,
                                   .step_tokens = w.tokens};
+  const ExpertPlacement* placement = placement_of(op.plan->expert_placement, op.instruction->layer);
   const int64_t bytes = kernels::route_scratch_bytes(l.last(), forward && w.capacity > 0);
   if (forward)
     return with_scratch(op, kernels::route_forward,
                         kernels::RouteForward{.shape = shape,
                                               .logits = floats(logits),
                                               .bias = w.biased ? floats(op.reads[1]) : nullptr,
+                                              .places = placement != nullptr ? placement->places.data() : nullptr,
                                               .weights = mutable_floats(op.writes[0]),
                                               .choice = choice.as<int32_t>(),
                                               .counts = op.writes[2].as<int32_t>(),
@@ -641,6 +643,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
                                           .dweights = floats(op.reads[0]),
                                           .logits = floats(logits),
                                           .choice = choice.as<const int32_t>(),
+                                          .by_place = placement != nullptr ? placement->experts.data() : nullptr,
                                           .load = w.sequence != 0 ? floats(op.reads[3]) : nullptr,
                                           .whole_tokens = w.sequence,
                                           .dlogits = mutable_floats(op.writes[0])},
@@ -649,13 +652,15 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
 
 Launch CpuBackend::bind_work(const BoundOp& op, const ExpertLoad& w) {
   const Shape& choice = op.reads[0].shape();
+  const ExpertPlacement* placement = placement_of(op.plan->expert_placement, op.instruction->layer);
   return launch(kernels::expert_load, kernels::ExpertLoad{.choice = op.reads[0].as<const int32_t>(),
                                                           .load = mutable_floats(op.writes[0]),
                                                           .sequences = choice[0],
                                                           .tokens = choice[1],
                                                           .top_k = choice[2],
                                                           .experts = op.writes[0].shape().last(),
-                                                          .accumulate = w.accumulate});
+                                                          .accumulate = w.accumulate,
+                                                          .by_place = placement != nullptr ? placement->experts.data() : nullptr});
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Dispatch& w) {

@@ -105,6 +105,7 @@ class ThreadSession final : public Session {
   struct Holding {
     const Type* type = nullptr;  ///< of the local part
     std::vector<Piece> pieces;
+    const ExpertPlacement* placement = nullptr;  ///< of the experts that dim 0 counts; null: in order, or no experts
   };
   using Pick = std::function<Holding(const Member&)>;
   class PieceReader;
@@ -549,19 +550,27 @@ std::string_view part_of(const Buffer& buffer) {
   return name.substr(name.rfind('.') + 1);
 }
 
+/// The placement of the experts that dim 0 of a parameter counts; null: they lie in order, or it counts none.
+const ExpertPlacement* placement_of_parameter(const Plan& plan, int32_t parameter) {
+  if (parameter < 0) return nullptr;
+  const auto layer = layer_of_expert_weight(plan.parameters[static_cast<size_t>(parameter)].name);
+  return layer ? placement_of(plan.expert_placement, *layer) : nullptr;
+}
+
 /// A rank's part of a parameter's state: the buffer that is all of it, or what its slices of packed buffers hold of it.
 ThreadSession::Holding ThreadSession::holding_of(const Member& rank, int32_t parameter, std::string_view part) const {
   const Shape logical = logical_shape(plan_.parameters[static_cast<size_t>(parameter)].type, plan_.mesh);
   const auto& buffers = rank.role->buffers;
+  const ExpertPlacement* placement = placement_of_parameter(plan_, parameter);
   const auto is_whole = [&](const Buffer& b) {
     return b.parameter == parameter && b.type.shape.rank == logical.rank && logical_shape(b.type, plan_.mesh) == logical;
   };
   for (size_t i = 0; i < buffers.size(); ++i) {
     const BufferId id(static_cast<int32_t>(i));
     if (part_of(buffers[i]) == part && is_whole(buffers[i]) && outlives_step(*rank.role, id))
-      return {&buffers[i].type, {{id, 0, 0, buffers[i].type.shape.elements()}}};
+      return {&buffers[i].type, {{id, 0, 0, buffers[i].type.shape.elements()}}, placement};
   }
-  Holding holding;
+  Holding holding{.placement = placement};
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& slice = buffers[i];
     if (part_of(slice) != part || slice.packed_as < 0 || !slice.persistent || slice.view) continue;
@@ -612,29 +621,45 @@ void ThreadSession::initialise_parameters() {
         }
         const Shape shape = logical_shape(type, plan_.mesh), origin = logical_origin(type, plan_.mesh, rank.coordinates());
         const auto dims = [&](const Shape& s) { return std::span(s.extent).first(static_cast<size_t>(s.rank)); };
-        kernels::initialise_normal({.shape = dims(shape),
-                                    .origin = std::span(origin.extent).first(static_cast<size_t>(shape.rank)),
-                                    .extent = dims(type.shape),
-                                    .deviation = parameter.deviation,
-                                    .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
-                                    .values = values.data(),
-                                    .threads = threads});
+        const auto draw = [&](const Shape& from, const Shape& extent, float* to) {
+          kernels::initialise_normal({.shape = dims(shape),
+                                      .origin = std::span(from.extent).first(static_cast<size_t>(shape.rank)),
+                                      .extent = dims(extent),
+                                      .deviation = parameter.deviation,
+                                      .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
+                                      .values = to,
+                                      .threads = threads});
+        };
+        if (holding.placement == nullptr) {
+          draw(origin, type.shape, values.data());
+        } else {  // expert by expert
+          Shape from = origin, one = type.shape;
+          one.extent[0] = 1;
+          for (int64_t place = 0; place < type.shape[0]; ++place) {
+            from.extent[0] = holding.placement->experts[static_cast<size_t>(origin[0] + place)];
+            draw(from, one, values.data() + place * one.elements());
+          }
+        }
         for (const Piece& piece : holding.pieces) write_piece(rank, piece, values.data() + piece.begin);
       }
   });
 }
 
 /// Calls `visit(logical index, local index, run length)` for each contiguous run of a rank's part of a logical tensor, of which
-/// only the local elements in [begin, end) are looked at.
+/// only the local elements in [begin, end) are looked at. Dim 0 has experts by `placement` (null: in order).
 template <class Visit>
-void for_each_run(const Type& type, const Mesh& mesh, const Coordinates& at, int64_t begin, int64_t end, const Visit& visit) {
+void for_each_run(const Type& type, const ExpertPlacement* placement, const Mesh& mesh, const Coordinates& at, int64_t begin,
+                  int64_t end, const Visit& visit) {
   const Shape shape = logical_shape(type, mesh), origin = logical_origin(type, mesh, at);
   const int rank = shape.rank;
   const int64_t run = rank == 0 ? 1 : type.shape.last();
   std::array<int64_t, 4> index{};
   for (int64_t local = 0; local < type.shape.elements(); local += run) {
     int64_t logical = 0;
-    for (int d = 0; d < rank; ++d) logical = logical * shape[d] + origin[d] + index[static_cast<size_t>(d)];
+    for (int d = 0; d < rank; ++d) {
+      const int64_t place = origin[d] + index[static_cast<size_t>(d)];
+      logical = logical * shape[d] + (d == 0 && placement != nullptr ? placement->experts[static_cast<size_t>(place)] : place);
+    }
     const int64_t from = std::max(local, begin), to = std::min(local + run, end);
     if (from < to) visit(logical + from - local, from, to - from);
     for (int d = rank - 2; d >= 0 && ++index[static_cast<size_t>(d)] == type.shape[d]; --d) index[static_cast<size_t>(d)] = 0;
@@ -699,7 +724,7 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
     for (const Piece& piece : holding.pieces) {
       const std::vector<float> values = reader.next(rank, piece);
       const float* local = values.data() - piece.begin;
-      for_each_run(type, plan_.mesh, rank.at, piece.begin, piece.begin + piece.n, [&](int64_t to, int64_t from, int64_t n) {
+      const auto take = [&](int64_t to, int64_t from, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
           const size_t e = static_cast<size_t>(to + i);
           if (writer[e] < 0) {
@@ -709,7 +734,8 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
             differs_from = writer[e];
           }
         }
-      });
+      };
+      for_each_run(type, holding.placement, plan_.mesh, rank.at, piece.begin, piece.begin + piece.n, take);
     }
     if (differs_from >= 0)
       return Error{ExitCode::kBug,
@@ -732,7 +758,11 @@ Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view
   if (!kernels::is_float_storage(type.dtype))
     return Error{ExitCode::kUsage, fmt::format("`{}` is {}, which is no floating-point type", name, name_of(type.dtype)), "", ""};
   const Piece all{*id, 0, 0, type.shape.elements()};
-  return PieceReader(*this, [&](const Member& m) { return m.number == rank ? Holding{&type, {all}} : Holding{}; }).next(r, all);
+  return PieceReader(*this,
+                     [&](const Member& m) {
+                       return m.number == rank ? Holding{&type, {all}, nullptr} : Holding{};
+                     })
+      .next(r, all);
 }
 
 Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) const {
@@ -740,7 +770,7 @@ Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) cons
     const auto id = find_buffer(*rank.role, buffer);
     if (!id || !outlives_step(*rank.role, *id)) return {};
     const Type& type = rank.role->buffers[id->index()].type;
-    return {&type, {{*id, 0, 0, type.shape.elements()}}};
+    return {&type, {{*id, 0, 0, type.shape.elements()}}, placement_of_parameter(plan_, rank.role->buffers[id->index()].parameter)};
   });
 }
 
@@ -845,7 +875,7 @@ Result<LogicalTensor> ThreadSession::rank_state(std::string_view buffer) const {
     const auto id = find_buffer(*rank.role, buffer);
     if (!id) return {};
     const Type& type = rank.role->buffers[id->index()].type;
-    return {&type, {{*id, 0, 0, type.shape.elements()}}};
+    return {&type, {{*id, 0, 0, type.shape.elements()}}, nullptr};
   };
   LogicalTensor all;
   PieceReader reader(*this, holding);
@@ -892,7 +922,7 @@ Result<void> ThreadSession::give(int32_t parameter, std::string_view part, const
     if (!rank->backend().has_storage()) return no_storage(p.name);
     for (const Piece& piece : holding.pieces) {
       std::vector<float> values(static_cast<size_t>(piece.n));
-      for_each_run(*holding.type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
+      for_each_run(*holding.type, holding.placement, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
                    [&](int64_t from, int64_t to, int64_t n) {
                      std::copy_n(value.values.begin() + from, n, values.begin() + to - piece.begin);
                    });

@@ -18,6 +18,7 @@
 //          elements, of which (n-1)/n leave the rank where routes are even
 // Memory   weights, gradients and moments of experts 1/n; room for rows times n, or with a capacity C of each sequence n b min(s k', C e/n) rows with the
 //          experts, k' the smaller of k and e/n
+//          A placement of experts (plan/expert_placement.h) changes no op and no buffer: only which expert is at which place.
 // Refuses  e not divisible by n; n that is no multiple of cp, or does not divide dp cp (`check`)
 // Paper    Lepikhin et al., "GShard" (2020); Gale et al., "MegaBlocks" (2022), of which the dropless form
 #include "strategies/expert_parallel.h"
@@ -222,6 +223,12 @@ class ExpertParallel {
 }  // namespace
 
 void expert_parallel(Draft& draft) {
+  const std::string& placed = draft.config.layout.expert_placement;
+  if (!placed.empty()) {
+    auto listed = read_placements(placed);
+    SHARDLAB_CHECK(listed, "expert_placement={} of `{}` has not been decided", placed, draft.config.name);
+    draft.plan.expert_placement = std::move(*listed);
+  }
   for (const UnitKind kind : draft.mixture_kinds()) ExpertParallel(draft, kind).run();
 }
 

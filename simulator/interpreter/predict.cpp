@@ -34,6 +34,7 @@ void add_wire_of(const Case& config, const Plan& plan, const Routing& routing, c
     const Imbalance drawn = imbalance_of(routes->layers());
     p.expert_imbalance = drawn.by_expert;
     p.expert_rank_imbalance = drawn.by_rank;
+    p.expert_rank_imbalance_contiguous = drawn.by_rank_contiguous;
     p.wire_bytes += exchanged = routes->exchange_bytes();
   } else if (p.expert_rank_imbalance) {
     for (const auto& [comm, bytes] : total_wire_bytes(plan)) exchanged += bytes;
@@ -99,7 +100,10 @@ void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& p) {
 void add_routing(const Case& config, const Routing& routing, Prediction& p) {
   if (!config.model.is_mixture()) return;
   p.expert_imbalance = expected_imbalance(routing, config.model, config.model.experts.count);
-  if (config.layout.ep > 1) p.expert_rank_imbalance = expected_imbalance(routing, config.model, config.layout.ep);
+  if (config.layout.ep == 1) return;
+  const std::vector<ExpertPlacement> placements = placements_of(config, routing, config.layout.ep);
+  p.expert_rank_imbalance = expected_imbalance(routing, config.model, config.layout.ep, placements);
+  if (!placements.empty()) p.expert_rank_imbalance_contiguous = expected_imbalance(routing, config.model, config.layout.ep);
 }
 
 void add_wire(const Case& config, const Plan& plan, const std::vector<Program>& programs, const Routing& routing, Prediction& p) {

@@ -127,7 +127,7 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
           for (size_t source = 0; source < static_cast<size_t>(layer.sources); ++source) {
             const auto sender = static_cast<size_t>(owners.sources[o][source]);
             for (size_t e = 0; e < own; ++e) {
-              const int64_t r = rows[sender][begins + e];
+              const int64_t r = rows[sender][layer.expert_at(begins + e)];
               counts[source * parts * own + e] = static_cast<int32_t>(r);
               works += r;
               if (sender == o) stays += r;

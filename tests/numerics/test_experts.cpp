@@ -271,6 +271,39 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("experts placed out of order, canonical: under every placement layouts train to the bits of the reference") {
+  constexpr Sizes kSizes[] = {{.dp = 2, .ep = 2},
+                              {.dp = 4, .ep = 2, .accumulation = 2},
+                              {.dp = 4, .ep = 4, .zero = 1},
+                              {.dp = 4, .ep = 2, .zero = 2, .accumulation = 2},
+                              {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2},
+                              {.dp = 4, .ep = 4, .zero = 3},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4},
+                              {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
+                              {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2}};
+  constexpr std::string_view kPlacements[] = {"0:7,6,5,4,3,2,1,0 1:1,0,2,3,4,5,6,7", "1:3,0,6,5,2,7,4,1"};
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kSgd), subject_of(kBiasedGroups, Optimizer::kAdamW, 0.25f, 0.5f),
+                          subject_of(kFull, Optimizer::kAdamW)}) {
+    subject.train.seq_len = 24;
+    const bool drops = subject.model.experts.drops();
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes)
+      for (const std::string_view placement : kPlacements) {
+        if (drops && sizes.cp > 1) continue;                                                  // refused
+        if (subject.model.experts.dense_layers > 0 && placement != kPlacements[1]) continue;  // layer 0 has no experts
+        cases.push_back(case_of(subject, sizes, true));
+        cases.back().layout.expert_placement = placement;
+      }
+    for (const size_t i : {size_t{0}, size_t{3}}) {
+      cases.push_back(cases[i]);
+      cases.back().layout.recompute = Recompute::kFull;
+      cases.push_back(cases[i]);
+      cases.back().layout.expert_overlap = ExpertOverlap::kLayer;
+    }
+    train_all(subject, cases);
+  }
+}
+
 TEST_CASE("experts beside context parallelism, canonical: parts of sequences train to the bits of the reference") {
   using enum ContextKind;
   constexpr Sizes kSizes[] = {{.accumulation = 4, .cp = 2},

@@ -134,6 +134,42 @@ TEST_CASE("routes of a batch of another size are drawn from their shares, under 
   }
 }
 
+TEST_CASE("experts placed out of order have the rows of contiguous ones on other ranks, and the bytes that are predicted") {
+  for (const float capacity : {0.0f, 1.0f})
+    for (const Sizes& sizes : kSizes) {
+      if (sizes.ep == 1 || (capacity > 0 && sizes.cp > 1)) continue;
+      const Case contiguous = case_of(mixture(capacity), sizes, true);
+      Case config = contiguous;
+      config.layout.expert_placement = "1:3,0,6,5,2,7,4,1 2:0,1,2,3,4,5,7,6";
+      INFO(config.name << " capacity " << capacity);
+      Running in_order(contiguous), run(config);
+      for (int64_t step = 0; step < 3; ++step) {
+        if (step == 2) force(in_order), force(run);
+        const StepResult want = in_order.session->step(step), result = run.session->step(step);
+        REQUIRE(result.experts.size() == 2);
+        for (size_t layer = 0; layer < 2; ++layer) {
+          const ExpertRows &have = result.experts[layer], &reference = want.experts[layer];
+          CHECK(have.by_expert == reference.by_expert);
+          CHECK(have.by_source == reference.by_source);
+          CHECK(have.dropped == reference.dropped);
+          CHECK(have.by_rank_contiguous == reference.by_rank);
+          CHECK(reference.by_rank_contiguous.empty());
+        }
+        CHECK(imbalance_of(result.experts).by_rank_contiguous == imbalance_of(want.experts).by_rank);
+        const Routing recorded{.kind = Routing::Kind::kRecorded, .recorded = want.experts};
+        const Routes routes = routes_of(run, config, recorded);
+        CHECK(routes.layers() == result.experts);
+        CHECK(predicted_bytes(run, routes) == sent_by_all(run));
+        if (step < 2) continue;
+        // All rows are of experts 0 and 1, which layer 1 has on the first and the last rank.
+        const auto shared = [&](const ExpertRows& layer) { return imbalance(layer.by_rank).value(); };
+        CHECK(shared(want.experts[0]) == config.layout.ep);
+        CHECK(shared(result.experts[0]) == config.layout.ep / 2.0);
+        CHECK(shared(result.experts[1]) == config.layout.ep);
+      }
+    }
+}
+
 TEST_CASE("a forced routing has the rows, the imbalance and the bytes of ranks whose routers are forced") {
   for (const float capacity : {0.0f, 1.0f})
     for (const Sizes& sizes : kSizes) {

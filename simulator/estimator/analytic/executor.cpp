@@ -219,7 +219,7 @@ Result<void> read_routing(const Case& c, Point& p) {
   const auto routing = routing_of(c);
   if (!routing.ok()) return routing.error();
   if (c.layout.ep > 1 && c.model.experts.count % c.layout.ep == 0)
-    p.expert_skew = expected_imbalance(*routing, c.model, c.layout.ep);
+    p.expert_skew = expected_imbalance(*routing, c.model, c.layout.ep, placements_of(c, *routing, c.layout.ep));
   return {};
 }
 
