@@ -5,6 +5,7 @@
 #include <span>
 
 #include "plan/base/hash.h"
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 
 namespace shardlab::testing {
@@ -92,9 +93,7 @@ struct DataChoice {
 constexpr DataChoice kData[] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {2, 1},    {3, 1},    {4, 1},    {2, 2},   {3, 2},
                                 {4, 2}, {2, 3}, {3, 3}, {4, 3}, {4, 1, 2}, {6, 2, 3}, {6, 3, 2}, {8, 3, 4}};
 
-}  // namespace
-
-std::vector<Case> legal_cases() {
+std::vector<Case> dealt_cases() {
   std::vector<Case> cases;
   Dealer dealer;
   for (const Family family : {Family::kGpt, Family::kLlama})
@@ -120,6 +119,20 @@ std::vector<Case> legal_cases() {
                 cases.push_back(std::move(c));
               }
   return cases;
+}
+
+}  // namespace
+
+const std::vector<Case>& legal_cases() {
+  static const std::vector<Case> cases = dealt_cases();
+  return cases;
+}
+
+std::vector<Case> sample_of(const std::vector<Case>& cases, uint64_t sample) {
+  std::vector<Case> taken;
+  for (const Case& c : cases)
+    if (mix(hash_text(c.name)) % dealt(1, sample) == 0) taken.push_back(c);
+  return taken;
 }
 
 std::string line_of(const Case& c) {

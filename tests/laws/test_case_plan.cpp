@@ -4,12 +4,14 @@
 #include <map>
 #include <string>
 
+#include "plan/base/hash.h"
 #include "plan/machine.h"
 #include "plan/memory.h"
 #include "plan/wire.h"
 #include "simulator/interpreter/cost_model.h"
 #include "simulator/interpreter/segments/segments.h"
 #include "strategies/lower.h"
+#include "tests/deal.h"
 #include "tests/laws/grid.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
@@ -42,8 +44,8 @@ void require_same(const Case& c, const CasePlan& folded) {
 TEST_CASE("a case of many micro-batches has the bytes of its whole plan") {
   int shortened = 0, whole = 0;
   size_t number = 0;
-  for (Case& c : legal_cases()) {
-    if (number++ % 5 != 0) continue;
+  for (Case c : legal_cases()) {
+    if (number++ % dealt(5, 17) != 0) continue;
     c.train.grad_accumulation = c.canonical ? 32 : 8 * c.layout.pp + c.train.grad_accumulation;
     c.name += " m" + std::to_string(c.train.grad_accumulation);
     if (number % 3 == 0) c.train.precision = Precision::kBf16;
@@ -56,16 +58,18 @@ TEST_CASE("a case of many micro-batches has the bytes of its whole plan") {
     ++(folded->shortened() ? shortened : whole);
     require_same(c, *folded);
   }
-  CHECK(shortened > 300);
-  CHECK(whole > 300);
+  CHECK(shortened > (thorough() ? 300 : 100));
+  CHECK(whole > (thorough() ? 300 : 100));
 }
 
 TEST_CASE("of every schedule a case of many micro-batches has the bytes of its whole plan") {
   std::map<std::string, int> shortened;
+  uint64_t counted = 0;
   for (int number = 0; number < named_schedules(); ++number)
     for (const int stages : {2, 3, 4, 8})
       for (const int zero : {0, 2, 3})
         for (const int more : {0, 1, 5}) {
+          if (mix(counted++) % dealt(1, 2) != 0) continue;
           Case c = legal_cases().front();
           c.canonical = false, c.model.layers = 18;
           c.layout.pp = stages, c.layout.schedule = Schedule(number), c.layout.vpp = is_looped(c.layout.schedule) ? 2 : 1;
@@ -73,8 +77,8 @@ TEST_CASE("of every schedule a case of many micro-batches has the bytes of its w
           if (more == 5) c.layout.offload.activations = OffloadTo::kCpu;
           if (more == 1) c.layout.recompute = Recompute::kSelective;
           c.train.grad_accumulation = 8 * stages + 12 + more;
-          c.name = std::string(name_of(c.layout.schedule)) + " pp" + std::to_string(stages) + " zero" + std::to_string(zero) + " m" +
-                   std::to_string(c.train.grad_accumulation);
+          c.name = std::string(name_of(c.layout.schedule)) + " pp" + std::to_string(stages) + " zero" + std::to_string(zero) +
+                   " m" + std::to_string(c.train.grad_accumulation);
           if (!check(c).ok()) continue;
           const auto folded = CasePlan::of(c, lowered);
           REQUIRE(folded.ok());
@@ -88,7 +92,7 @@ TEST_CASE("of every schedule a case of many micro-batches has the bytes of its w
 }
 
 TEST_CASE("every micro-batch that afab keeps is counted, and canonical mode is never shortened") {
-  for (const Case& grid : legal_cases()) {
+  for (const Case& grid : sample_of(legal_cases(), 8)) {
     if (grid.layout.pp == 1 || grid.layout.zero == 3) continue;
     Case c = grid;
     c.train.grad_accumulation = 64;
@@ -122,7 +126,7 @@ TEST_CASE("the step of many micro-batches takes what its whole plan takes by seg
   machine.device.peak_flops = {{"fp32", 67e12}, {"bf16", 989e12}};
   int compared = 0;
   size_t number = 0;
-  for (Case& c : legal_cases()) {
+  for (Case c : legal_cases()) {
     if (number++ % 23 != 0 || c.canonical) continue;
     c.model.hidden = 512, c.model.heads = c.model.kv_heads = 8, c.model.head_dim = 64, c.model.ffn = 2048, c.model.vocab = 4096;
     c.train.seq_len = 256, c.model.max_positions = c.model.is_llama() ? 0 : 256;

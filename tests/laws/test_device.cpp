@@ -21,9 +21,10 @@ std::vector<Case> device_cases() {
     Precision precision;
     AttentionBy attention;
   };
-  constexpr Kind kKinds[] = {{Precision::kFp32, AttentionBy::kAuto}, {Precision::kBf16, AttentionBy::kAuto}, {Precision::kBf16, AttentionBy::kOwn}};
+  constexpr Kind kKinds[] = {
+      {Precision::kFp32, AttentionBy::kAuto}, {Precision::kBf16, AttentionBy::kAuto}, {Precision::kBf16, AttentionBy::kOwn}};
   std::vector<Case> all;
-  const std::vector<Case> grid = testing::legal_cases();
+  const std::vector<Case>& grid = testing::legal_cases();
   for (size_t i = 0; i < grid.size(); i += 11) {
     Case c = grid[i];
     const Kind& kind = kKinds[i / 11 % std::size(kKinds)];

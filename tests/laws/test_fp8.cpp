@@ -22,7 +22,7 @@ constexpr const char* kModules[] = {"", "attn.norm", "attn.core mlp.act", "attn.
 /// Every 31st case of the grid (which is coprime to the lengths of its lists).
 std::vector<Case> fp8_cases() {
   std::vector<Case> all;
-  const std::vector<Case> grid = testing::legal_cases();
+  const std::vector<Case>& grid = testing::legal_cases();
   for (size_t i = 0; i < grid.size(); i += 31) {
     const size_t n = i / 31;
     Case c = grid[i];
@@ -40,8 +40,8 @@ std::vector<Case> fp8_cases() {
       c.model.head_dim = 32 * t;
       c.model.ffn = 128 * t;
     }
-    c.name += " " + std::string(name_of(c.train.fp8_scaling)) + " " + c.train.accumulate_dtype + " " + std::string(name_of(c.layout.recompute)) + " " +
-              c.layout.recompute_options.modules;
+    c.name += " " + std::string(name_of(c.train.fp8_scaling)) + " " + c.train.accumulate_dtype + " " +
+              std::string(name_of(c.layout.recompute)) + " " + c.layout.recompute_options.modules;
     all.push_back(std::move(c));
   }
   return all;
@@ -88,7 +88,7 @@ TEST_CASE("inputs of products are kept in 8 bits, attention's output in both") {
     // One scale of 64 bytes a factor; or a number each 128 elements of an input.
     const int64_t scales = c.train.fp8_scaling == Fp8Scaling::kCurrent ? 8 * 64
                            : c.train.fp8_scaling == Fp8Scaling::kBlock ? 4 * tokens * with_output / 128
-                                                            : 0;
+                                                                       : 0;
     CHECK(kept(wide) - kept(c) == 2 * tokens * inputs - tokens * with_output - scales);
   }
 }

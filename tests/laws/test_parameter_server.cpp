@@ -20,7 +20,7 @@ using testing::plan_of;
 /// Every layout of the grid that reduces whole gradients; a third with 16-bit parameters or clipping.
 std::vector<Case> served_cases() {
   std::vector<Case> all;
-  for (Case& c : testing::legal_cases()) {
+  for (Case c : testing::legal_cases()) {
     if (c.layout.dp == 1 || c.layout.zero > 0) continue;
     const size_t i = all.size();
     c.layout.parameter_server.servers = c.layout.dp;

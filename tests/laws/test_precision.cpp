@@ -23,9 +23,13 @@ std::vector<Case> precision_cases() {
     Precision precision;
     const char* accumulate;
   };
-  constexpr Kind kKinds[] = {{Precision::kBf16, ""}, {Precision::kBf16, "bf16"}, {Precision::kFp32, ""}, {Precision::kFp16, "fp16"}, {Precision::kFp16, "fp32"}};
+  constexpr Kind kKinds[] = {{Precision::kBf16, ""},
+                             {Precision::kBf16, "bf16"},
+                             {Precision::kFp32, ""},
+                             {Precision::kFp16, "fp16"},
+                             {Precision::kFp16, "fp32"}};
   std::vector<Case> all;
-  const std::vector<Case> grid = testing::legal_cases();
+  const std::vector<Case>& grid = testing::legal_cases();
   for (size_t i = 0; i < grid.size(); i += 7) {
     Case c = grid[i];
     const Kind& kind = kKinds[i / 7 % std::size(kKinds)];
@@ -33,7 +37,8 @@ std::vector<Case> precision_cases() {
     c.train.accumulate_dtype = kind.accumulate;
     if (c.train.precision == Precision::kFp16) c.train.loss_scale = i / 7 % 2 == 0 ? 1024.0f : 0.0f;
     c.train.clip_norm = i / 7 % 3 == 0 || c.train.precision == Precision::kFp32 ? 1.0f : 0.0f;
-    c.name += std::string(" ") + std::string(name_of(kind.precision)) + " " + kind.accumulate + (c.train.clip_norm > 0 ? " clipped" : "");
+    c.name +=
+        std::string(" ") + std::string(name_of(kind.precision)) + " " + kind.accumulate + (c.train.clip_norm > 0 ? " clipped" : "");
     // The norm that clipping wants is added over stages, whose number halving-doubling may not serve.
     if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
     all.push_back(std::move(c));

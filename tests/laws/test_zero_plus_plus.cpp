@@ -21,7 +21,7 @@ using testing::plan_of;
 std::vector<Case> cases() {
   std::vector<Case> all;
   size_t number = 0;
-  for (Case& c : testing::legal_cases()) {
+  for (Case c : testing::legal_cases()) {
     if (c.layout.zero != 3) continue;
     const size_t i = number++;
     ZeroPlusPlus& z = c.layout.zero_plus_plus;
@@ -41,7 +41,8 @@ std::vector<Case> cases() {
     }
     if (!check(c).ok()) c.train.grad_accumulation = 1;  // canonical over six ranks
     if (z == ZeroPlusPlus{} || !check(c).ok()) continue;
-    c.name += fmt::format(" weights {} secondary {} gradients {} {}", z.weights, z.secondary, z.gradients, name_of(c.train.precision));
+    c.name +=
+        fmt::format(" weights {} secondary {} gradients {} {}", z.weights, z.secondary, z.gradients, name_of(c.train.precision));
     all.push_back(std::move(c));
   }
   return all;

@@ -11,7 +11,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_compression {
 namespace {
 
 using testing::base_case;
@@ -175,4 +175,4 @@ TEST_CASE("PowerSGD at full rank is plain data parallelism but for rounding") {
 }
 
 }  // namespace
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_compression

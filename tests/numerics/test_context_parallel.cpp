@@ -19,7 +19,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_context_parallel {
 namespace {
 
 constexpr ContextKind kKinds[] = {ContextKind::kAllGather, ContextKind::kRing, ContextKind::kZigzag, ContextKind::kStriped,
@@ -454,4 +454,4 @@ TEST_CASE("a ring with a wrong hop, block, gather or order is refused") {
   CHECK(refused > 70);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_context_parallel

@@ -22,7 +22,7 @@
 #include "tests/numerics/running.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_diloco {
 namespace {
 
 using testing::Running;
@@ -223,4 +223,4 @@ TEST_CASE("under the other axes workers agree when a period ends, and memory and
 }
 
 }  // namespace
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_diloco

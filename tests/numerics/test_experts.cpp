@@ -25,7 +25,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_experts {
 namespace {
 
 Model mixture(const Experts& experts) {
@@ -1194,4 +1194,4 @@ TEST_CASE("experts beside slices: a missing sum, a sum too many or another's tok
                      {"layer.F", "mlp.g", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""}});
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_experts

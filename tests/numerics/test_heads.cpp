@@ -17,7 +17,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_heads {
 namespace {
 
 Result<Trained> train(const Case& config) { return train_case(config, RandomText(config.model.vocab), kSteps); }
@@ -189,4 +189,4 @@ TEST_CASE("padded rows of a table win no share of the softmax and have no gradie
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_heads

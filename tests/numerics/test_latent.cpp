@@ -20,7 +20,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_latent {
 namespace {
 
 /// Heads of v are narrower than those of q and k (`compressed`), or wider. No width is a multiple of 16.
@@ -280,4 +280,4 @@ TEST_CASE("latent attention: what it lacks or cannot do is refused, and says wha
             .starts_with("canonical with model.kv_lora_rank=12 and tp=2: 3 heads a rank"));
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_latent

@@ -21,7 +21,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_matrix {
 namespace {
 
 using testing::differences;
@@ -278,4 +278,4 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_matrix

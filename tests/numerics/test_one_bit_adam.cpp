@@ -19,7 +19,7 @@
 #include "tests/numerics/running.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_one_bit_adam {
 namespace {
 
 using testing::Running;
@@ -328,4 +328,4 @@ TEST_CASE("an element of which the frozen variance knows nothing stays, and its 
 }
 
 }  // namespace
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_one_bit_adam

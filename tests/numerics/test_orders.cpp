@@ -17,7 +17,7 @@
 #include "tests/numerics/reference/order.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_orders {
 namespace {
 
 using Values = reference::Tensor<float>;
@@ -585,4 +585,4 @@ TEST_CASE("cross-entropy") {
   });
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_orders

@@ -21,7 +21,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_packed {
 namespace {
 
 Result<Trained> train(const Case& config) { return train_case(config, RandomText(config.model.vocab), kSteps); }
@@ -296,4 +296,4 @@ TEST_CASE("an op that goes on over the end of a document in a packed plan is ref
     }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_packed

@@ -18,7 +18,7 @@
 #include "tests/numerics/against_reference.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_pairs {
 namespace {
 
 /// A relative distance within which a loss is near: what fp8 makes of one of 2 heads by 16 in a model of width 64.
@@ -99,4 +99,4 @@ TEST_CASE("legal pairs train as they promise, in the memory and with the bytes o
   CHECK(static_cast<uint64_t>(near) * shares > 450);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_pairs

@@ -13,7 +13,7 @@
 #include "tests/schedules.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_pipelines {
 namespace {
 
 /// Every named schedule, and a table.
@@ -137,4 +137,4 @@ TEST_CASE("every pipeline schedule trains to the reference's bits") {
 }
 
 }  // namespace
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_pipelines

@@ -12,7 +12,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_post_validation {
 namespace {
 
 constexpr int kPeriod = 2, kSteps = 6;
@@ -148,4 +148,4 @@ TEST_CASE("some periods are taken back and others are not: the bits are those of
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_post_validation

@@ -9,7 +9,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_precision {
 namespace {
 
 using testing::Subject;
@@ -229,4 +229,4 @@ TEST_CASE("fp8 is near bf16, and not it") {
 }
 
 }  // namespace
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_precision

@@ -6,13 +6,14 @@
 #include <cmath>
 #include <vector>
 
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/reference/functions.h"
 #include "tests/numerics/reference/order.h"
 #include "tests/numerics/reference/trainer.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_reference {
 namespace {
 
 using reference::Trainer;
@@ -50,13 +51,15 @@ std::vector<int32_t> tokens_for(const Model& model, int64_t sequences, int64_t s
   return tokens;
 }
 
-/// Largest difference between a parameter's gradient and the differences of the loss, over every element, relative to the
-/// gradient's largest element. Differences of fourth order: (8 (f(+h) - f(-h)) - (f(+2h) - f(-2h))) / 12h.
+/// Largest difference between a parameter's gradient and the differences of the loss, over every fifth element (all when thorough),
+/// relative to the gradient's largest element. Differences of fourth order: (8 (f(+h) - f(-h)) - (f(+2h) - f(-2h))) / 12h.
 double gradient_error(Trainer<double>& trainer, std::span<const int32_t> tokens, size_t parameter,
                       const reference::Tensor<double>& gradient) {
   const double h = 5e-5;
   double worst = 0, largest = 0;
-  for (size_t i = 0; i < gradient.size(); ++i) {
+  for (const double g : gradient) largest = std::max(largest, std::abs(g));
+  const size_t step = dealt(1, 5);
+  for (size_t i = parameter % std::min(step, gradient.size()); i < gradient.size(); i += step) {
     double& w = trainer.values()[parameter][i];
     const double centre = w;
     const auto loss_at = [&](double offset) {
@@ -67,7 +70,6 @@ double gradient_error(Trainer<double>& trainer, std::span<const int32_t> tokens,
     };
     const double slope = (8 * (loss_at(h) - loss_at(-h)) - (loss_at(2 * h) - loss_at(-2 * h))) / (12 * h);
     worst = std::max(worst, std::abs(slope - gradient[i]));
-    largest = std::max(largest, std::abs(gradient[i]));
   }
   return worst / largest;
 }
@@ -93,12 +95,12 @@ void check_gradients(const Model& model, float dropout) {
 
 }  // namespace
 
-TEST_CASE("gradients of the gpt family equal central differences, every element of every parameter") {
+TEST_CASE("gradients of the gpt family equal central differences, elements of every parameter") {
   check_gradients(tiny(Family::kGpt, true), 0);
   check_gradients(tiny(Family::kGpt, false), 0);
 }
 
-TEST_CASE("gradients of the llama family equal central differences, every element of every parameter") {
+TEST_CASE("gradients of the llama family equal central differences, elements of every parameter") {
   check_gradients(tiny(Family::kLlama, false), 0);
   check_gradients(tiny(Family::kLlama, true), 0);
 }
@@ -118,7 +120,7 @@ TEST_CASE("gradients of mixtures of experts equal central differences of the obj
   check_gradients(model, 0);
 }
 
-TEST_CASE("gradients of latent attention equal central differences, every element of every parameter") {
+TEST_CASE("gradients of latent attention equal central differences, elements of every parameter") {
   Model model = tiny(Family::kLlama, false);
   model.heads = model.kv_heads = 3;
   model.latent = {.q_rank = 5, .kv_rank = 4, .nope = 3, .rope = 4, .v = 2};
@@ -128,7 +130,7 @@ TEST_CASE("gradients of latent attention equal central differences, every elemen
   check_gradients(model, 0);
 }
 
-TEST_CASE("gradients of attention within windows equal central differences, every element of every parameter") {
+TEST_CASE("gradients of attention within windows equal central differences, elements of every parameter") {
   Model model = tiny(Family::kLlama, false);
   model.layers = 3;
   model.window = {.tokens = 2, .global_every = 2, .rope_theta = 100};
@@ -282,4 +284,4 @@ TEST_CASE("the sums of the reference are those of the page") {
   REQUIRE(reference::tree<float>(0, [](int64_t) { return 1.0f; }) == 0.0f);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_reference

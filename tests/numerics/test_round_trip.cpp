@@ -3,15 +3,16 @@
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "strategies/lower.h"
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_round_trip {
 namespace {
 
 /// Of the product every so many rows: a prime, so that no key's values are stepped over alike.
-constexpr size_t kStride = 23;
+size_t stride() { return dealt(23, 67); }
 
 void require_round_trip(const Case& config) {
   INFO(config.name);
@@ -33,12 +34,13 @@ TEST_CASE("the matrix's plans are read back as they were printed, and verify aga
     for (const Subject& subject : subjects())
       for (const Case& row : rows_of(subject, layouts))
         if (rows++ == next) {
-          next += kStride;
+          next += stride();
           require_round_trip(row);
         }
   for (const Subject& subject : uneven_subjects())
-    for (const Case& row : rows_of(subject, uneven_layouts())) require_round_trip(row);
+    for (const Case& row : rows_of(subject, uneven_layouts()))
+      if (rows++ % dealt(1, 3) == 0) require_round_trip(row);
   REQUIRE(rows > 1000);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_round_trip

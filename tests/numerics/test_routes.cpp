@@ -17,7 +17,7 @@
 #include "tests/numerics/sized_cases.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_routes {
 namespace {
 
 using namespace simulator;
@@ -287,4 +287,4 @@ TEST_CASE("a step takes as long as its fullest ranks: ops of rows in proportion 
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_routes

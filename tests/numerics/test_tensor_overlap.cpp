@@ -12,7 +12,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_tensor_overlap {
 namespace {
 
 struct Sizes {
@@ -172,4 +172,4 @@ TEST_CASE("collective matmul with a wrong hop, turn, order, step or a strip that
   }
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_tensor_overlap

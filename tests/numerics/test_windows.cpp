@@ -22,7 +22,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_windows {
 namespace {
 
 /// Windows that end within leaves and within parts of sequences; three patterns, and a rotary base of their own.
@@ -326,4 +326,4 @@ TEST_CASE("windows: what no layer has or no model means is refused, and says wha
   CHECK(refused(budget).find("3 of 4 layers with a window: layers are taken to be alike") != std::string::npos);
 }
 
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_windows

@@ -14,7 +14,7 @@
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab::testing {
+namespace shardlab::testing::of_zero_plus_plus {
 namespace {
 
 using testing::base_case;
@@ -298,4 +298,4 @@ TEST_CASE("ZeRO++ under the other axes: replicas agree, and memory and wire are 
 }
 
 }  // namespace
-}  // namespace shardlab::testing
+}  // namespace shardlab::testing::of_zero_plus_plus

@@ -76,6 +76,7 @@ int64_t of(const MemoryPeak& p, BufferClass cls) { return p.peak_by_class.bytes[
 TEST_CASE("parameters outside the device: the plan's bytes are its replay's in every space") {
   size_t number = 0;
   for_each_case([&](Case c) {
+    if (number % dealt(1, 11) != 0 && ++number) return;
     c.canonical = number % 3 == 1 && c.layout.dp != 3;
     c.train.optimizer = number % 4 == 3 ? Optimizer::kSgd : Optimizer::kAdamW;
     c.train.clip_norm = number % 5 == 2 ? 0.1f : 0;

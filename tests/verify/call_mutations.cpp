@@ -193,7 +193,7 @@ class CallMutator {
       if (std::holds_alternative<Call>(items[i])) calls_.push_back(i);
   }
 
-  void run(int reach) {
+  void run(const CallDeal& deal) {
     for (size_t x = 0; x < calls_.size(); ++x) {
       const auto at = static_cast<std::ptrdiff_t>(calls_[x]);
       Plan mutant = plan_;
@@ -201,10 +201,13 @@ class CallMutator {
       judge(score_.dropped, mutant, "drop " + name(x));
       program(mutant).insert(program(mutant).begin() + at, 2, program(plan_)[calls_[x]]);
       judge(score_.doubled, mutant, "double " + name(x));
-      for (size_t y = x + 1; y < std::min(calls_.size(), x + 1 + static_cast<size_t>(reach)); ++y) {
+      for (size_t y = x + 1; y < std::min(calls_.size(), x + 1 + deal.reach); ++y) {
+        const std::string place = "exchange " + name(x) + " with " + name(y);
+        const bool dealt = y <= x + deal.near || mix(effect_ ^ (x << 32 | y)) % deal.one_of == 0;
+        if (!dealt && !deal.always.contains(mutant_name(place))) continue;
         Plan exchanged = plan_;
         std::swap(program(exchanged)[calls_[x]], program(exchanged)[calls_[y]]);
-        judge(score_.exchanged, exchanged, "exchange " + name(x) + " with " + name(y));
+        judge(score_.exchanged, exchanged, place);
       }
     }
   }
@@ -227,8 +230,10 @@ class CallMutator {
     else if (effect_of(mutant, role_) == effect_)
       ++tally.equivalent;
     else
-      score_.survivors.push_back(fmt::format("{} | stage {} | {}", plan_.name, role_, place));
+      score_.survivors.push_back(mutant_name(place));
   }
+
+  std::string mutant_name(const std::string& place) const { return fmt::format("{} | stage {} | {}", plan_.name, role_, place); }
 
   const Plan& plan_;
   const int role_;
@@ -241,9 +246,9 @@ class CallMutator {
 
 uint64_t effect_of(const Plan& plan, int role) { return Evaluation(plan, role).run(); }
 
-CallScore mutate_calls(const Plan& plan, int reach) {
+CallScore mutate_calls(const Plan& plan, const CallDeal& deal) {
   CallScore score;
-  for (size_t r = 0; r < plan.roles.size(); ++r) CallMutator(plan, static_cast<int>(r), score).run(reach);
+  for (size_t r = 0; r < plan.roles.size(); ++r) CallMutator(plan, static_cast<int>(r), score).run(deal);
   return score;
 }
 

@@ -1,7 +1,9 @@
 // Mutations of a role's program: one call dropped, doubled, or exchanged with another. Which of them does `verify` accept, and why?
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "plan/plan.h"
@@ -32,7 +34,15 @@ struct CallScore {
 /// the same values from the same values. A gather or broadcast in place of what an equal one left there changes nothing.
 uint64_t effect_of(const Plan& plan, int role);
 
-/// Drops and doubles every call of every role, and exchanges every two calls that are at most `reach` calls apart.
-CallScore mutate_calls(const Plan& plan, int reach);
+/// Which two calls are exchanged.
+struct CallDeal {
+  size_t near = 4;                                ///< every two that are at most so many calls apart
+  size_t reach = 1000;                            ///< none that are further apart
+  uint64_t one_of = 1;                            ///< of those between, one of so many, by a hash of their place
+  const std::unordered_set<std::string>& always;  ///< and those that are named so in `CallScore::survivors`
+};
+
+/// Drops and doubles every call of every role, and exchanges those two by two that the deal names.
+CallScore mutate_calls(const Plan& plan, const CallDeal& deal);
 
 }  // namespace shardlab::testing

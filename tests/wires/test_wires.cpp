@@ -73,16 +73,20 @@ void compare_wires(std::span<const Case> cases, std::vector<Part> parts) {
 
 }  // namespace
 
-// With as many processes as ranks, and with two ranks in each or more; in one process fewer cases, but thoroughly.
+// With as many processes as ranks, and with two ranks in each or more; in one process fewer cases. Thoroughly all, else a third.
 TEST_CASE("every strategy trains over processes to the bits, peaks and bytes of threads") {
   const std::vector<Case> cases = campaign_cases();
   REQUIRE(cases.size() >= 60);
-  std::vector<Case> few;
-  for (size_t i = 0; i < cases.size(); i += thorough() ? 1 : 8) few.push_back(cases[i]);
-  compare_wires(cases, {{"processes", 4, cases},
-                        {"tcp", 4, cases},
-                        {"tcp", 2, cases},
-                        {"processes", 2, cases},
+  const auto part = [&](size_t first, uint64_t sample) {
+    std::vector<Case> taken;
+    for (size_t i = thorough() ? 0 : first; i < cases.size(); i += dealt(1, sample)) taken.push_back(cases[i]);
+    return taken;
+  };
+  const std::vector<Case> thirds[] = {part(0, 3), part(1, 3), part(2, 3)}, few = part(0, 9);
+  compare_wires(cases, {{"processes", 4, thirds[0]},
+                        {"tcp", 4, thirds[1]},
+                        {"tcp", 2, thirds[2]},
+                        {"processes", 2, thirds[1]},
                         {"tcp", 1, few},
                         {"processes", 1, few}});
 }

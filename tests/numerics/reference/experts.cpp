@@ -1,6 +1,7 @@
 #include "tests/numerics/reference/experts.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -112,17 +113,32 @@ std::vector<std::vector<bool>> with_room(const std::vector<std::vector<int64_t>>
   return taken;
 }
 
-/// The sum over the rows of one expert, leaf by leaf of the sequence.
-template <class T, class Left, class Right>
-T by_leaf(const Mixed<T>& m, int64_t expert, int64_t s, const Left& left, const Right& right) {
-  return tree<T>(16, [&](int64_t leaf) {
-    T acc = 0;
+/// A row of an expert: a token and which of its choices the expert is.
+struct Row {
+  int64_t token, choice;
+};
+
+/// The rows that one expert takes, by leaf of the sequence.
+template <class T>
+std::array<std::vector<Row>, 16> rows_by_leaf(const Mixed<T>& m, int64_t expert, int64_t s) {
+  std::array<std::vector<Row>, 16> leaves;
+  for (size_t leaf = 0; leaf < leaves.size(); ++leaf)
     for (int64_t t = leaf_begin(s, static_cast<int>(leaf)); t < leaf_begin(s, static_cast<int>(leaf) + 1); ++t) {
       const auto& chosen = m.chosen[static_cast<size_t>(t)];
       const auto found = std::find(chosen.begin(), chosen.end(), expert);
       if (found != chosen.end() && m.taken[static_cast<size_t>(t)][static_cast<size_t>(found - chosen.begin())])
-        acc = std::fma(left(t, found - chosen.begin()), right(t, found - chosen.begin()), acc);
+        leaves[leaf].push_back({t, found - chosen.begin()});
     }
+  return leaves;
+}
+
+/// The sum over the rows of one expert, leaf by leaf.
+template <class T, class Left, class Right>
+T by_leaf(const std::array<std::vector<Row>, 16>& leaves, const Left& left, const Right& right) {
+  return tree<T>(16, [&](int64_t leaf) {
+    T acc = 0;
+    for (const Row& row : leaves[static_cast<size_t>(leaf)])
+      acc = std::fma(left(row.token, row.choice), right(row.token, row.choice), acc);
     return acc;
   });
 }
@@ -236,15 +252,16 @@ ExpertGradients<T> mix_back(const Tensor<T>& dz, const Tensor<T>& x, const Mixed
   g.routed = linear_input<T>(d_logits, w.router, s, h, e.count);
   g.router = linear_weight<T>(x, d_logits, s, h, e.count);
   for (int64_t expert = 0; expert < e.count; ++expert) {
+    const auto leaves = rows_by_leaf(m, expert, s);
     for (int64_t o = 0; o < 2 * e.ffn; ++o)
       for (int64_t i = 0; i < h; ++i)
         g.up.push_back(by_leaf<T>(
-            m, expert, s, [&](int64_t t, int64_t j) { return at(d_u[static_cast<size_t>(t * k + j)], o); },
+            leaves, [&](int64_t t, int64_t j) { return at(d_u[static_cast<size_t>(t * k + j)], o); },
             [&](int64_t t, int64_t) { return at(x, t * h + i); }));
     for (int64_t o = 0; o < h; ++o)
       for (int64_t i = 0; i < e.ffn; ++i)
         g.down.push_back(by_leaf<T>(
-            m, expert, s, [&](int64_t t, int64_t j) { return at(d_out[static_cast<size_t>(t * k + j)], o); },
+            leaves, [&](int64_t t, int64_t j) { return at(d_out[static_cast<size_t>(t * k + j)], o); },
             [&](int64_t t, int64_t j) { return at(m.a[static_cast<size_t>(t * k + j)], i); }));
   }
   return g;

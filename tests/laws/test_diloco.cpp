@@ -16,7 +16,7 @@ constexpr Diloco kPeriods[] = {{.steps = 1}, {.steps = 2, .learning_rate = 0.7f,
 
 std::vector<Case> apart() {
   std::vector<Case> all;
-  for (Case& c : testing::legal_cases()) {
+  for (Case c : testing::legal_cases()) {
     if (c.layout.dp == 1 || c.layout.zero > 0 || c.layout.bucket_bytes > 0) continue;
     const size_t i = all.size();
     c.layout.diloco = kPeriods[i % std::size(kPeriods)];
