@@ -18,6 +18,7 @@
 #include "plan/device_words.h"
 #include "plan/kinds.h"
 #include "plan/memory.h"
+#include "plan/pipeline_case.h"
 #include "plan/reasons.h"
 #include "plan/routing.h"
 #include "plan/runnable.h"
@@ -163,7 +164,7 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
     return error;
   }
   const bool chosen = !is_decided(*config);
-  const std::string layers_asked = config->layout.stage_layers;
+  const std::string layers_asked = config->layout.stage_layers, placement_asked = config->layout.expert_placement;
   config = decide(*config, flags.around);
   if (!config.ok()) return config.error();
   MemoryQuestion q;
@@ -179,7 +180,9 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   const auto point = analytic::point_of(q.config), plain = analytic::point_of(without_unsayable(q.config));
   if (!plain.ok()) return plain.error();
   q.point = *plain;
-  const auto prepared = analytic::prepare(q.config);
+  Case advised = q.config;  // under another ep balanced experts are balanced anew
+  if (placement_asked == kBalanced) advised.layout.expert_placement = placement_asked;
+  const auto prepared = analytic::prepare(advised);
   if (!point.ok())
     q.untimed = point.error().message + ": layouts like it cannot be weighed; ask `shardlab run --mode simulate` for its time";
   else if (prepared.ok())

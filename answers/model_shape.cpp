@@ -143,7 +143,10 @@ std::string trained_text(const analytic::ModelShape& shape) {
 
 Result<analytic::Point> estimated_layout(const sweeps::Point& said) {
   const analytic::ModelShape shape = said.model ? model_shape(*said.model) : analytic::shape_of(said.config.model);
-  if (!shape.moe()) SHARDLAB_TRY(settings::check_routing(said.config));  // in the words that a plan is refused in
+  if (!shape.moe()) {  // in the words that a plan is refused in
+    SHARDLAB_TRY(settings::check_routing(said.config));
+    SHARDLAB_TRY(settings::check_placement(said.config));
+  }
   auto point = analytic::point_of(said.config);
   if (!point.ok()) return point.error();
   if (const auto trained = trained_of(said, shape); !trained.ok()) return trained.error();

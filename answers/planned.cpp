@@ -59,8 +59,25 @@ int64_t capacity_per_rank(const Case& config, Space space) {
   return static_cast<int64_t>(stated->second / of_node);
 }
 
-Result<Plan> lower_unverified(const Case& config) {
-  return with_chosen_collectives(config, lower(config, {.after = {}, .verify = false}), false);
+namespace {
+
+/// The case with experts listed by place in the place of `expert_placement: balanced`. Contiguous experts are not listed.
+Result<Case> with_balanced_experts(const Case& config) {
+  if (config.layout.expert_placement != kBalanced) return config;
+  SHARDLAB_TRY(check(config));
+  const auto routing = routing_of(config);
+  if (!routing.ok()) return routing.error();
+  Case placed = config;
+  placed.layout.expert_placement = print_placements(placements_of(config, *routing, config.layout.ep));
+  return placed;
+}
+
+}  // namespace
+
+Result<Plan> lower_unverified(const Case& given) {
+  const auto config = with_balanced_experts(given);
+  if (!config.ok()) return config.error();
+  return with_chosen_collectives(*config, lower(*config, {.after = {}, .verify = false}), false);
 }
 
 namespace {
@@ -158,21 +175,13 @@ Result<Case> decide_pipeline(const Case& config, const Surroundings& around) {
 
 namespace {
 
-/// Experts by place in the place of `expert_placement: balanced` and `measured`. What lies in order is not named.
+/// Experts listed by place in the place of `expert_placement: balanced` and `measured`. Contiguous experts are not listed.
 Result<Case> decide_placement(const Case& config, const Surroundings& around) {
-  const std::string& asked = config.layout.expert_placement;
-  if (asked != kBalanced && asked != kMeasured) return config;
+  if (config.layout.expert_placement != kMeasured) return with_balanced_experts(config);
   SHARDLAB_TRY(check(config));
-  Case decided = config;
-  if (asked == kBalanced) {
-    const auto routing = routing_of(config);
-    if (!routing.ok()) return routing.error();
-    decided.layout.expert_placement = print_placements(placements_of(config, *routing, config.layout.ep));
-    return decided;
-  }
   if (!around.resumed_loads)
     return refusal("expert_placement=measured: the run that is resumed is not read here",
-                   "set data.routes to its loads.txt, and expert_placement: balanced");
+                   "set data.routes to its loads.txt, and expert_placement: balanced", ErrorKind::kNotCounted);
   const auto measured = around.resumed_loads(config);
   if (!measured.ok()) return measured.error();
   std::vector<ExpertPlacement> placements;
@@ -181,6 +190,7 @@ Result<Case> decide_placement(const Case& config, const Surroundings& around) {
     auto placement = placement_after(layer.layer, loads, config.layout.ep, placement_of(measured->placements, layer.layer));
     if (placement) placements.push_back(std::move(*placement));
   }
+  Case decided = config;
   decided.layout.expert_placement = print_placements(placements);
   return decided;
 }

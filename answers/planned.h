@@ -18,13 +18,15 @@ namespace shardlab::answers {
 /// memory by the machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
 int64_t capacity_per_rank(const Case& config, Space space);
 
-/// The plan of a decided case, which nobody has proven: for folds and predictions, not to be run.
+/// The plan of a case, which nobody has proven: for folds and predictions, not to be run. The case is decided but for
+/// `expert_placement: balanced`, which follows a change of ep.
 Result<Plan> lower_unverified(const Case& config);
 
 /// The case with every open choice made, by the costs of the case's machine: `schedule: auto` becomes the schedule with the
-/// shortest slots whose plan fits, `stage_layers: balanced` a list, recompute by budget a list by layer. `stage_layers: measured` becomes
-/// a list by the trace of the run whose checkpoint is resumed, and refuses a run without one. Refuses a budget that no choice stays
-/// within, and an open choice on a machine whose speed nobody knows.
+/// shortest slots whose plan fits, `stage_layers: balanced` and `expert_placement: balanced` lists, recompute by budget a list by layer.
+/// `stage_layers: measured` becomes a list by the trace of the run whose checkpoint is resumed, `expert_placement: measured` one by the rows
+/// that this run counted; both refuse a run without them. Refuses a budget that no choice stays within, and an open choice on a machine whose
+/// speed nobody knows.
 Result<Case> decide(const Case& config, const Surroundings& around);
 
 /// A plan that is ready to run or to predict. A run of two phases (`warm_up_steps`) has two plans: `warm_up`, and this one, which

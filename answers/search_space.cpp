@@ -314,10 +314,16 @@ Result<sweeps::Point> searched_point(const SearchFlags& flags) {
 /// How full the fullest rank is, for each number of ranks that may share the experts. `moe`: the model has experts, which its case need
 /// not hold.
 Result<void> read_skew(const Case& config, bool moe, Space& space) {
-  if (config.data.routing.empty() && config.data.routes.empty()) return {};
-  if (!moe) return settings::check_routing(config);
+  if (config.data.routing.empty() && config.data.routes.empty() && config.layout.expert_placement.empty()) return {};
+  if (!moe) {
+    SHARDLAB_TRY(settings::check_placement(config));
+    return settings::check_routing(config);
+  }
   if (!config.model.is_mixture())
-    return refusal("a routing of a model whose experts no case holds", "leave data.routing and data.routes out");
+    return refusal("a routing of a model whose experts no case holds", "leave data.routing, data.routes and expert_placement out");
+  Case shared = config;  // by as many ranks as can be: how many there are is searched
+  shared.layout.ep = static_cast<int>(config.model.experts.count);
+  SHARDLAB_TRY(settings::check_placement(shared));
   const auto routing = routing_of(config);
   if (!routing.ok()) return routing.error();
   for (const int32_t ep : search::divisors(config.model.experts.count))

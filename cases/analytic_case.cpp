@@ -134,7 +134,9 @@ Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::planned(const sweeps::
   const auto plan = CasePlan::of(*config, lower_unverified);
   if (!plan.ok()) return plan.error();
   if (config->machine.local) {  // its ranks share cores, which segments do not know
-    auto p = estimated(said, shape);
+    sweeps::Point placed = said;
+    placed.config.layout.expert_placement = config->layout.expert_placement;
+    auto p = estimated(placed, shape);
     if (!p.ok()) return p.error();
     const Prediction bytes = plan->bytes();
     Prediction& figures = p->figures;

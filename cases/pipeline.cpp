@@ -55,7 +55,7 @@ std::string case_folder_of(const Checkpoint& checkpoint) {
 }
 
 /// Ranks that share the experts of a layer under a plan; 1 of a plan without experts.
-int shares_of_experts(const Plan& plan) {
+int ranks_of_experts(const Plan& plan) {
   for (const Parameter& p : plan.parameters)
     if (layer_of_expert_weight(p.name)) return static_cast<int>(logical_shape(p.type, plan.mesh)[0] / p.type.shape[0]);
   return 1;
@@ -93,16 +93,21 @@ Result<MeasuredLoads> resumed_loads(const Case& config) {
   const auto refuse = [&](const std::string& why) {
     return refusal(fmt::format("expert_placement=measured: {}", why),
                    "resume from the checkpoints in the case folder of a run that was measured on processors, or set data.routes to "
-                   "its loads.txt and expert_placement: balanced");
+                   "its loads.txt and expert_placement: balanced",
+                   ErrorKind::kNotCounted);
   };
   Case loaded = config;
   loaded.data.routes = files.loads();
   auto routing = routing_of(loaded);
-  if (!routing.ok()) return refuse(routing.error().message);
+  if (!routing.ok()) return refuse(fmt::format("{}: {}", files.loads(), routing.error().message));
   const std::optional<Plan> plan = recorded_plan(files);
   if (!plan) return refuse(fmt::format("{} is no plan that has run", files.plan()));
+  for (const ExpertPlacement& p : plan->expert_placement)
+    if (std::ssize(p.experts) != config.model.experts.count)
+      return refuse(fmt::format("{}: layer {} has {} experts, and the model has {}", files.plan(), p.layer, p.experts.size(),
+                                config.model.experts.count));
   MeasuredLoads measured{std::move(routing->recorded), {}};
-  if (shares_of_experts(*plan) == config.layout.ep) measured.placements = plan->expert_placement;
+  if (ranks_of_experts(*plan) == config.layout.ep) measured.placements = plan->expert_placement;
   return measured;
 }
 
@@ -486,7 +491,7 @@ class LoadBalance {
 
   /// The last step's rows, by layer; none of a model without experts.
   std::span<const ExpertRows> last() const { return last_; }
-  /// The rows of all steps by source and expert, layer by layer.
+  /// The rows of all steps by source and expert, and those that were dropped, layer by layer: what `print_routes` prints.
   std::span<const ExpertRows> all_rows() const { return rows_; }
 
  private:
@@ -494,10 +499,12 @@ class LoadBalance {
     if (rows_.empty()) return rows_.assign(step.begin(), step.end());
     SHARDLAB_CHECK(rows_.size() == step.size(), "a step has rows of {} layers, and the step before of {}", step.size(),
                    rows_.size());
-    for (size_t layer = 0; layer < step.size(); ++layer)
+    for (size_t layer = 0; layer < step.size(); ++layer) {
+      rows_[layer].dropped += step[layer].dropped;
       for (size_t source = 0; source < step[layer].by_source.size(); ++source)
         std::ranges::transform(step[layer].by_source[source], rows_[layer].by_source[source],
                                rows_[layer].by_source[source].begin(), std::plus());
+    }
   }
   static double mean(const std::vector<double>& of) {
     return std::accumulate(of.begin(), of.end(), 0.0) / static_cast<double>(of.size());

@@ -8,10 +8,8 @@
 #include <numbers>
 
 #include "plan/base/documents.h"
-#include "plan/expert_placement.h"
 #include "plan/kinds.h"
 #include "plan/limits.h"
-#include "plan/pipeline_case.h"
 #include "plan/technique_settings.h"
 #include "plan/techniques.h"
 
@@ -236,37 +234,6 @@ Result<void> check_idle_settings(const Layout& l) {
   return {};
 }
 
-/// Refuses an `expert_placement` that places no experts of the model, or that follows loads which nobody knows.
-Result<void> check_placement(const Case& c) {
-  const std::string& said = c.layout.expert_placement;
-  if (said.empty()) return {};
-  if (!c.model.is_mixture())
-    return refusal(fmt::format("expert_placement={} of a model without experts", said), "leave expert_placement out");
-  if (said == kMeasured) {
-    if (!c.checkpoint.resume.empty()) return {};
-    return refusal("expert_placement=measured in a run that begins from its seed: no rows have been counted",
-                   "set checkpoint.resume to a checkpoint of a measured run, or expert_placement: balanced with data.routes");
-  }
-  if (said == kBalanced) {
-    if (!c.data.routing.empty() || !c.data.routes.empty()) return {};
-    return refusal("expert_placement=balanced with data.routing=balanced: all experts are expected to have as many rows",
-                   "set data.routes to a routes.txt or loads.txt of a measured case, or data.routing: zipf:1");
-  }
-  const auto listed = read_placements(said);
-  if (!listed)
-    return refusal(fmt::format("expert_placement={}: no experts by place, layer after layer", said),
-                   "write balanced, measured, or as 1:2,0,3,1 2:1,3,0,2 the experts by place of layers 1 and 2");
-  for (const ExpertPlacement& p : *listed) {
-    if (p.layer >= c.model.layers || !c.model.is_mixture(p.layer))
-      return refusal(fmt::format("expert_placement names layer {}, and the model has no experts there", p.layer),
-                     "name layers that have experts");
-    if (const std::string why = placement_fault(p, c.model.experts.count); !why.empty())
-      return refusal(fmt::format("expert_placement of layer {}: {}", p.layer, why),
-                     fmt::format("name each of the layer's {} experts once", c.model.experts.count));
-  }
-  return {};
-}
-
 /// More threads than any processor has: a library that is asked for them fails in its own words.
 constexpr int kMostThreads = 1024;
 
@@ -322,7 +289,6 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_products(c));
   SHARDLAB_TRY(check_missing(c));
   SHARDLAB_TRY(check_idle_settings(c.layout));
-  SHARDLAB_TRY(check_placement(c));
   SHARDLAB_TRY(check_techniques(c));
   SHARDLAB_TRY(check_batch(c));
   return check_optimizer(c.train);

@@ -27,6 +27,54 @@ bool take_mark(std::string_view& text, char mark) {
   return true;
 }
 
+/// Experts by rank, and the load of each rank.
+struct Dealt {
+  std::vector<std::vector<int32_t>> experts;
+  std::vector<double> load;
+};
+
+/// Experts from the largest load down, each to the rank with the least load that has room.
+Dealt deal_by_load(std::span<const double> loads, int ranks) {
+  const size_t each = loads.size() / static_cast<size_t>(ranks);
+  std::vector<int32_t> order(loads.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater(), [&](int32_t e) { return loads[static_cast<size_t>(e)]; });
+  Dealt dealt{std::vector<std::vector<int32_t>>(static_cast<size_t>(ranks)), std::vector<double>(static_cast<size_t>(ranks))};
+  for (const int32_t e : order) {
+    size_t least = dealt.experts.size();
+    for (size_t r = 0; r < dealt.experts.size(); ++r)
+      if (dealt.experts[r].size() < each && (least == dealt.experts.size() || dealt.load[r] < dealt.load[least])) least = r;
+    dealt.experts[least].push_back(e);
+    dealt.load[least] += loads[static_cast<size_t>(e)];
+  }
+  return dealt;
+}
+
+/// The least part of the fullest rank's load by which an exchange lowers it: rounding is no gain.
+constexpr double kLeastExchange = 1e-9;
+
+/// Exchanges an expert of the fullest rank with one of another rank by which the larger of both loads is least. False where it does not fall.
+/// Each exchange lowers the sum of the squares of the loads, so that they come to an end.
+bool exchange_once(std::span<const double> loads, Dealt& dealt) {
+  const auto full = static_cast<size_t>(std::ranges::max_element(dealt.load) - dealt.load.begin());
+  double least = (1 - kLeastExchange) * dealt.load[full], given = 0;
+  int32_t *from = nullptr, *to = nullptr;
+  size_t other = full;
+  for (size_t r = 0; r < dealt.experts.size(); ++r) {
+    if (r == full) continue;
+    for (int32_t& a : dealt.experts[full])
+      for (int32_t& b : dealt.experts[r]) {
+        const double less = loads[static_cast<size_t>(a)] - loads[static_cast<size_t>(b)];
+        const double larger = std::max(dealt.load[full] - less, dealt.load[r] + less);
+        if (larger < least) least = larger, given = less, from = &a, to = &b, other = r;
+      }
+  }
+  if (from == nullptr) return false;
+  std::swap(*from, *to);
+  dealt.load[full] -= given, dealt.load[other] += given;
+  return true;
+}
+
 bool is_in_order(const ExpertPlacement& placement) { return std::ranges::is_sorted(placement.experts); }
 
 }  // namespace
@@ -109,21 +157,10 @@ double imbalance_under(const ExpertPlacement* placement, std::span<const double>
 
 ExpertPlacement balanced_placement(int layer, std::span<const double> loads, int ranks) {
   SHARDLAB_CHECK(ranks >= 1 && std::ssize(loads) % ranks == 0, "{} experts over {} ranks", loads.size(), ranks);
-  const size_t each = loads.size() / static_cast<size_t>(ranks);
-  std::vector<int32_t> order(loads.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater(), [&](int32_t e) { return loads[static_cast<size_t>(e)]; });
-  std::vector<std::vector<int32_t>> of_rank(static_cast<size_t>(ranks));
-  std::vector<double> load(static_cast<size_t>(ranks));
-  for (const int32_t e : order) {
-    size_t least = of_rank.size();
-    for (size_t r = 0; r < of_rank.size(); ++r)
-      if (of_rank[r].size() < each && (least == of_rank.size() || load[r] < load[least])) least = r;
-    of_rank[least].push_back(e);
-    load[least] += loads[static_cast<size_t>(e)];
-  }
+  Dealt dealt = deal_by_load(loads, ranks);
+  for (bool falls = true; falls;) falls = exchange_once(loads, dealt);
   std::vector<int32_t> experts;
-  for (std::vector<int32_t>& own : of_rank) {
+  for (std::vector<int32_t>& own : dealt.experts) {
     std::ranges::sort(own);
     experts.insert(experts.end(), own.begin(), own.end());
   }

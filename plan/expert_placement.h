@@ -41,9 +41,11 @@ std::optional<std::vector<ExpertPlacement>> read_placements(std::string_view tex
 double imbalance_under(const ExpertPlacement* placement, std::span<const double> loads, int ranks);
 
 /// A placement by which the ranks' loads are near each other. Formula: experts from the largest load down, of equal loads the lower number
-/// first, each to the rank with the least load of those with fewer than their share of experts, of equal loads the lower rank. A rank has its
-/// experts in ascending order.
-/// Source: Graham 1969, "Bounds on multiprocessing timing anomalies" (longest processing time first), with as many jobs for each machine.
+/// first, each to the rank with the least load of those with fewer than their share of experts, of equal loads the lower rank. Then the fullest
+/// rank and another exchange two experts, as long as the larger of both loads falls: of all exchanges the one that leaves the least, of equal
+/// ones the first as experts were dealt out. A rank has its experts in ascending order.
+/// Source: Graham 1969, "Bounds on multiprocessing timing anomalies" (longest processing time first), with as many jobs for each machine. The
+/// exchanges mend what equal numbers spoil: a rank with one large load is left with jobs when all others are full.
 ExpertPlacement balanced_placement(int layer, std::span<const double> loads, int ranks);
 
 /// The least part by which a new placement must lower the load of a layer's fullest rank to take the place of the present one.

@@ -480,7 +480,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
         .flag(),
     CaseKey{"layout.expert_placement", "expert_placement", Form::kText, "", "", FIELD_TEXT(layout.expert_placement),
             "which ranks have which experts: balanced (by data.routing or data.routes), measured (by the rows of the run that is resumed), or layer by layer as 1:2,0,3,1 2:1,3,0,2; empty: contiguous"}
-        .flag(),
+        .flag().estimated(),
     CaseKey{"layout.recompute", "recompute", Form::kAny, "none selective full false", "none, selective, full, a list of sub-layers, or runs of layers such as 3*full 5*none", set_recompute, get_recompute,
             "what backward computes again"}
         .text(R"([0-9]\*)").axis().estimated(),

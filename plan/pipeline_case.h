@@ -16,10 +16,12 @@ int parts_of(const Case& c);
 /// ones take the layers left over.
 std::vector<int> first_layers(const Case& c);
 
-/// The value of `stage_layers` that asks for layers to be dealt out by predicted time.
+/// The value of `stage_layers` that asks for layers to be dealt out by predicted time, and of `expert_placement` that asks for
+/// experts to be placed by expected rows.
 inline constexpr std::string_view kBalanced = "balanced";
 
-/// The value of `stage_layers` that asks for layers to be dealt out by the time that they took in the run that is resumed.
+/// The value of `stage_layers` that asks for layers to be dealt out by the time that they took in the run that is resumed, and of
+/// `expert_placement` that asks for experts to be placed by the rows that they had in it.
 inline constexpr std::string_view kMeasured = "measured";
 
 /// Whether nothing of the pipeline is left to choose by whoever knows seconds: neither `schedule: auto` nor `stage_layers: balanced`

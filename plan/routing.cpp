@@ -49,8 +49,8 @@ std::vector<size_t> places_of(size_t experts, int64_t layer) {
 }
 
 Error not_routes(const std::string& path, size_t line, std::string_view why) {
-  return {ExitCode::kUsage, fmt::format("line {}: {}", line, why), "name the routes.txt that a measured case keeps in its folder",
-          path};
+  return {ExitCode::kUsage, fmt::format("line {}: {}", line, why),
+          "name the routes.txt or loads.txt that a measured case keeps in its folder", path};
 }
 
 /// Words of a line that are numbers, and words before them.
@@ -170,6 +170,10 @@ std::vector<double> taken_shares(const Routing& routing, const Experts& e, int64
 }
 
 }  // namespace
+
+bool is_placement_decided(const Case& c) {
+  return c.layout.expert_placement != kBalanced && c.layout.expert_placement != kMeasured;
+}
 
 std::vector<ExpertPlacement> placements_of(const Case& c, const Routing& routing, int ranks) {
   const std::string& said = c.layout.expert_placement;

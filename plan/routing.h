@@ -39,6 +39,9 @@ Result<Routing> routing_of(const Case& c);
 ///   expert over all rows of the layer.
 std::vector<double> shares_of_experts(const Routing& routing, const Experts& experts, int64_t layer);
 
+/// Whether the case's experts are contiguous or listed by place: `expert_placement` is neither `balanced` nor `measured`.
+bool is_placement_decided(const Case& c);
+
 /// The placement of experts that the case asks for, over `ranks` ranks: what `expert_placement` lists, or where it is `balanced` what
 /// `placement_after` says of the shares of the case's `routing`. `measured` is none before it is decided. Of a case that `check` lets pass.
 std::vector<ExpertPlacement> placements_of(const Case& c, const Routing& routing, int ranks);

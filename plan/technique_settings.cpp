@@ -8,7 +8,9 @@
 
 #include "plan/automatic.h"
 #include "plan/base/tree.h"
+#include "plan/expert_placement.h"
 #include "plan/limits.h"
+#include "plan/pipeline_case.h"
 #include "plan/routing.h"
 #include "plan/techniques.h"
 #include "plan/treatment.h"
@@ -399,6 +401,49 @@ Result<void> check_routing(const Case& c) {
                                e.top_k, e.count),
                    fmt::format("choose from forced:{} to forced:{}", e.top_k, e.count));
   return {};
+}
+
+namespace {
+
+/// The experts by place that `expert_placement` lists, each layer's once.
+Result<void> check_listed_placement(const Case& c) {
+  const std::string& said = c.layout.expert_placement;
+  const auto listed = read_placements(said);
+  if (!listed)
+    return refusal(fmt::format("expert_placement={}: no experts by place, layer after layer", said),
+                   "write balanced, measured, or as 1:2,0,3,1 2:1,3,0,2 the experts by place of layers 1 and 2");
+  for (const ExpertPlacement& p : *listed) {
+    if (p.layer >= c.model.layers || !c.model.is_mixture(p.layer))
+      return refusal(fmt::format("expert_placement names layer {}, and the model has no experts there", p.layer),
+                     "name layers that have experts");
+    if (const std::string why = placement_fault(p, c.model.experts.count); !why.empty())
+      return refusal(fmt::format("expert_placement of layer {}: {}", p.layer, why),
+                     fmt::format("name each of the layer's {} experts once", c.model.experts.count));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> check_placement(const Case& c) {
+  const std::string& said = c.layout.expert_placement;
+  if (said.empty()) return {};
+  if (!c.model.is_mixture())
+    return refusal(fmt::format("expert_placement={} of a model without experts", said), "leave expert_placement out");
+  if (c.layout.ep == 1)
+    return refusal(fmt::format("expert_placement={} with ep=1: every rank has all experts", said),
+                   "set ep, or leave expert_placement out", ErrorKind::kApart);
+  if (said == kMeasured) {
+    if (!c.checkpoint.resume.empty()) return {};
+    return refusal("expert_placement=measured in a run that begins from its seed: no rows have been counted",
+                   "set checkpoint.resume to a checkpoint of a measured run, or expert_placement: balanced with data.routes",
+                   ErrorKind::kNotCounted);
+  }
+  if (said != kBalanced) return check_listed_placement(c);
+  const auto routing = routing_named(c.data.routing);
+  if (!c.data.routes.empty() || !routing || !routing->is_even()) return {};
+  return refusal("expert_placement=balanced with data.routing=balanced: all experts are expected to have as many rows",
+                 "set data.routes to a routes.txt or loads.txt of a measured case, or data.routing: zipf:1");
 }
 
 /// Every rank attends with whole heads.

@@ -37,6 +37,8 @@ Result<void> check_head_exchange(const Case& c);
 Result<void> check_loss_chunks(const Case& c);
 Result<void> check_documents(const Case& c);
 Result<void> check_routing(const Case& c);
+/// Refuses an `expert_placement` of no experts, of experts that no ranks share, by rows that nobody knows, or that is no permutation.
+Result<void> check_placement(const Case& c);
 Result<void> check_hybrid_shard(const Case& c);
 Result<void> check_fsdp(const Case& c);
 Result<void> check_halving_doubling(const Case& c);

@@ -819,6 +819,8 @@ constexpr std::array kTable{
               .text = [](const Case& c) { return fmt::format("expert_overlap={}", name_of(c.layout.expert_overlap)); },
               .apart = kExpertOverlapApart,
               .choices = kExpertOverlapChoices},
+    Technique{
+        .id = "expert-placement", .on = [](const Case& c) { return !c.layout.expert_placement.empty(); }, .check = check_placement},
     Technique{.id = "braided-micro-batches", .on = braids, .text = braid_text, .apart = kBraidApart},
     Technique{.id = "ring-attention", .on = sends_in_rings, .text = context_text, .apart = kRingApart},
     Technique{.id = "head-exchange",

@@ -212,6 +212,15 @@ class FormChecker {
     }
   }
 
+  /// Routers write places of experts by the placement of their call's layer.
+  void check_routes(int r, const Segment& segment, const Call& call) {
+    if (call.layer >= 0 || plan_.expert_placement.empty()) return;
+    for (const Step& step : segment.steps)
+      if (const Op* op = std::get_if<Op>(&step);
+          op != nullptr && (std::holds_alternative<Route>(op->work) || std::holds_alternative<ExpertLoad>(op->work)))
+        return fault(r, op_name(segment, *op), "goes by places of experts, and its call names no layer whose experts are placed");
+  }
+
   /// What a call does with experts goes by the placement of its layer; so the weights that it is given lie by that placement.
   void check_placed_weights(int r, const Segment& segment, const Call& call, size_t slot, const Buffer& b) {
     if (call.layer < 0 || b.parameter < 0 || plan_.expert_placement.empty()) return;
@@ -515,6 +524,7 @@ class FormChecker {
       fault(r, segment.name, "layer {}: a plan has layers 0 to {}", call.layer, kMaxLayers - 1);
     if (call.binding.size() != segment.slots.size())
       return fault(r, segment.name, "{} bindings for {} slots", call.binding.size(), segment.slots.size());
+    check_routes(r, segment, call);
     const std::vector<int64_t>& formals = formals_[call.segment.index()];
     for (size_t i = 0; i < formals.size(); ++i) {
       const int32_t b = call.binding[i].value;

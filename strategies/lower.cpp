@@ -8,6 +8,7 @@
 #include "plan/base/check.h"
 #include "plan/named_kernels.h"
 #include "plan/pipeline_case.h"
+#include "plan/routing.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
 #include "strategies/build_step.h"
@@ -27,8 +28,8 @@ Result<void> check_pass_name(std::string_view after) {
   return Error{ExitCode::kUsage, fmt::format("there is no pass called `{}`", after), "passes, in order: " + names, {}};
 }
 
-/// Refuses a case with an open choice. A budget in bytes and the least time in seconds need costs, which a plan does not know: the
-/// choice is made before, by whoever knows costs.
+/// Refuses a case with an open choice. A budget in bytes and the least time in seconds need costs, and a placement of experts needs their
+/// loads, which a plan does not know: the choice is made before, by whoever knows them.
 Result<void> check_decided(const Case& config) {
   if (!is_pipeline_decided(config))
     return Error{
@@ -37,6 +38,11 @@ Result<void> check_decided(const Case& config) {
                     config.layout.schedule == Schedule::kAuto ? "schedule=auto" : "stage_layers=" + config.layout.stage_layers),
         "name a schedule, and write the layers of each part under stage_layers",
         {}};
+  if (!is_placement_decided(config))
+    return Error{ExitCode::kUsage,
+                 fmt::format("expert_placement={} has not been decided: a plan knows no loads", config.layout.expert_placement),
+                 "write the experts by place of each layer under expert_placement, as 1:2,0,3,1",
+                 {}};
   if (is_decided(config)) return {};
   return Error{ExitCode::kUsage,
                fmt::format("recompute within {} bytes has not been decided: a plan knows no seconds",

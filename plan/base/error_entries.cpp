@@ -45,6 +45,13 @@ constexpr auto kEntries = std::to_array<ErrorEntry>({
      "Set checkpoint.resume to DIR/CASE/checkpoints of a run that was measured with --traces measured or all. Checkpoints of a run "
      "with its own checkpoint.folder have no case folder above them: copy them to where it is. Or set `stage_layers: balanced`, "
      "which deals out by predicted time."},
+    {ErrorKind::kNotCounted, "E108", "experts to be placed by rows that nobody has counted",
+     "`expert_placement: measured` reads how many rows each expert had from the run whose checkpoint is resumed: from loads.txt, "
+     "beside it plan.txt with the present placement, in the case folder which the folder of the checkpoints is in. The case "
+     "resumes no run, one of the files is missing or of another model, or the question is asked where no run is read.",
+     "Set checkpoint.resume to DIR/CASE/checkpoints of a run that was measured on processors. Checkpoints of a run with its own "
+     "checkpoint.folder have no case folder above them: copy them to where it is. Or set `expert_placement: balanced` and "
+     "data.routes to the loads.txt or routes.txt of any measured case of the model."},
 });
 
 constexpr bool is_in_order() {

@@ -36,7 +36,8 @@ enum class ErrorKind : uint8_t {
   kBatch,          ///< a batch that the ranks cannot share out
   kDoesNotFit,     ///< a rank needs more memory than it may use
   kNotMeasured,    ///< no measurement to deal layers out by
-  kLast = kNotMeasured
+  kNotCounted,     ///< no counted rows to place experts by
+  kLast = kNotCounted
 };
 
 /// One refusal. `message` states the value seen and the rule; `hint` says what to do next; `where` is

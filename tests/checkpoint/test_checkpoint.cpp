@@ -275,7 +275,7 @@ TEST_CASE("experts are saved by number, and a run goes on under any placement of
                                  {{.dp = 2}, 2, "0:2,1,0,3 1:3,2,1,0"},
                                  {{.dp = 4, .zero = 2}, 4, "0:1,2,3,0"},
                                  {{.dp = 4, .zero = 3}, 2, "1:0,2,1,3"},
-                                 {{.dp = 2, .zero = 1, .bucket = 20000}, 2, "0:3,1,2,0 1:3,1,0,2"},
+                                 {{.dp = 8, .zero = 1, .bucket = 20000}, 2, "0:3,1,2,0 1:3,1,0,2"},
                                  {{.tp = 2}, 1, ""}};
   Training alone(placed_case({}, 1, ""));
   Scratch folder;

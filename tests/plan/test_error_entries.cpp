@@ -47,6 +47,11 @@ TEST_CASE("a refused case says of which kind its refusal is") {
   CHECK(kind_of([](Case& c) { c.train.global_batch_tokens = 3; }) == ErrorKind::kBatch);
   CHECK(kind_of([](Case& c) { c.layout.pp = 2, c.layout.schedule = Schedule::k1F1B, c.layout.stage_layers = "measured"; }) ==
         ErrorKind::kNotMeasured);
+  CHECK(kind_of([](Case& c) {
+          c.model = tiny_case(Family::kLlama).model;
+          c.model.experts = {.count = 4, .top_k = 2, .ffn = 8};
+          c.layout.dp = c.layout.ep = 2, c.layout.expert_placement = "measured";
+        }) == ErrorKind::kNotCounted);
   CHECK(kind_of([](Case& c) { c.train.dropout = 2; }) == ErrorKind::kPlain);
 }
 

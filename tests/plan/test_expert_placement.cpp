@@ -1,5 +1,7 @@
 #include "plan/expert_placement.h"
 
+#include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "plan/case.h"
@@ -50,6 +52,14 @@ TEST_CASE("the longest load goes first, to the rank with the least that has room
   CHECK(imbalance_under(nullptr, std::vector<double>(4), 2) == 1);
 }
 
+TEST_CASE("two experts are exchanged where equal numbers of experts leave the fullest rank more than it must have") {
+  // 8 to rank 0, 7 and 7 to rank 1 and 0 (8 < 14), 5 to 0, 4 to 0, which is full with 17; 1 is left to rank 1: 15. So 8 goes for 7.
+  const std::vector<double> loads{7, 7, 1, 8, 5, 4};
+  const ExpertPlacement balanced = balanced_placement(0, loads, 2);
+  CHECK(balanced == place_experts(0, {0, 4, 5, 1, 2, 3}));
+  CHECK(imbalance_under(&balanced, loads, 2) == 1);
+}
+
 TEST_CASE("a placement stays where another gains less than its threshold") {
   // Contiguous: 52 and 48; balanced: 51 and 49. 1 of 52 is below 2 %.
   const std::vector<double> near{26, 26, 25, 23};
@@ -82,15 +92,22 @@ TEST_CASE("cases refuse placements that place no experts of the model") {
   CHECK(refused("balanced") ==
         "expert_placement=balanced with data.routing=balanced: all experts are expected to have as many rows");
   CHECK(refused("measured").starts_with("expert_placement=measured in a run that begins from its seed"));
+  CHECK(check(c).error().kind == ErrorKind::kNotCounted);
   CHECK(refused("by hand") == "expert_placement=by hand: no experts by place, layer after layer");
   CHECK(refused("0:2,0,3,1") == "expert_placement names layer 0, and the model has no experts there");
   CHECK(refused("1:2,0,3,3") == "expert_placement of layer 1: expert 3 has two places");
   CHECK(refused("1:2,0,1") == "expert_placement of layer 1: 3 places for 4 experts");
+  c.data.routing = "balanced";
+  CHECK(refused("balanced").starts_with("expert_placement=balanced with data.routing=balanced"));
   c.data.routing = "zipf:1";
   CHECK(refused("balanced").empty());
+  c.layout.ep = 1;
+  CHECK(refused("balanced") == "expert_placement=balanced with ep=1: every rank has all experts");
+  CHECK(check(c).error().kind == ErrorKind::kApart);
+  CHECK(refused("1:2,0,3,1") == "expert_placement=1:2,0,3,1 with ep=1: every rank has all experts");
 }
 
-TEST_CASE("what is expected of balanced experts is no more than of contiguous ones, and less by zipf's law") {
+TEST_CASE("balanced experts of Zipf's law give the fullest expert's rank the least experts beside it, and none more than that") {
   Case c = tiny_case(Family::kLlama);
   c.model.experts = {.count = 16, .top_k = 2, .ffn = 8};
   c.layout.dp = c.layout.ep = 4;
@@ -98,14 +115,25 @@ TEST_CASE("what is expected of balanced experts is no more than of contiguous on
   c.data.routing = "zipf:0.8";
   const Routing zipf = *routing_named("zipf:0.8");
   const auto placements = placements_of(c, zipf, 4);
-  CHECK(std::ssize(placements) == c.model.layers);
-  const double before = expected_imbalance(zipf, c.model, 4), after = expected_imbalance(zipf, c.model, 4, placements);
-  CHECK(after < 0.9 * before);
-  CHECK(after >= 1);
+  REQUIRE(std::ssize(placements) == c.model.layers);
+  double before = 0, after = 0;  // sums over the layers
+  for (int64_t layer = 0; layer < c.model.layers; ++layer) {
+    std::vector<double> shares = shares_of_experts(zipf, c.model.experts, layer);
+    const auto of_run = [&](size_t first) { return shares[first] + shares[first + 1] + shares[first + 2] + shares[first + 3]; };
+    before += std::max({of_run(0), of_run(4), of_run(8), of_run(12)}) / 0.5;  // a rank's even share of top_k = 2
+    std::ranges::sort(shares, std::greater());
+    after += (shares[0] + shares[13] + shares[14] + shares[15]) / 0.5;
+  }
+  const auto layers = static_cast<double>(c.model.layers);
+  CHECK(expected_imbalance(zipf, c.model, 4) == Approx(before / layers));
+  CHECK(expected_imbalance(zipf, c.model, 4, placements) == Approx(after / layers));
+  CHECK(after < before);
   // Every expert for itself: nothing to place.
+  CHECK(placements_of(c, zipf, 16).empty());
   CHECK(expected_imbalance(zipf, c.model, 16, placements) == Approx(expected_imbalance(zipf, c.model, 16)));
   c.layout.expert_placement = print_placements(placements);
   CHECK(placements_of(c, zipf, 4) == placements);
+  CHECK(is_placement_decided(c));
 }
 
 }  // namespace shardlab::testing

@@ -136,6 +136,9 @@ std::vector<Golden> goldens() {
   experts.layout.zero = 1;
   experts.train.clip_norm = 1;
   all.push_back({"expert-parallel", experts});
+  Case placed = experts;
+  placed.layout.expert_placement = "0:2,0,3,1 1:0,3,2,1";
+  all.push_back({"expert-placement", placed});
   experts.layout.zero = 0;
   experts.canonical = true;
   experts.train.grad_accumulation = 2;

@@ -8,6 +8,7 @@
 #include "plan/collective_steps.h"
 #include "plan/memory.h"
 #include "plan/pipeline_case.h"
+#include "plan/routing.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
@@ -216,6 +217,22 @@ TEST_CASE("ZeRO-1 sends what data parallel sends and keeps 1/N of the moments") 
           total_wire_bytes(sharded).at("dp.grads") + total_wire_bytes(sharded).at("dp.parameters"));
   const auto moments = [](const Plan& p) { return memory_peak(p, 0)[0].at_peak.bytes[static_cast<size_t>(BufferClass::kMoment)]; };
   REQUIRE(moments(plain) == 2 * moments(sharded));
+}
+
+TEST_CASE("a placement of experts that is asked for by a word is no plan's to choose") {
+  Case c = tiny_case(Family::kLlama);
+  c.model.experts = {.count = 4, .top_k = 2, .ffn = 8};
+  c.layout.dp = c.layout.ep = 2;
+  c.data.routing = "zipf:1";
+  c.checkpoint.resume = "run";
+  for (const std::string word : {"balanced", "measured"}) {
+    c.layout.expert_placement = word;
+    CHECK_FALSE(is_placement_decided(c));
+    CHECK(refusal(c) == "expert_placement=" + word + " has not been decided: a plan knows no loads");
+  }
+  c.layout.expert_placement = "1:2,0,3,1";
+  CHECK(is_placement_decided(c));
+  CHECK(lower(c)->expert_placement == std::vector{place_experts(1, {2, 0, 3, 1})});
 }
 
 TEST_CASE("the validation plan has the training plan's parameters and no gradients") {

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <ranges>
 #include <set>
 #include <utility>
 
+#include "plan/expert_placement.h"
 #include "tests/namespaces.h"
 
 namespace shardlab::testing {
@@ -29,6 +31,7 @@ class StructureMutator {
         if (const Op* op = std::get_if<Op>(&plan_.segments[s].steps[i])) mutate_op(s, i, *op);
     for (size_t c = 0; c < plan_.comms.size(); ++c) regroup(c, called);
     for (size_t r = 0; r < plan_.roles.size(); ++r) mutate_role(r);
+    for (size_t i = 0; i < plan_.expert_placement.size(); ++i) mutate_placement(i);
   }
 
  private:
@@ -117,6 +120,11 @@ class StructureMutator {
           int& layer = call_at(p, r, i).layer;
           layer = (layer + 1) % layers_;
         });
+      const auto goes_by_placement = [](const Op& op) {
+        return std::holds_alternative<Route>(op.work) || std::holds_alternative<ExpertLoad>(op.work);
+      };
+      if (!plan_.expert_placement.empty() && call->layer >= 0 && any_op(segment, goes_by_placement))
+        jury_.judge("experts of no layer", place, [=](Plan& p) { call_at(p, r, i).layer = -1; });
       if ((model || message) && call->micro_batch >= 0 && plan_.micro_batches > 1)
         jury_.judge("another micro-batch", place, [=, this](Plan& p) {
           int& micro_batch = call_at(p, r, i).micro_batch;
@@ -133,6 +141,29 @@ class StructureMutator {
       exchange_boundaries(r, last_send, i, place);
       last_send = i;
     }
+  }
+
+  /// Two experts exchanged for the ranks that hold their weights, and not for the tokens that go to them; an expert at two places; a place
+  /// too few; a layer without experts.
+  void mutate_placement(size_t i) {
+    const ExpertPlacement& placement = plan_.expert_placement[i];
+    const std::string place = fmt::format("layer {}", placement.layer);
+    const auto change = [&](const std::string& what, const std::function<void(ExpertPlacement&)>& damage) {
+      jury_.judge("another placement of experts", place + " " + what, [=](Plan& p) { damage(p.expert_placement[i]); });
+    };
+    for (size_t a = 0; a + 1 < placement.experts.size(); ++a) {
+      const std::string both = fmt::format("places {} and {}", a, a + 1);
+      change(both + " exchanged", [=](ExpertPlacement& p) { std::swap(p.experts[a], p.experts[a + 1]); });
+      change(both + " with one expert", [=](ExpertPlacement& p) {
+        p.experts[a] = p.experts[a + 1];
+        p = place_experts(p.layer, p.experts);
+      });
+    }
+    change("without the last place", [](ExpertPlacement& p) {
+      p.experts.pop_back();
+      p = place_experts(p.layer, p.experts);
+    });
+    change("of no layer", [this](ExpertPlacement& p) { p.layer = layers_; });
   }
 
   /// A layer computes with what the same slots of another layer's call are bound to, of one class of buffers: parameters of another

@@ -1,4 +1,5 @@
-// Mutations of a plan's structure: who meets whom, which layer and micro-batch a call works for, what crosses a boundary.
+// Mutations of a plan's structure: who meets whom, which layer and micro-batch a call works for, what crosses a boundary,
+// where experts lie.
 #pragma once
 
 #include "tests/namespaces.h"

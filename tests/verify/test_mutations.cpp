@@ -54,6 +54,7 @@ struct Mix {
   Experts experts = {};
   ExpertOverlap expert_overlap = ExpertOverlap::kNone;
   int ep = 1;
+  const char* expert_placement = "";
   int64_t post_validation = 0;
   bool qk_norm = false;
   float ema_decay = 0;
@@ -122,6 +123,7 @@ Case case_of(const Mix& mix) {
   c.model.window = mix.window;
   if (c.model.is_latent()) c.model.head_dim = mix.latent.nope + mix.latent.rope;
   c.layout.ep = mix.ep;
+  c.layout.expert_placement = mix.expert_placement;
   c.train.post_validation = mix.post_validation;
   return c;
 }
@@ -596,6 +598,24 @@ std::vector<Plan> expert_plans() {
        .canonical = true,
        .experts = kPlain,
        .ep = 2},
+      {.name = "experts dp2 ep2, placed out of order",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .accumulation = 2,
+       .experts = kBiased,
+       .ep = 2,
+       .expert_placement = "0:2,0,3,1 1:1,0,2,3"},
+      {.name = "experts dp2 ep2, one layer of two placed out of order, recompute, micro-batches braided",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .accumulation = 3,
+       .recompute = true,
+       .experts = kPlain,
+       .expert_overlap = ExpertOverlap::kMicroBatches,
+       .ep = 2,
+       .expert_placement = "1:3,1,2,0"},
       {.name = "experts dp2 ep4 cp2",
        .family = Family::kLlama,
        .tied = false,

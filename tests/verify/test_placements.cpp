@@ -48,6 +48,15 @@ TEST_CASE("placements of experts: what is no permutation, or of no layer with ex
   CHECK(refuses(plan, "expert_placement of layer 0: the places of experts are not those"));
 }
 
+TEST_CASE("placements of experts: a router whose call names no layer is refused, since no placement is its own") {
+  Plan plan = parse_or_fail(placed("expert_placement 1 2 1 0 3\n"));
+  for (Item& item : plan.roles[0].program)
+    if (Call* call = std::get_if<Call>(&item); call != nullptr && call->layer == 0) call->layer = -1;
+  CHECK(refuses(plan, "goes by places of experts, and its call names no layer"));
+  plan.expert_placement.clear();
+  CHECK_FALSE(refuses(plan, "goes by places of experts"));
+}
+
 TEST_CASE("placements of experts: rows that go by one placement meet no weights that lie by another") {
   // Both calls of layer.F take the weights of layer 1: rows of layer 0 are then counted by the placement of layer 0.
   const auto exchanged = [](std::string_view lines) {

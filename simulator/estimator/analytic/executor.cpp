@@ -6,7 +6,9 @@
 #include <iterator>
 #include <utility>
 
+#include "plan/pipeline_case.h"
 #include "plan/routing.h"
+#include "plan/technique_settings.h"
 #include "simulator/estimator/analytic/inside.h"
 #include "simulator/estimator/analytic/known.h"
 
@@ -211,8 +213,15 @@ Result<void> read_context(const Case& c, Point& p) {
   return {};
 }
 
-/// The fullest of the ranks that share experts.
+/// The fullest of the ranks that share experts, as they are placed.
 Result<void> read_routing(const Case& c, Point& p) {
+  const std::string& placed = c.layout.expert_placement;
+  if (!placed.empty() && !c.model.is_mixture())
+    return no_form("a placement of experts of a model whose experts no case holds", "leave expert_placement out");
+  SHARDLAB_TRY(settings::check_placement(c));
+  if (placed == kMeasured)
+    return refusal("expert_placement=measured in an estimate: the run that is resumed is not read",
+                   "set data.routes to its loads.txt, and expert_placement: balanced", ErrorKind::kNotCounted);
   if (c.data.routing.empty() && c.data.routes.empty()) return {};
   if (!c.model.is_mixture())
     return no_form("a routing of a model whose experts no case holds", "leave data.routing and data.routes out");
