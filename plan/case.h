@@ -27,9 +27,9 @@ enum class Fp8Scaling : uint8_t { kCurrent, kDelayed, kBlock };
 enum class BackendKind : uint8_t { kCpu, kCuda, kDry };
 enum class TransportKind : uint8_t { kThreads, kProcesses, kTcp, kOneGpu, kNccl, kGloo, kMpi };
 enum class AttentionBy : uint8_t { kAuto, kOwn, kCudnn };
-/// How the ranks of a context-parallel group attend to tokens that they do not hold.
 /// What runs beside the exchanges of experts (`ep`): nothing, what else the layer has to compute, or that and another micro-batch.
 enum class ExpertOverlap : uint8_t { kNone, kLayer, kMicroBatches };
+/// How the ranks of a context-parallel group attend to tokens that they do not hold.
 enum class ContextKind : uint8_t { kNone, kRing, kZigzag, kStriped, kAllGather, kUlysses, kUsp };
 inline constexpr int kPrecisions = 5;
 
