@@ -42,6 +42,7 @@ std::span<const FabricConstant> fabric_constants() {
       {"reduce_efficiency", &F::reduce_efficiency, L::kNode},
       {"nvls_efficiency", &F::nvls_efficiency, L::kNode},
       {"inter_efficiency", &F::inter_efficiency, L::kCluster},
+      {"tree_efficiency", &F::tree_efficiency, L::kShape},
       {"intra_latency", &F::intra_latency, L::kNode},
       {"inter_latency", &F::inter_latency, L::kCluster},
       {"send_latency_s", &F::send_latency_s, L::kNode},
@@ -102,7 +103,7 @@ CollectiveCost::Answer CollectiveCost::answer(double bytes) const {
     if (tuned >= least) continue;
     least = tuned;
     const double rate = std::min(line.bytes_per_s * correction, line.most_bytes_per_s);
-    best = {line.latency_s * raised + bytes / rate, line.tuned.algorithm, line.tuned.protocol};
+    best = {std::max(line.latency_s * raised, ranks_s_) + bytes / rate, line.tuned.algorithm, line.tuned.protocol};
   }
   return best;
 }
@@ -176,6 +177,8 @@ Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& given) {
   const MeasuredFabric& measured = asks ? given : told;
   if (fabric.constants_.oversubscription < 1)
     return refuse(fmt::format("has oversubscription {}", fabric.constants_.oversubscription), "1 is a network without any");
+  if (fabric.constants_.tree_efficiency <= 0)
+    return refuse("has fabric constant `tree_efficiency` = 0", "constants are positive numbers");
   for (const auto& value : {measured.all_reduce, measured.all_gather, measured.reduce_scatter, measured.intra_all_reduce,
                             measured.intra_all_gather, measured.intra_reduce_scatter})
     if (value && !rate(*value)) return refuse(fmt::format("has a measured bus bandwidth of {}", *value), "give bytes/s, positive");
@@ -311,18 +314,18 @@ double Fabric::line_rate(CollectiveUse kind, const Group& group, const Rates& ra
   const bool across = group.nodes > 1;
   const double steps = bus_factor(kind, t.ranks);
   const double ring_link = link_rate(kind, group, rates);
-  const double network = rates.node * constants_.inter_efficiency;
+  const double trees = rates.node * constants_.inter_efficiency * constants_.tree_efficiency;
   const double tuned = cell.bandwidth_gbs * kGiga;
   switch (cell.algorithm) {
     case NcclAlgorithm::kNvls:
       // In an all-reduce each link carries the buffer once each way whatever the number of ranks.
       return kind == CollectiveUse::kAllReduce ? rates.link * constants_.nvls_efficiency : std::min(tuned, ring_link / steps);
-    case NcclAlgorithm::kNvlsTree: return std::min(rates.link * constants_.nvls_efficiency, network * (group.nodes == 2 ? 1 : 0.5));
+    case NcclAlgorithm::kNvlsTree: return std::min(rates.link * constants_.nvls_efficiency, trees * (group.nodes == 2 ? 1 : 0.5));
     case NcclAlgorithm::kTree: {
       const NcclGraph& g = t.tree;
       const double inside = ring_link / (g.channels * g.intra * kGiga);
       if (!across) return tuned * inside;
-      const double outside = network / (g.channels * g.inter * kGiga);
+      const double outside = trees / (g.channels * g.inter * kGiga);
       return tuned * (group.ranks_per_node > 1 ? std::min(inside * std::max(1.0, g.intra / g.inter), outside) : outside);
     }
     default: {
@@ -346,6 +349,8 @@ CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group, const Col
   const NcclTable table = nccl_table(kind, t);
   if (group.nodes > 1 && kind == CollectiveUse::kAllReduce) cost.plateau_bytes_ = 64 * t.ring.channels * t.ranks;
   const Correction& wrong = correction(kind, group.nodes > 1);
+  if (group.nodes > 1 && (kind == CollectiveUse::kAllGather || kind == CollectiveUse::kReduceScatter))
+    cost.ranks_s_ = (group.ranks() - 1) * constants_.rank_latency_s * wrong.latency;
   const double latency = (group.nodes > 1 ? constants_.inter_latency : constants_.intra_latency) * wrong.latency * kMicro;
   for (int i = 0; i < table.count; ++i) {
     const NcclCell& cell = table.cells[i];
@@ -359,13 +364,6 @@ CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group, const Col
                                   most / wrong.seconds_per_byte};
   }
   return cost;
-}
-
-double Fabric::exchange_seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style) const {
-  const double seconds = collective_seconds(kind, bytes, group, style);
-  const bool ring = kind == CollectiveUse::kAllGather || kind == CollectiveUse::kReduceScatter;
-  if (!ring || style.stepped || group.nodes <= 1 || constants_.rank_latency_s <= 0) return seconds;
-  return std::hypot(seconds, (group.ranks() - 1) * constants_.rank_latency_s);
 }
 
 /// Formula: steps * latency + bytes / rate + messages * kMessage_s, of the rank that moves most; of what is leveled (own_collectives.h) steps

@@ -62,6 +62,7 @@ class CollectiveCost {
   GpuGeneration generation_ = GpuGeneration::kHopper;
   int ranks_ = 1;
   double plateau_bytes_ = 0;  ///< from here on the latency of a simple ring across nodes is raised; 0: never
+  double ranks_s_ = 0;        ///< least latency of a ring across nodes: its ranks pass the message on one after the other
   int count_ = 0;
   std::array<Line, kMaxNcclCells> lines_;
 };
@@ -102,7 +103,8 @@ struct FabricConstants {
   double ring_start = 0.6;          ///< a: a ring of n ranks reaches 1 / (1 + a / n) of that; short rings keep less under way
   double reduce_efficiency = 0.95;  ///< of rings that reduce, relative to those that only copy
   double nvls_efficiency = 0.57;    ///< of link_bandwidth, each way through the reducing switch
-  double inter_efficiency = 0.9;    ///< of the rate of the network
+  double inter_efficiency = 0.9;    ///< of the rate of the network, by rings
+  double tree_efficiency = 1;       ///< of that rate, by trees across nodes, the reducing switch's too
   double intra_latency = 2;         ///< of the latencies of NCCL's model within a node
   double inter_latency = 1.5;       ///< of the latencies of NCCL's model between nodes
   double send_latency_s = 22e-6;    ///< one message within a node
@@ -112,9 +114,8 @@ struct FabricConstants {
   double remote_send_efficiency = 0.66;  ///< of the rail, by one message between nodes: a message has fewer channels than a ring
   double all_to_all_efficiency = 0.7;    ///< of the links' rate, by exchanges of all with all
   double all_to_all_latency_s = 40e-6;   ///< an exchange of two
-  double rank_latency_s =
-      0;  ///< of each rank behind the first, where a ring across nodes begins with nothing under way; 0: the model's
-  double message_s = 0.5e-6;  ///< of each further peer in an exchange of all with all
+  double rank_latency_s = 0;             ///< of each rank behind the first, in a gather or a scatter across nodes; 0: the model's
+  double message_s = 0.5e-6;             ///< of each further peer in an exchange of all with all
   double memory_traffic = 3;  ///< bytes of device memory moved per byte sent: received, read to forward or reduce, read or written
                               ///< locally
 };
@@ -131,7 +132,8 @@ struct CollectiveStyle {
 /// Formula: NCCL's tuning model (src/graph/tuning.cc, 2.28 to 2.30) chooses algorithm and protocol: t = latency * steps + bytes /
 ///   bandwidth, with channels and rates found from the links as its graph search does. The time of the choice uses what of those
 ///   rates is really reached (Machine::fabric, fitted to the collective tables in simulator/published). Devices that are not joined
-///   by a switch (xGMI, bridges, PCIe) have the same model with their own rates. All-to-all: each rank's traffic to its node's
+///   by a switch (xGMI, bridges, PCIe) have the same model with their own rates. Gathers and scatters across nodes have rings alone;
+///   their latency is (ranks - 1) rank_latency_s where that is longer than the model's. All-to-all: each rank's traffic to its node's
 ///   peers over its link and to other nodes over its share of the rails, the slower of the two; send: latency + bytes / bandwidth.
 /// Units: bytes/s one way, seconds.
 /// Valid when: the group has the links for itself, but for `groups_per_node`; healthy links (else give MeasuredFabric).
@@ -148,12 +150,6 @@ class Fabric {
   double collective_seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style = {}) const {
     return group.ranks() <= 1 ? 0 : prepare(kind, group, style).seconds(bytes);
   }
-
-  /// As `collective_seconds`, for an exchange that compute waits for. Tables are measured with one collective after the other, in which
-  /// each rank begins the next before the last is done with this one. Of a gather or a scatter that begins when nothing is under way
-  /// every rank's latency is seen.
-  /// Formula: sqrt(seconds^2 + ((ranks - 1) rank_latency_s)^2) across nodes: the longer of both, and more where they are alike.
-  double exchange_seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style = {}) const;
 
   /// One message between two devices of a node.
   double local_send_seconds(double bytes) const;

@@ -640,6 +640,21 @@ TEST_CASE("compute loses to a collective beside it what its group takes, not wha
   CHECK(lost(8, 8, {1, 8, 8}) < lost(64, 1, {8, 8, 1}));
 }
 
+TEST_CASE("a reduction across nodes hides behind compute and exchanges within a node, behind no exchange across nodes") {
+  FrameworkProfile megatron = testing::profile("megatron");
+  megatron.overlap.tensor = false;  // so that all that is hidden is gradients
+  const auto hidden = [&](int tp, const char* latency, double value) {
+    Machine m = testing::machine(8);
+    m.inter_bytes_per_s = 1e9;  // gradients take longer than all of backward
+    m.fabric[latency] = value;
+    const Point p{.dp = 64 / tp, .tp = tp, .zero = 0, .micro_batch = 4, .seq_len = 8192};
+    return estimate(*prepare(llama_8b(), m, megatron, {}), p).hidden_comm_s;
+  };
+  REQUIRE(hidden(16, "inter_latency", 1.5) > 0);
+  CHECK(hidden(16, "inter_latency", 100) == Approx(hidden(16, "inter_latency", 1.5)));
+  CHECK(hidden(8, "intra_latency", 100) > 1.01 * hidden(8, "intra_latency", 2));
+}
+
 TEST_CASE("where blocks stay, zero 3 loses all of a gather that is shorter than a matmul, nothing to one that fits beside") {
   const FrameworkProfile titan = testing::profile("torchtitan");
   const auto data = [&](double resident, double micro_batch) {

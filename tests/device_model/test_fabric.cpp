@@ -335,19 +335,69 @@ TEST_CASE("what a fabric refuses") {
   CHECK_FALSE(Fabric::of(cluster(), measured).ok());
 }
 
-TEST_CASE("an exchange that begins from rest sees every rank's latency, or the rate, whichever is longer") {
+TEST_CASE("a gather or a scatter across nodes takes the latency of every rank and the time of its bytes") {
   Machine m = cluster();
   const Fabric plain = fabric_of(m);
   m.fabric["rank_latency_s"] = 50e-6;
   const Fabric f = fabric_of(m);
+  m.fabric["rank_latency_s"] = 1e-9;
+  const Fabric quick = fabric_of(m);
   const Group across{8, 4}, within{8, 1};
-  const auto gather = [&](double bytes, const Group& group) { return f.exchange_seconds(CollectiveUse::kAllGather, bytes, group); };
-  const auto table = [&](CollectiveUse kind, double bytes, const Group& group) {
-    return plain.collective_seconds(kind, bytes, group);
+  for (const CollectiveUse kind : {CollectiveUse::kAllGather, CollectiveUse::kReduceScatter}) {
+    const auto bytes_s = [&](double bytes) {
+      return bytes * bus_factor(kind, across.ranks()) / plain.prepare(kind, across).bus_bytes_per_s(1e15);
+    };
+    for (const double bytes : {1e9, 1e10})
+      CHECK(f.collective_seconds(kind, bytes, across) == Approx(31 * 50e-6 + bytes_s(bytes)).epsilon(1e-3));
+    CHECK(f.collective_seconds(kind, 1, across) == Approx(31 * 50e-6));
+    CHECK(quick.collective_seconds(kind, 1e6, across) == plain.collective_seconds(kind, 1e6, across));
+    CHECK(f.collective_seconds(kind, 1e6, within) == plain.collective_seconds(kind, 1e6, within));
+  }
+  const auto reduce = [&](const Fabric& fabric) { return fabric.collective_seconds(CollectiveUse::kAllReduce, 1e6, across); };
+  CHECK(reduce(f) == reduce(plain));
+}
+
+TEST_CASE("trees across nodes have a rate of the network of their own") {
+  Machine m = cluster();
+  m.fabric["nvls"] = 1;
+  m.fabric["inter_efficiency"] = 0.5;
+  const Fabric plain = fabric_of(m);
+  m.fabric["tree_efficiency"] = 0.5;
+  const Fabric f = fabric_of(m);
+  const auto rate = [](const Fabric& fabric, CollectiveUse kind, int nodes, NcclAlgorithm algorithm) {
+    const CollectiveCost cost = fabric.prepare(kind, {8, nodes});
+    for (int i = 0; i < cost.lines(); ++i)
+      if (cost.line(i).tuned.algorithm == algorithm && cost.line(i).tuned.protocol == NcclProtocol::kSimple)
+        return cost.line(i).bytes_per_s;
+    return 0.0;
   };
-  CHECK(gather(1e3, across) == Approx(31 * 50e-6).epsilon(0.05));
-  CHECK(gather(1e10, across) == Approx(table(CollectiveUse::kAllGather, 1e10, across)).epsilon(0.01));
-  CHECK(gather(1e6, within) == table(CollectiveUse::kAllGather, 1e6, within));
-  CHECK(f.exchange_seconds(CollectiveUse::kAllReduce, 1e6, across) == table(CollectiveUse::kAllReduce, 1e6, across));
-  CHECK(f.collective_seconds(CollectiveUse::kAllGather, 1e6, across) == table(CollectiveUse::kAllGather, 1e6, across));
+  for (const int nodes : {2, 4}) {
+    const double all = 0.5 * 8 * 50e9 * (nodes == 2 ? 1 : 0.5);  // the network of a node; up and down the tree beyond two
+    CHECK(rate(plain, CollectiveUse::kAllReduce, nodes, NcclAlgorithm::kNvlsTree) == Approx(all));
+    CHECK(rate(f, CollectiveUse::kAllReduce, nodes, NcclAlgorithm::kNvlsTree) == Approx(0.5 * all));
+    CHECK(rate(f, CollectiveUse::kAllReduce, nodes, NcclAlgorithm::kTree) ==
+          Approx(0.5 * rate(plain, CollectiveUse::kAllReduce, nodes, NcclAlgorithm::kTree)));
+    for (const CollectiveUse kind : {CollectiveUse::kAllReduce, CollectiveUse::kAllGather})
+      CHECK(rate(f, kind, nodes, NcclAlgorithm::kRing) == rate(plain, kind, nodes, NcclAlgorithm::kRing));
+  }
+  for (const double value : {-1.0, 0.0}) {
+    m.fabric["tree_efficiency"] = value;
+    CHECK_FALSE(Fabric::of(m).ok());
+  }
+}
+
+TEST_CASE("what was measured of a ring across nodes corrects the latency of its ranks too") {
+  Machine m = cluster();
+  m.fabric["rank_latency_s"] = 50e-6;
+  const double bytes = 1 << 30;
+  const Group all{8, m.nodes};
+  const double modelled = fabric_of(m).collective_seconds(CollectiveUse::kAllGather, bytes, all);
+  MeasuredFabric measured;
+  measured.all_gather = bytes * bus_factor(CollectiveUse::kAllGather, all.ranks()) / (1.5 * modelled);
+  measured.bytes = bytes;
+  const auto corrected = Fabric::of(m, measured);
+  REQUIRE(corrected.ok());
+  CHECK(corrected->collective_seconds(CollectiveUse::kAllGather, bytes, all) == Approx(1.5 * modelled));
+  CHECK(corrected->collective_seconds(CollectiveUse::kAllGather, 1, all) ==
+        Approx(1.5 * fabric_of(m).collective_seconds(CollectiveUse::kAllGather, 1, all)));
 }

@@ -89,7 +89,7 @@ class Pricer {
 
  private:
   double collective_s(CollectiveUse kind, double bytes, const Group& group) const {
-    return fabric_.exchange_seconds(kind, bytes, group, {p_.model.own_collectives, key_.algorithm});
+    return fabric_.collective_seconds(kind, bytes, group, {p_.model.own_collectives, key_.algorithm});
   }
 
   // Kernels.

@@ -254,6 +254,19 @@ double buckets_of(const Frame& f, const StageGroup& g, double bytes) {
   return std::clamp(bytes / f.bucket_bytes, 1.0, std::max(1.0, matrices));
 }
 
+/// Seconds of a backward pass that data-parallel communication hides behind. Exchanges that wait for the network between nodes are none
+/// of them: a reduction that crosses nodes too needs the same interfaces.
+double backward_window(const Frame& f, const Group& data, const PhaseCost& back) {
+  const Point& p = f.point;
+  const int per_node = f.in.fabric.devices_per_node();
+  double window = back.total_s();
+  if (data.nodes <= 1) return window;
+  if (group_of(p.tp, 1, per_node).nodes > 1) window -= back.tensor_s;
+  if (group_of(p.cp, p.tp, per_node).nodes > 1) window -= back.context_s;
+  if (group_of(p.ep, p.expert_tp, per_node).nodes > 1) window -= back.expert_s;
+  return window;
+}
+
 /// Zero 0 to 2: buckets of gradients are reduced while the last backward runs, updated weights gathered while the
 /// first forward does.
 void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
@@ -297,7 +310,7 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
     s.data_once_s += times * (exposed + hidden * beside.lost(f, g, slow / buckets));
     s.hidden_s += times * hidden;
   };
-  const double back = s.work.backward().total_s();
+  const double back = backward_window(f, all, s.work.backward());
   const bool cut = f.point.zero > 0;
   place(summed + seconds(scatters(f) ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back,
         f.overlap_gradients, f.point.zero == 2 ? f.point.grad_accumulation : 1);

@@ -265,6 +265,19 @@ def liger(folder, out):
             row("cross entropy with gradient", "cross_entropy", 3 * 2 * c["B"] * c["T"] * x)
 
 
+# nanotron's measure_bandwidth (src/nanotron/trainer.py at 67c5ebb6, which wrote the playbook's rates) times 256 Mi elements of fp32, though its
+# comment says 256 MB. Its all-gather and reduce-scatter take lists of tensors, which torch copies out of or into one buffer on the
+# collective's stream (ProcessGroupNCCL.cpp): the message is read and written once more, at the rate of Azure's stream on H100.
+PLAYBOOK_BYTES = 4 * 256 << 20
+PLAYBOOK_COPY_S = 2 * PLAYBOOK_BYTES / 3.0e12
+
+
+def playbook_seconds(kind, ranks, busbw):
+    """Seconds of a collective of PLAYBOOK_BYTES over `ranks`, without torch's copies, from the bus bandwidth in B/s that nanotron logged."""
+    factor = {"all_reduce": 2 * (ranks - 1) / ranks}.get(kind, (ranks - 1) / ranks)
+    return PLAYBOOK_BYTES * factor / busbw - (0 if kind == "all_reduce" else PLAYBOOK_COPY_S)
+
+
 def collectives(folder, out):
     """Sizes of 64 KiB and more (XLA's: 1 MiB, as each of its rows carries a launch); no degraded or mixed runs."""
     kinds = {"all_reduce": 0, "all_gather": 0, "reduce_scatter": 0, "all_to_all": 0, "send_recv": 0, "send_recv_permute": 0}
@@ -287,6 +300,8 @@ def collectives(folder, out):
         if time <= 0:  # only the bus bandwidth is given
             factor = {"all_reduce": 2 * (n - 1) / n}.get(r["collective"], (n - 1) / n)
             time = size * factor / (float(r["busbw_gbs"]) * 1e9)
+        if source == "playbook":
+            size, time = PLAYBOOK_BYTES, playbook_seconds(r["collective"], n, float(r["busbw_gbs"]) * 1e9)
         if r["collective"] == "send_recv_permute":
             if "ring-shift" not in note:
                 continue  # the pattern of a pipeline: every device sends to the next

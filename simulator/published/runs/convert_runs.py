@@ -19,7 +19,7 @@ MODEL = ["layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "t
 MOE = ["experts", "top_k", "moe_ffn", "shared_experts", "dense_layers", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"]
 LAYOUT = ["dp", "tp", "pp", "vpp", "cp", "ep", "zero", "schedule", "sequence_parallel", "recompute", "precision", "micro_batch",
           "grad_accumulation", "seq_len", "global_batch_tokens"]
-FABRIC = [f"{where}{kind}_busbw_gbps" for where in ("", "intra_") for kind in ("all_reduce", "all_gather", "reduce_scatter")]
+FABRIC = [f"{where}{kind}_busbw_gbps" for where in ("", "intra_") for kind in ("all_reduce", "all_gather", "reduce_scatter")] + ["busbw_bytes"]
 MEASURED = ["measured_step_s", "measured_tokens_per_s", "measured_bytes", "measured_memory_kind", "measured_status"]
 GIB = 2**30
 

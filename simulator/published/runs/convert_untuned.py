@@ -16,6 +16,18 @@ from convert_runs import GIB, GPT, LLAMA, Set, model_columns, number
 BPE_TOKENS = 50257  # of GPT-2's vocabulary, which Megatron-LM's functional tests of GPT use
 
 
+# nanotron's measure_bandwidth (src/nanotron/trainer.py at 67c5ebb6): 256 Mi elements of fp32; all-gather and reduce-scatter take lists
+# of tensors, so torch reads and writes the message once more (as simulator/published/kernels/convert.py has it).
+BANDWIDTH_BYTES = 4 * 256 << 20
+LIST_COPY_S = 2 * BANDWIDTH_BYTES / 3.0e12
+
+
+def without_copies(busbw_gbps, ranks):
+    """Bus bandwidth, GB/s, of an all-gather or a reduce-scatter of BANDWIDTH_BYTES over `ranks` without torch's copies of its list."""
+    moved = BANDWIDTH_BYTES * (ranks - 1) / ranks
+    return number(f"{moved / (moved / (float(busbw_gbps) * 1e9) - LIST_COPY_S) / 1e9:.2f}")
+
+
 def nanotron(rows):
     """The Ultra-Scale Playbook's benchmark. Step times count only on a healthy network, and where the log raised no flag. What the
     bandwidth of a run was, it measured itself."""
@@ -32,10 +44,13 @@ def nanotron(rows):
         several = int(r["nodes"]) > 1
         fabric = {}
         for column, ours in (("ar", "all_reduce"), ("ag", "all_gather"), ("rs", "reduce_scatter")):
+            def logged(field, ranks):
+                return r[field] if column == "ar" or not r[field] else without_copies(r[field], ranks)
             if timed:
-                fabric[f"intra_{ours}_busbw_gbps"] = r[f"nccl_{column}_intra_gbs"]
+                fabric[f"intra_{ours}_busbw_gbps"] = logged(f"nccl_{column}_intra_gbs", min(int(r["gpus"]), int(r["gpus_per_node"])))
                 if several:
-                    fabric[f"{ours}_busbw_gbps"] = r[f"nccl_{column}_gbs"]
+                    fabric[f"{ours}_busbw_gbps"] = logged(f"nccl_{column}_gbs", int(r["gpus"]))
+                fabric["busbw_bytes"] = BANDWIDTH_BYTES
         tp = int(r["tp"])
         out.add(source="nanotron-playbook", row=i + 2, profile="nanotron", model_name=f"llama-{number(r['params_b'])}B",
                 **model_columns(r, vocab=r["vocab"], mlp="swiglu", norm="rms", tied_embeddings="true" if r["tied_embedding"] == "yes" else "false"),
