@@ -29,7 +29,7 @@ void check_bounds(const analytic::ModelShape& shape, std::string_view profile, u
       space, shape, 64, [&](const Point& p) { cuts.push_back(p); }, [](const Point&) {});
   std::shuffle(cuts.begin(), cuts.end(), random);
   Estimator estimator(prepared);
-  for (size_t i = 0; i < std::min<size_t>(cuts.size(), dealt(60, 20)); ++i) {
+  for (size_t i = 0; i < std::min<size_t>(cuts.size(), shardlab::testing::dealt(60, 20)); ++i) {
     if (refusal_of(prepared, cuts[i]) != analytic::Refusal::kNone) continue;
     const double least_s = estimator.least_step_s(cuts[i]);
     for (const State& state : states_of(space, cuts[i], 8)) {
@@ -57,7 +57,7 @@ TEST_CASE("no point is faster or smaller than its cut's bounds") {
   for (const std::string_view name : analytic::profile_names())
     for (const analytic::ModelShape& shape : {gpt_175b(), llama_8b(), mixtral_8x7b()})
       for (const unsigned seed : {1U, 2U}) check_bounds(shape, name, seed, points);
-  CHECK(points > (thorough() ? 100'000 : 30'000));
+  CHECK(points > (shardlab::testing::thorough() ? 100'000 : 30'000));
 }
 
 TEST_CASE("bounds are near what they bound where nothing but the layers' work takes time") {
