@@ -25,6 +25,7 @@ CaseOutcome outcome_of(const SearchTask& task, const search::Candidate& c) {
   o.case_id = case_id_of(task, c);
   o.parameters = task.parameters;
   o.predicted = prediction_of(c.estimate);
+  o.predicted->model_flops = c.estimate.model_flops;  // of the case's model there is the name alone
   return o;
 }
 
