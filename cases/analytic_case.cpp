@@ -111,13 +111,20 @@ Result<AnalyticCaseRunner::Study*> AnalyticCaseRunner::study_of(const Case& conf
   return studies_.back().get();
 }
 
-Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::estimated(const sweeps::Point& said, const analytic::ModelShape& shape) {
+Result<AnalyticCaseRunner::Estimated> AnalyticCaseRunner::estimate_of(const sweeps::Point& said,
+                                                                      const analytic::ModelShape& shape) {
   const auto study = study_of(said.config, shape);
   if (!study.ok()) return study.error();
   const auto point = estimated_layout(said);
   if (!point.ok()) return point.error();
   if (const auto legal = explain((*study)->prepared, *point); !legal.ok()) return legal.error();
-  const analytic::Estimate estimate = (*study)->estimator(*point);
+  return Estimated{*study, *point, (*study)->estimator(*point)};
+}
+
+Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::estimated(const sweeps::Point& said, const analytic::ModelShape& shape) {
+  const auto made = estimate_of(said, shape);
+  if (!made.ok()) return made.error();
+  const analytic::Estimate& estimate = made->estimate;
   Predicted predicted{prediction_of(estimate), estimate.memory.device()};
   if (shape != analytic::shape_of(said.config.model)) predicted.figures.model_flops = estimate.model_flops;
   const auto routing = routing_of(said.config);
@@ -155,6 +162,16 @@ Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::planned(const sweeps::
   // A mixed machine holds each stage to its own device: what it allocates there is the peak and the context.
   for (StageNeed& stage : p.figures.stages) stage.arena_bytes = stage.peak_bytes + static_cast<int64_t>(profile->memory.context);
   return p;
+}
+
+std::optional<analytic::Between> AnalyticCaseRunner::step_between(const sweeps::Point& said, double step_s) {
+  constexpr double kSame = 1e-9;  // of the step
+  const analytic::ModelShape shape = model_shape(said);
+  if (said.config.profile == "shardlab" || !check(shape).ok()) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  const auto made = estimate_of(said, shape);
+  if (!made.ok() || std::abs(made->estimate.step_s - step_s) > kSame * step_s) return std::nullopt;
+  return analytic::step_between(made->study->prepared, made->point, made->estimate);
 }
 
 CaseOutcome AnalyticCaseRunner::run(const sweeps::Point& said, Mode) {

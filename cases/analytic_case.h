@@ -15,6 +15,7 @@
 #include "cases/namespaces.h"
 #include "reports/store.h"
 #include "simulator/estimator/analytic/analytic.h"
+#include "simulator/estimator/analytic/doubt.h"
 #include "sweeps/driver.h"
 
 namespace shardlab::cases {
@@ -30,6 +31,10 @@ class AnalyticCaseRunner final : public CaseRunner {
   ~AnalyticCaseRunner() override;
   CaseOutcome run(const sweeps::Point& point, Mode mode) override;
 
+  /// Seconds that nine of ten runs like it take, of a point whose step was predicted to take `step_s`. None of shardlab's own executor,
+  /// whose step is that of its plan, and where the estimate is another: of another version, or of a machine that is not known whole.
+  std::optional<analytic::Between> step_between(const sweeps::Point& point, double step_s);
+
   /// An axis of models or machines may have a million values: what is remembered longest is forgotten then.
   static constexpr size_t kMostStudies = 32;
   size_t studies() const { return studies_.size(); }
@@ -40,6 +45,13 @@ class AnalyticCaseRunner final : public CaseRunner {
     Prediction figures;
     int64_t device_bytes = 0;  ///< of the rank that needs most, with what no allocator sees
   };
+  /// The estimate of a framework's run, with what it was made from; `study` lives until the next call.
+  struct Estimated {
+    Study* study;
+    analytic::Point point;
+    analytic::Estimate estimate;
+  };
+  Result<Estimated> estimate_of(const sweeps::Point& said, const analytic::ModelShape& shape);
   /// Of a framework's run.
   Result<Predicted> estimated(const sweeps::Point& said, const analytic::ModelShape& shape);
   /// Of shardlab's own executor: bytes by the case's plan, seconds by its segments. On a local machine, whose ranks share cores,

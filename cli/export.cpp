@@ -118,6 +118,11 @@ Result<ExitCode> import_case(const ImportFlags& flags) {
   for (const auto& [path, value] : imported->settings)
     for (const std::string_view axis : {"layout.dp", "layout.tp", "layout.pp", "layout.cp"})
       if (path == axis) ranks = std::min<int64_t>(ranks * std::clamp<int64_t>(std::atoll(value.c_str()), 1, 1 << 20), 1 << 20);
+  if (flags.devices == 0 && std::ranges::none_of(imported->settings, [](const auto& s) { return s.first == "layout.dp"; }))
+    fmt::print(stderr,
+               "note: {} does not say how many ranks train: the case is of as few whole nodes as hold one copy of the model; "
+               "--devices N says how many\n",
+               flags.file);
   const int64_t per_node = std::max(1, machine_read->devices_per_node);
   std::string more = fmt::format("# Read from {} by {}.\nversion: 1\nprofile: {}\n",
                                  std::filesystem::path(flags.file).filename().string(), version_line(), imported->profile);

@@ -20,6 +20,7 @@
 #include "cli/search_page.h"
 #include "cli/serve.h"
 #include "cli/shipped.h"
+#include "cli/step_intervals.h"
 #include "cli/verbs.h"
 #include "plan/base/error_entries.h"
 #include "plan/base/files.h"
@@ -162,6 +163,7 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
     add_simulated(report, problems.cases());
     add_yaml(report);
     add_price(report);
+    add_step_intervals(report);
     if (const int best = summarise(report.cases, report.left_out).fastest; best >= 0)
       report.next = next_steps(report.cases[static_cast<size_t>(best)], report.cases);
   }

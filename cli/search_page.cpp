@@ -6,6 +6,7 @@
 
 #include "cases/analytic_case.h"
 #include "cli/search_tables.h"
+#include "cli/step_intervals.h"
 #include "plan/keys.h"
 #include "reports/format.h"
 
@@ -25,6 +26,7 @@ CaseOutcome outcome_of(const SearchTask& task, const search::Candidate& c) {
   o.case_id = case_id_of(task, c);
   o.parameters = task.parameters;
   o.predicted = prediction_of(c.estimate);
+  o.predicted->model_flops = c.estimate.model_flops;  // of the case's model there is the name alone
   return o;
 }
 
@@ -78,8 +80,7 @@ Result<void> add_search(const nlohmann::ordered_json& search, Report& report) {
   ExtraColumn reserved{"reserved_bytes", Unit::kBytes, "memory", "what a device's driver is predicted to report", {}};
   ExtraColumn use{
       "predicted_mfu", Unit::kFraction, "predicted MFU", "model flops (no recompute) against the dense peak of the precision", {}};
-  ExtraColumn low{"step_low_s", Unit::kSeconds, "step, low", "nine of ten runs like it take from this to step_high_s", {}};
-  ExtraColumn high{"step_high_s", Unit::kSeconds, "step, high", "nine of ten runs like it take from step_low_s to this", {}};
+  ExtraColumn low = step_low_column(), high = step_high_column();
   ExtraColumn equal{
       "equal_to_first", Unit::kNone, "equal to first", "whether the prediction cannot tell the layout from the first", {}};
   const auto add = [&](const nlohmann::ordered_json& layout, Value place) {

@@ -226,6 +226,8 @@ void visit_fields(V& v, T& x) {
   v("link_bytes_per_s", x.link_bytes_per_s);
   v("power_w", x.power_w);
   v("provenance", x.provenance);
+  if (!std::is_const_v<T> || !x.architecture.empty()) v("architecture", x.architecture);
+  if (!std::is_const_v<T> || !x.constants.empty()) v("constants", x.constants);
 }
 
 template <class V, class T>
@@ -239,6 +241,7 @@ void visit_fields(V& v, T& x) {
   v("local", x.local);
   v("cores", x.cores);
   v("calibration", x.calibration);
+  if (!std::is_const_v<T> || !x.fabric.empty()) v("fabric", x.fabric);
   if (!std::is_const_v<T> || x.is_mixed()) v("kinds", x.kinds);
 }
 

@@ -48,7 +48,7 @@ async function open(name, act, options = {}) {
 const shown = page => page.locator('#cases [role=status]').first().textContent();
 const selected = page => page.evaluate(() => document.querySelector('#why .bar select').value);
 
-for (const name of ['sample', 'empty', 'hostile', 'grid', 'comparison'])
+for (const name of ['sample', 'empty', 'hostile', 'grid', 'comparison', 'data-parallel'])
   for (const width of [1280, 390])
     for (const scheme of ['light', 'dark'])
       test(`axe-core finds nothing in the page ${name}, ${width} wide, ${scheme}`, () => open(name, async page => {
@@ -122,6 +122,58 @@ test('a refusal’s line opens its cases and filters by them', () => open('grid'
   await line.locator('button').click();
   assert.match((await shown(page)).replace('\u202f', ''), /^600 of 3000/);
 }));
+
+test('bars of memory name each case by what tells it apart, beside its bar', () => open('grid', async page => {
+  const labels = page.locator('figure[aria-label="Memory of cases"] svg text.name');
+  await labels.first().waitFor({ timeout: 10000 });
+  const texts = await labels.allTextContents();
+  assert.ok(texts.length >= 20, String(texts.length));
+  assert.equal(new Set(texts).size, texts.length);
+  assert.ok(texts.every(t => /repetition=\d+$/.test(t) && !t.includes('overlap=true') && !t.includes('recompute=none')), texts[0]);
+  assert.match(await page.locator('figure[aria-label="Memory of cases"]').innerText(), /In all of them: .*overlap=true\./);
+  const beyond = await labels.evaluateAll(list => list.map(t => t.getBoundingClientRect().right - t.parentNode.querySelector('rect').getBoundingClientRect().left));
+  assert.ok(beyond.every(b => b <= 0), String(Math.max(...beyond)));
+}));
+
+test('tables of long names keep their figures in sight', () => open('grid', async page => {
+  const scroller = page.locator('#cost .scroll');
+  await scroller.scrollIntoViewIfNeeded();
+  assert.deepEqual(await scroller.evaluate(s => [s.querySelectorAll('td.words').length > 0, s.scrollWidth - s.clientWidth]), [true, 0]);
+}));
+
+test('every section is in the navigation of a window of 1280 pixels', () => open('sample', async page => {
+  assert.equal(await page.evaluate(() => { const bar = document.querySelector('#nav'); return bar.scrollWidth - bar.clientWidth; }), 0);
+}));
+
+test('a layout whose dp is all of its ranks is not told to have more', () => open('data-parallel', async page => {
+  assert.match(await page.locator('#answer').innerText(), /dp8/);
+  assert.doesNotMatch(await page.locator('#answer').innerText(), /Try a larger one/);
+}));
+
+test('a timeline that begins a step does not pass for the whole of it', () => open('hostile', async page => {
+  const streams = page.locator('figure[aria-label="Timeline"], #timeline figure').last();
+  await streams.scrollIntoViewIfNeeded();
+  assert.match(await streams.innerText(), / of the first /);
+  assert.equal(await streams.getByRole('button', { name: 'All that is shown' }).count(), 1);
+  assert.equal(await streams.getByRole('button', { name: 'Whole step' }).count(), 0);
+}));
+
+test('bytes of an axis are whole powers of two or their multiples, logarithmic or not', async () => {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 } }), page = await context.newPage();
+  await page.addInitScript(() => {
+    const written = CanvasRenderingContext2D.prototype.fillText;
+    window.written = [];
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...at) { window.written.push(text); return written.call(this, text, ...at); };
+  });
+  for (const name of ['grid', 'sample', 'comparison']) {
+    await page.goto('file://' + join(folder, name + '.html'));
+    await page.waitForSelector('[data-drawn=true]', { state: 'attached', timeout: 60000 });
+    const bytes = (await page.evaluate(() => window.written)).filter(t => /^[\d.]+ [KMGT]?i?B$/.test(t));
+    assert.ok(bytes.length > 0);
+    for (const t of bytes) assert.match(t, /^\d+(\.[257]5?)? [KMGT]?i?B$/, name);
+  }
+  await context.close();
+});
 
 test('the table is sorted, walked and selected by keys, and holds only the rows in the window', () => open('grid', async page => {
   assert.ok(await page.locator('#cases tbody tr.pick').count() < 60);

@@ -30,13 +30,31 @@ Report grid_report(int cases) {
     o.measured.reset(), o.ops.clear();
     o.config.layout.tp = 1 << i % 4, o.config.layout.pp = 1 << i / 4 % 5, o.config.layout.dp = 1 << i / 20 % 8;
     o.config.train.micro_batch = 1 << i / 160 % 4, o.config.train.seq_len = 1024 * (1 + i / 640 % 40);
-    o.config.name = fmt::format("case {}", i);
+    const Layout& l = o.config.layout;
+    o.config.name = fmt::format("tp={} pp={} dp={} micro_batch={} seq_len={} recompute=none overlap=true repetition={}", l.tp, l.pp,
+                                l.dp, o.config.train.micro_batch, o.config.train.seq_len, i);
     o.case_id = fmt::format("{:016x}", hash_text(o.config.name));
     const double noise = static_cast<double>(hash_text(o.case_id) % 1'000'003) / 1e6;
     o.predicted->step_s *= 1 + noise, o.predicted->compute_s *= 1 + noise * noise, o.predicted->bubble_fraction = noise / 7;
     o.predicted->peak_bytes += static_cast<int64_t>(2e8 * noise);
     if (i % 5 == 0)
       o.status = Status::kOom, o.reason = fmt::format("does not fit: a rank needs {:.4f} GiB and may use 80 GiB", 80 + 100 * noise);
+    report.cases.push_back(std::move(o));
+  }
+  return report;
+}
+
+/// Three layouts of eight ranks, of which pure data parallelism is the fastest.
+Report data_parallel_report() {
+  Report report;
+  report.title = "data parallelism";
+  for (const int dp : {2, 4, 8}) {
+    CaseOutcome o = sweep_outcomes()[0];
+    o.measured.reset(), o.ops.clear();
+    o.config.layout.dp = dp, o.config.layout.tp = 8 / dp;
+    o.config.name = fmt::format("dp={}", dp);
+    o.case_id = fmt::format("{:016x}", hash_text(o.config.name));
+    o.predicted->step_s /= dp;
     report.cases.push_back(std::move(o));
   }
   return report;
@@ -82,11 +100,13 @@ int main(int argc, char** argv) {
   empty.title = "nothing";
   hostile.title = hostile.cases[0].config.name = hostile.cases[15].reason = hostile.timelines[0].ops[0].label =
       "</script><img src=x onerror=alert(1)>\" onload=\"alert(2)";
+  hostile.timelines[0].left_out = 7, hostile.timelines[0].shown_s = 1e-3;
   write(folder / "sample.html", sweep_report());
   write(folder / "followed.html", sweep_report(), "first");
   write(folder / "empty.html", empty);
   write(folder / "comparison.html", comparison_report());
   write(folder / "hostile.html", hostile);
   write(folder / "grid.html", grid_report(3000));
+  write(folder / "data-parallel.html", data_parallel_report());
   return 0;
 }

@@ -1,9 +1,11 @@
 // Sweeps at the analytic resolution: many points, other frameworks, the same bytes as the plans.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -18,6 +20,7 @@
 #include "sweeps/sweep.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
+#include "tests/reports/page.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -264,6 +267,44 @@ TEST_CASE("a search that estimates first needs a calibrated machine") {
       shardlab_program(scratch, "run " + sweep + " --out " + (scratch / "none"), fmt::format("cd {0} && HOME={0}", scratch / "."));
   CHECK(o.code == 2);
   CHECK(o.err.find("not calibrated, and search goal, which estimates first, needs its speed") != std::string::npos);
+}
+
+TEST_CASE("a page of a framework's estimates says how far each step can be trusted, as memory does") {
+  const Scratch scratch;
+  const auto page = [&](const std::string& name, const std::string& profile) {
+    const std::string sweep =
+        scratch.write(name + ".yaml", "version: 1\nname: few\nresolution: analytic\nmode: simulate\nprofile: " + profile +
+                                          "\nmodel: llama-3.1-8b\nmachine: {preset: hgx-h100-ndr, nodes: 1}\n"
+                                          "train: {seq_len: 4096, micro_batch: 1, grad_accumulation: 4, precision: bf16}\n"
+                                          "layout: {zero: 1}\naxes:\n  tp: [1, 8, 16]\n");
+    REQUIRE(shardlab_program(scratch, "run " + sweep + " --out " + (scratch / name)).code == 0);
+    const Output o = shardlab_program(scratch, fmt::format("report {0} --html {0}/r.html", scratch / name));
+    INFO(o.err);
+    REQUIRE(o.code == 0);
+    return nlohmann::json::parse(data_of(slurp(scratch / (name + "/r.html"))));
+  };
+  const auto data = page("megatron", "megatron");
+  const auto low = column_of(data, "step_low_s"), high = column_of(data, "step_high_s"), status = column_of(data, "status");
+  REQUIRE(low.size() == 3);
+  for (size_t i = 0; i < 3; ++i) {
+    CHECK(low[i].is_null() == (status[i] != "ok"));
+    CHECK(high[i].is_null() == low[i].is_null());
+  }
+  const Output memory = shardlab_program(
+      scratch,
+      "memory --format json --profile megatron --model llama-3.1-8b --machine hgx-h100-ndr --devices 8 --tp 8 --zero 1 "
+      "--seq-len 4096 --micro-batch 1 --grad-accumulation 4 --precision bf16");
+  INFO(memory.out << memory.err);
+  REQUIRE(memory.code == 0);
+  const auto told = nlohmann::json::parse(memory.out);
+  const auto tp = column_of(data, "tp");
+  const auto eight = static_cast<size_t>(std::ranges::find(tp, nlohmann::json(8)) - tp.begin());
+  REQUIRE(eight < 3);
+  REQUIRE(status[eight] == "ok");
+  CHECK(std::abs(low[eight].get<double>() / told["interval"]["step_s"]["low"].get<double>() - 1) < 1e-9);
+  CHECK(std::abs(high[eight].get<double>() / told["interval"]["step_s"]["high"].get<double>() - 1) < 1e-9);
+  // The step of shardlab's own executor is that of its plan.
+  CHECK(column_of(page("own", "shardlab"), "step_low_s").empty());
 }
 
 }  // namespace

@@ -55,6 +55,11 @@ TEST_CASE("a layout goes to a framework and comes back as the same case") {
       shardlab_program(scratch, fmt::format("export {} --to megatron --out {}", scratch / "back.yaml", scratch / "again"));
   INFO(again.err << slurp(scratch / "back.yaml"));
   REQUIRE(again.code == 0);
+  CHECK(back.err.find("how many ranks") == std::string::npos);
+  // Nothing in the arguments is a number of ranks: a case of fewer than were meant says so.
+  const Output fewer = shardlab_program(scratch, fmt::format("import {} --machine h100", scratch / "job/arguments.txt"));
+  CHECK(fewer.code == 0);
+  CHECK(fewer.err.find("does not say how many ranks train") != std::string::npos);
   const auto without_stamp = [](const std::string& text) { return text.substr(text.find("--num-layers")); };
   REQUIRE(without_stamp(slurp(scratch / "again/arguments.txt")) == without_stamp(slurp(scratch / "job/arguments.txt")));
 }

@@ -1,5 +1,6 @@
 // The search verb: its contract, its answers beside those of other verbs, its refusals.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "reports/table.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
+#include "tests/reports/page.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -222,6 +224,21 @@ TEST_CASE("one command says layout, step, MFU, memory, days and dollars on termi
     CHECK(o.out.find("not fit into") == std::string::npos);
     CHECK(o.out.find("lambda.ai/instances") != std::string::npos);  // where the price comes from
   }
+}
+
+TEST_CASE("the page of a search has ideal compute apart: it is the MFU's share of the step") {
+  const Scratch scratch;
+  const Output o =
+      shardlab_program(scratch, std::string("search --profile megatron --html ") + (scratch / "page.html") + " " + kQuestion);
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  const auto data = nlohmann::json::parse(data_of(slurp(scratch / "page.html")));
+  const auto ideal = column_of(data, "predicted_part_ideal"), step = column_of(data, "predicted_step_s"),
+             use = column_of(data, "predicted_mfu");
+  REQUIRE(ideal.size() == data["count"].get<size_t>());
+  REQUIRE(ideal.size() > 5);
+  for (size_t i = 0; i < ideal.size(); ++i)
+    CHECK(std::abs(ideal[i].get<double>() / step[i].get<double>() / use[i].get<double>() - 1) < 1e-9);
 }
 
 TEST_CASE("the ranking carries memory's verdict: what may not fit is below what does") {

@@ -3,6 +3,7 @@
 
 #include <zlib.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,20 @@ inline std::string data_of(const std::string& page) {
   const bool is_packed = page.find("data-packed=\"deflate\"") != std::string::npos;
   const std::string text = between(between(page, "id=\"data\"", "/script>"), ">", "<");
   return is_packed ? unpacked(text) : text;
+}
+
+/// The values of a column of a page, one a case; empty where the page has no such column.
+inline nlohmann::json column_of(const nlohmann::json& data, const std::string& name) {
+  for (const auto& column : data["columns"]) {
+    if (column["name"] != name) continue;
+    const auto& raw = column["values"];
+    if (raw.is_array()) return raw;
+    nlohmann::json all = nlohmann::json::array();
+    for (size_t i = 0; i < data["count"].get<size_t>(); ++i)
+      all.push_back(raw.contains("c") ? raw["c"] : raw["d"][raw["i"][i].get<size_t>()]);
+    return all;
+  }
+  return nlohmann::json::array();
 }
 
 }  // namespace shardlab::testing

@@ -13,6 +13,7 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/keys.h"
+#include "plan/same_machine.h"
 #include "reports/columns.h"
 #include "reports/outcome_json.h"
 #include "reports/store.h"
@@ -385,6 +386,25 @@ TEST_CASE("a directory of more cases than are held in memory has the same rows, 
 TEST_CASE("writing into a missing directory throws and leaves nothing") {
   const Folder folder;
   CHECK_THROWS_AS(write_file_atomically(folder / "no/such/file.csv", "x"), WorldError);
+}
+
+TEST_CASE("a described machine is stored whole: what is read from a store is priced as it was") {
+  Machine m;
+  m.id = "described";
+  m.device = {.id = "device",
+              .architecture = "hopper",
+              .memory_bytes = 1 << 30,
+              .memory_bytes_per_s = 1e12,
+              .peak_flops = {{"bf16", 1e15}},
+              .link_bytes_per_s = 4e11,
+              .power_w = 700,
+              .constants = {{"matmul.bf16.rate", 0.7}, {"launch.start_s", 3e-6}},
+              .provenance = {{"matmul.bf16.rate", Provenance::kMeasured}, {"fabric.rails_per_node", Provenance::kDatasheet}}};
+  m.devices_per_node = 8, m.nodes = 4, m.inter_bytes_per_s = 5e10;
+  m.fabric = {{"rails_per_node", 8}, {"oversubscription", 2}};
+  const auto read = machine_from_json(machine_to_json(m));
+  REQUIRE(read.ok());
+  CHECK(same(*read, m));
 }
 
 TEST_CASE("a mixed machine and the needs of its stages are stored, and nothing of them of another machine") {

@@ -147,6 +147,7 @@ export function edges(report: Report, i: number): string[] {
     if (!c.numeric || !['micro_batch', 'tp', 'pp', 'dp', 'cp', 'ep', 'vpp', 'zero', 'grad_accumulation'].includes(c.name)) continue;
     const values = c.distinct().filter((v): v is number => typeof v === 'number'), own = c.num(i);
     if (values.length < 3 || own !== values[values.length - 1] || (c.name === 'zero' && own >= 3)) continue;
+    if (['dp', 'tp', 'pp', 'cp'].includes(c.name) && own === report.ranks(i)) continue;  // no axis of the mesh is longer than all ranks
     const before = values[values.length - 2]!;
     let best = -1;
     for (let k = 0; k < report.count; ++k)
@@ -164,7 +165,7 @@ function bestOfEach(report: Report, state: State, cases: number[]): HTMLElement 
   const head = ['model', 'layout', 'step', 'tokens per second', 'MFU', 'memory', 'what bounds it'];
   const rows = cases.slice(0, kModels).map(i => el('tr', {}, el('th', { scope: 'row' }, report.text(i, 'model')),
     el('td', {}, el('button', { type: 'button', class: 'link', onclick: () => { state.select(i); document.getElementById('why')?.scrollIntoView(); } }, report.layout(i) || report.short(i))),
-    [seconds(report.step(i)), count(report.rate(i)), report.figure(i, 'mfu') > 0 ? percent(report.figure(i, 'mfu')) : '', bytes(report.peak(i)), bounds(report, i).slice(0, 2).map(([name, share]) => `${name} ${share}`).join(', ')].map(v => el('td', {}, v))));
+    [seconds(report.step(i)), count(report.rate(i)), report.figure(i, 'mfu') > 0 ? percent(report.figure(i, 'mfu')) : '', bytes(report.peak(i)), bounds(report, i).slice(0, 2).map(([name, share]) => `${name} ${share}`).join(', ')].map(v => el('td', { class: v.length > 16 ? 'words' : null }, v))));
   return el('div', {}, el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'The fastest layout of each model' },
     el('table', {}, el('thead', {}, el('tr', {}, head.map(h => el('th', { scope: 'col' }, h)))), el('tbody', {}, rows))),
     cases.length > kModels && el('p', { class: 'note' }, `${cases.length - kModels} further models stand in the table of cases.`));

@@ -6,7 +6,7 @@ import { human, whole, type Value } from './format';
 import { kStatusWords } from './answer';
 import type { State } from './state';
 
-const kRow = 31, kWindow = 620, kPrinted = 200;
+const kRow = 31, kWindow = 620, kPrinted = 200, kSettings = 16;
 const kFigures = ['predicted_step_s', 'measured_step_s', 'step_error_pct', 'measured_tokens_per_s', 'predicted_tokens_per_s', 'predicted_mfu', 'measured_mfu', 'reserved_bytes', 'predicted_peak_bytes', 'measured_peak_bytes', 'predicted_bubble_fraction',
   'predicted_exposed_comm_s', 'predicted_wire_bytes', 'measured_wire_bytes', 'unplanned_time_s', 'loss_last', 'tokens_to_loss', 'measured_s_to_loss', 'energy_j', 'usd', 'rank', 'pareto', 'verdict'];
 
@@ -39,7 +39,7 @@ export function casesSection(report: Report, state: State): void {
   const node = section('cases', 'Every case', 'Press a heading to sort and a row to select it everywhere. The filter takes words and comparisons: tp=2 predicted_step_s<0.1');
   const few = report.axes().filter(c => !['machine', 'seed'].includes(c.name));
   const mixed = new Set(Array.from({ length: report.count }, (_, i) => report.at(i, 'predicted_by')).filter(v => v !== null)).size > 1;
-  let shown: Column[] = [report.column('name'), ...(few.length === 0 || report.count < 40 ? [report.column('layout')] : []), report.column('status'), ...(mixed ? [report.column('predicted_by')] : []), ...few.slice(0, 10),
+  let shown: Column[] = [report.column('name'), ...(few.length === 0 || report.count < 40 ? [report.column('layout')] : []), report.column('status'), ...(mixed ? [report.column('predicted_by')] : []), ...few.slice(0, kSettings),
     ...kFigures.map(n => report.columns.find(c => c.name === n)).filter((c): c is Column => c !== undefined && c.used), report.column('reason')].filter(c => c.used);
   if (report.count >= 40 && few.length > 2) shown = shown.filter(c => c.name !== 'name');  // what its name says stands in the columns
   if (report.column('measured_tokens_per_s').used) shown = shown.filter(c => c.name !== 'predicted_tokens_per_s');

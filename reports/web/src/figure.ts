@@ -2,7 +2,7 @@
 import { append, el, type Child } from './dom';
 
 export interface Table { head: string[]; rows: (string | number)[][] }
-const kTwinRows = 400;
+const kTwinRows = 400, kLong = 40;  // characters of a cell that takes several lines
 
 /// A section of the page, with a place in the navigation.
 export function section(id: string, title: string, note?: Child): HTMLElement {
@@ -19,7 +19,7 @@ export function plainTable(table: Table, label: string): HTMLElement {
   return el('div', {},
     el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': label },
       el('table', {}, el('thead', {}, el('tr', {}, table.head.map((h, c) => el('th', { scope: 'col', class: numeric[c] ? 'n' : null }, h)))),
-        el('tbody', {}, shown.map(row => el('tr', {}, row.map((v, c) => el('td', { class: numeric[c] ? 'n' : null }, String(v)))))))),
+        el('tbody', {}, shown.map(row => el('tr', {}, row.map((v, c) => el('td', { class: numeric[c] ? 'n' : String(v).length > kLong ? 'words' : null }, String(v)))))))),
     table.rows.length > kTwinRows && el('p', { class: 'note' }, `The first ${kTwinRows} of ${table.rows.length} rows; the table of cases has all.`));
 }
 

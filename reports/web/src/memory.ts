@@ -3,30 +3,35 @@ import type { Report, Stage } from './data';
 import { el, hideTip, showTip, svg } from './dom';
 import { drawn, figure, refreshTwin, section, type Table } from './figure';
 import { bytes, percent, seconds, tick } from './format';
+import { labelsOf, wrapped } from './labels';
 import { casePicker } from './picker';
 import { byteTicks, linearTicks, scaleOf } from './scale';
 import type { State } from './state';
 
-const kCases = 24;
+const kCases = 24, kLines = 4, kLine = 15, kLetter = 7.9;  // pixels of a line, and of a letter, bold ones too
 
 interface Row { label: string; title: string; memory: number[]; peak: number; measured: number; budget: number; index: number }
 
-function rowOf(report: Report, i: number): Row {
+function rowOf(report: Report, i: number, label: string): Row {
   const classes = report.doc.classes, column = (name: string): number => report.num(i, name) || 0;
   const side = report.num(i, 'predicted_peak_bytes') > 0 ? 'predicted' : 'measured';
-    return { label: report.short(i), title: report.title(i), memory: classes.map(c => column(`${side}_class_${c}`)), peak: report.num(i, side + '_peak_bytes'), measured: report.num(i, 'measured_peak_bytes'), budget: report.budget(i), index: i };
+  return { label, title: report.title(i), memory: classes.map(c => column(`${side}_class_${c}`)), peak: report.num(i, side + '_peak_bytes'), measured: report.num(i, 'measured_peak_bytes'), budget: report.budget(i), index: i };
 }
 
 /// Bars of memory by class, one a row, with the device's line (a row's own where devices are not alike) and, where it was measured, a mark.
 function bars(report: Report, rows: Row[], width: number, select: ((i: number) => void) | null, selected: number): SVGElement {
-  const narrow = width < 560, gutter = narrow ? 0 : Math.min(260, width * 0.3), height = narrow ? 44 : 27, top = 24, right = 76;
+  const narrow = width < 560, gutter = narrow ? 0 : Math.min(260, width * 0.3), top = 24, right = 76;
+  const labels = rows.map(row => wrapped(row.label, Math.floor((narrow ? width : gutter) / kLetter), kLines));
+  const heights = labels.map(l => (narrow ? 44 + (l.length - 1) * kLine : Math.max(27, l.length * kLine + 10))), foot = heights.reduce((sum, h) => sum + h, top);
   const most = Math.max(...rows.map(r => Math.max(r.peak, r.measured || 0))), budgets = rows.map(r => r.budget).filter(b => b > 0), largest = Math.max(0, ...budgets), budget = budgets.length > 0 && largest === Math.min(...budgets) ? largest : 0;
   const end = largest > 0 && largest <= 3 * most ? Math.max(most, largest) * 1.02 : most * 1.02, x = (v: number): number => gutter + Math.min(1, v / end) * (width - gutter - right);
-  const node = svg('svg', { width, height: top + rows.length * height + 26, role: select ? 'group' : 'img', 'aria-label': 'Memory at the peak: ' + rows.slice(0, 12).map(r => `${r.label} ${bytes(r.peak)}`).join(', ') });
-  for (const t of byteTicks(end, narrow ? 3 : 6)) node.append(svg('line', { class: 'grid', x1: x(t), x2: x(t), y1: top - 4, y2: top + rows.length * height }), svg('text', { class: 'tick', x: x(t), y: top + rows.length * height + 17, 'text-anchor': t === 0 ? 'start' : 'middle' }, tick(bytes(t))));
+  const node = svg('svg', { width, height: foot + 26, role: select ? 'group' : 'img', 'aria-label': 'Memory at the peak: ' + rows.slice(0, 12).map(r => `${r.label} ${bytes(r.peak)}`).join(', ') });
+  for (const t of byteTicks(end, narrow ? 3 : 6)) node.append(svg('line', { class: 'grid', x1: x(t), x2: x(t), y1: top - 4, y2: foot }), svg('text', { class: 'tick', x: x(t), y: foot + 17, 'text-anchor': t === 0 ? 'start' : 'middle' }, tick(bytes(t))));
+  let next = top;
   rows.forEach((row, r) => {
-    const y = top + r * height, barTop = narrow ? y + 18 : y + 5, barHeight = narrow ? 16 : 17, g = svg('g', select ? { class: 'pick', tabindex: 0, role: 'button', onclick: () => select(row.index), onkeydown: (e: KeyboardEvent) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); select(row.index); } } } : {});
-    g.append(svg('text', { class: 'name' + (row.index === selected && select ? ' total' : ''), x: 0, y: narrow ? y + 13 : y + 18 }, shorten(row.label, narrow ? 44 : Math.floor(gutter / 7.2))));
+    const label = labels[r]!, height = heights[r]!, y = next, barTop = narrow ? y + 18 + (label.length - 1) * kLine : y + (height - 17) / 2, first = narrow ? y + 13 : y + height / 2 + 4.5 - (label.length - 1) * kLine / 2, barHeight = narrow ? 16 : 17, g = svg('g', select ? { class: 'pick', tabindex: 0, role: 'button', onclick: () => select(row.index), onkeydown: (e: KeyboardEvent) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); select(row.index); } } } : {});
+    next += height;
+    g.append(svg('text', { class: 'name' + (row.index === selected && select ? ' total' : ''), x: 0, y: first }, label.map((line, l) => svg('tspan', { x: 0, y: first + l * kLine }, line + (l + 1 < label.length ? ' ' : '')))));
     let at = 0;
     row.memory.forEach((v, k) => {
       if (v <= 0) return;
@@ -42,11 +47,10 @@ function bars(report: Report, rows: Row[], width: number, select: ((i: number) =
     node.append(g);
   });
   if (budget > 0 && budget <= end) {
-    node.append(svg('line', { class: 'budget', x1: x(budget), x2: x(budget), y1: top - 8, y2: top + rows.length * height }), svg('text', { class: 'budget', x: x(budget) - 4, y: 12, 'text-anchor': 'end' }, 'device ' + tick(bytes(budget))));
+    node.append(svg('line', { class: 'budget', x1: x(budget), x2: x(budget), y1: top - 8, y2: foot }), svg('text', { class: 'budget', x: x(budget) - 4, y: 12, 'text-anchor': 'end' }, 'device ' + tick(bytes(budget))));
   }
   return node;
 }
-const shorten = (text: string, most: number): string => text.length <= most ? text : text.slice(0, Math.max(6, most - 1)) + '…';
 
 function legendOf(report: Report, rows: Row[]): HTMLElement[] {
   return [...report.doc.classes.map((name, k) => [name, k] as const).filter(([, k]) => rows.some(r => r.memory[k]! > 0)).map(([name, k]) => el('li', {}, el('i', { style: `background:var(--c${k % 10})` }), name)),
@@ -127,7 +131,7 @@ export function memorySection(report: Report, state: State): void {
   const withMemory: number[] = [];
   for (let i = 0; i < report.count; ++i) if (report.num(i, 'predicted_peak_bytes') > 0 || report.num(i, 'measured_peak_bytes') > 0) withMemory.push(i);
   if (withMemory.length === 0) return;
-  const node = section('memory', 'Memory'), box = el('div', { class: 'chart' }), legend = el('ul', { class: 'legend' });
+  const node = section('memory', 'Memory'), box = el('div', { class: 'chart' }), legend = el('ul', { class: 'legend' }), alike = el('p', { class: 'note' });
   node.append(casePicker(report, state, false), ...[stageFigure(report, state), liveFigure(report, state)].filter((f): f is HTMLElement => f !== null));
   let rows: Row[] = [];
   function chosen(): number[] {
@@ -139,14 +143,16 @@ export function memorySection(report: Report, state: State): void {
     return list;
   }
   const redraw = drawn(box, width => {
-    rows = chosen().map(i => rowOf(report, i));
+    const cases = chosen(), labels = labelsOf(report, cases);
+    rows = cases.map((i, k) => rowOf(report, i, labels.of[k]!));
+    alike.textContent = labels.common !== '' ? 'In all of them: ' + labels.common + '.' : '';
     box.replaceChildren(rows.length === 0 ? el('p', { class: 'note' }, 'No case passes the filters.') : bars(report, rows, width, i => state.select(i), state.selected));
     legend.replaceChildren(...legendOf(report, rows));
     refreshTwin(box);
   });
   state.whenSelected(redraw);
   state.whenFiltered(redraw);
-  node.append(figure({ title: 'Cases side by side', label: 'Memory of cases', chart: [box, legend],
+  node.append(figure({ title: 'Cases side by side', label: 'Memory of cases', chart: [box, legend, alike],
     note: withMemory.length > kCases ? 'Live bytes of the fullest rank at its peak: the fastest cases, the smallest, and those that miss the device by least.' : 'Live bytes of the fullest rank at its peak, by class. Predicted; the upright mark is measured.',
     table: () => memoryTable(report, rows, 'case') }));
 }

@@ -1,9 +1,9 @@
 // Parallel coordinates: a line a case over settings and figures. A brush on an axis filters every chart and the table.
-import { axisText, type Report } from './data';
+import { axisText, type Column, type Report } from './data';
 import { el, svg } from './dom';
 import { drawn, figure, kFont, sized } from './figure';
-import { human, tick, whole } from './format';
-import { linearTicks, type Scale } from './scale';
+import { human, tick, whole, type Value } from './format';
+import { byteTicks, linearTicks, type Scale } from './scale';
 import { css, cssOf, sequential } from './theme';
 import type { State } from './state';
 
@@ -11,11 +11,12 @@ interface Axis { id: string; name: string; values: Float64Array; ticks: { at: nu
 const kHeight = 330, kTop = 44, kBottom = 16, kBins = 8, kSteps = 160;
 
 export function parallelFigure(report: Report, state: State): HTMLElement | null {
-  const settings = report.axes().filter(c => c.distinct().length <= 24);
-  if (settings.length < 2 || report.count < 4) return null;
   const cases: number[] = [];
   for (let i = 0; i < report.count; ++i) if (report.ok(i) && report.rate(i) > 0) cases.push(i);
-  if (cases.length < 4) return null;
+  // Values that only refused cases have get no place on an axis.
+  const ran = new Map(report.axes().map(c => [c, new Set(cases.map(i => c.at(i)))])), valuesOf = (c: Column): Value[] => c.distinct().filter(v => ran.get(c)!.has(v));
+  const settings = [...ran].filter(([, values]) => values.size > 1 && values.size <= 24).map(([c]) => c);
+  if (settings.length < 2 || cases.length < 4) return null;
   const order = ['model', 'world_size', 'dp', 'tp', 'pp', 'cp', 'ep', 'zero', 'schedule', 'recompute', 'micro_batch', 'sequence_parallel', 'seq_len'];
   const rank = (name: string): number => { const k = order.indexOf(name); return k < 0 ? 99 : k; };
   const chosen = [...settings].sort((a, b) => rank(a.name) - rank(b.name)).slice(0, 8);
@@ -26,10 +27,10 @@ export function parallelFigure(report: Report, state: State): HTMLElement | null
     const values = Float64Array.from({ length: report.count }, (_, i) => m.of(i));
     let low = Infinity, high = -Infinity;
     for (const i of cases) { low = Math.min(low, values[i]!); high = Math.max(high, values[i]!); }
-    figures.push({ id, name: m.id === 'rate' ? 'tokens/s' : 'memory', values, discrete: false, low, high, scale: null, ticks: linearTicks(low, high, 4).map(v => ({ at: v, text: tick(human(v, m.unit).replace(' tok/s', '')) })) });
+    figures.push({ id, name: m.id === 'rate' ? 'tokens/s' : 'memory', values, discrete: false, low, high, scale: null, ticks: (m.unit === 'B' ? byteTicks(high, 4).filter(v => v >= low) : linearTicks(low, high, 4)).map(v => ({ at: v, text: tick(human(v, m.unit).replace(' tok/s', '')) })) });
   }
   const axes: Axis[] = [...chosen.map((c): Axis => {
-    const values = c.distinct(), place = new Map(values.map((v, k) => [v, k]));
+    const values = valuesOf(c), place = new Map(values.map((v, k) => [v, k]));
     return { id: c.name, name: c.heading.replaceAll('_', ' '), values: Float64Array.from({ length: report.count }, (_, i) => place.get(c.at(i)) ?? -1), discrete: true, low: 0, high: values.length - 1, scale: null, ticks: values.map((v, k) => ({ at: k, text: axisText(c, v) })) };
   }), ...figures];
   const colour = figures.find(a => a.id === 'rate') ?? figures[0]!;

@@ -43,3 +43,11 @@ export function byteTicks(high: number, most: number): number[] {
   const unit = 1024 ** Math.floor(Math.log2(Math.max(1, high)) / 10);
   return linearTicks(0, high / unit, most).map(v => v * unit);
 }
+
+/// The same on a logarithmic axis.
+export function byteLogTicks(low: number, high: number, most: number): number[] {
+  const first = Math.ceil(Math.log2(low) - 1e-9), last = Math.floor(Math.log2(high) + 1e-9), step = Math.max(1, Math.ceil((last - first + 1) / most));
+  const ticks: number[] = [];
+  for (let p = first; p <= last; p += step) ticks.push(2 ** p);
+  return ticks.length > 1 ? ticks : [low, high];
+}

@@ -4,7 +4,7 @@ import { axisText } from './data';
 import { el, hideTip, select, showTip, svg } from './dom';
 import { drawn, figure, kFont, refreshTwin, sized } from './figure';
 import { human, tick, whole } from './format';
-import { byteTicks, scaleOf, type Scale } from './scale';
+import { byteLogTicks, byteTicks, scaleOf, type Scale } from './scale';
 import { category, css, kShapes } from './theme';
 import type { State } from './state';
 
@@ -43,7 +43,7 @@ export function scatterFigure(report: Report, state: State): HTMLElement | null 
   let front: number[] = [], points: number[] = [], sx: Scale, sy: Scale, brush: [number, number, number, number] | null = null;
   const margin = { left: 64, right: 14, top: 14, bottom: 42 };
 
-  function axisTicks(m: Measure, s: Scale, high: number): number[] { return m.unit === 'B' && !s.log ? byteTicks(high, 6) : s.ticks; }
+  function axisTicks(m: Measure, s: Scale, low: number, high: number): number[] { return m.unit !== 'B' ? s.ticks : s.log ? byteLogTicks(low, high, 6) : byteTicks(high, 6); }
   function draw(width: number): void {
     points = [];
     for (let i = 0; i < report.count; ++i) if (report.ok(i) && x.of(i) > 0 && y.of(i) > 0) points.push(i);
@@ -60,7 +60,7 @@ export function scatterFigure(report: Report, state: State): HTMLElement | null 
     g.fillStyle = css('--soft');
     g.strokeStyle = css('--grid');
     g.lineWidth = 1;
-    for (const t of axisTicks(y, sy, yh)) {
+    for (const t of axisTicks(y, sy, yl, yh)) {
       const p = Math.round(sy(t)) + 0.5;
       if (p < margin.top - 6 || p > kHeight - margin.bottom + 1) continue;
       g.beginPath(); g.moveTo(margin.left, p); g.lineTo(width - margin.right, p); g.stroke();
@@ -68,7 +68,7 @@ export function scatterFigure(report: Report, state: State): HTMLElement | null 
       g.fillText(tick(human(t, y.unit).replace(' tok/s', '')), margin.left - 7, p + 4);
     }
     g.textAlign = 'center';
-    for (const t of axisTicks(x, sx, xh)) { const p = sx(t); if (p >= margin.left - 1 && p <= width - margin.right + 1) { g.beginPath(); g.moveTo(p, kHeight - margin.bottom); g.lineTo(p, kHeight - margin.bottom + 5); g.stroke(); g.fillText(tick(human(t, x.unit)), Math.min(p, width - 26), kHeight - margin.bottom + 18); } }
+    for (const t of axisTicks(x, sx, xl, xh)) { const p = sx(t); if (p >= margin.left - 1 && p <= width - margin.right + 1) { g.beginPath(); g.moveTo(p, kHeight - margin.bottom); g.lineTo(p, kHeight - margin.bottom + 5); g.stroke(); g.fillText(tick(human(t, x.unit)), Math.min(p, width - 26), kHeight - margin.bottom + 18); } }
     g.fillText(x.name + (sx.log ? ' (logarithmic)' : ''), (margin.left + width) / 2, kHeight - 6);
     g.textAlign = 'left';
     g.fillText(y.name + (sy.log ? ' (logarithmic)' : ''), 4, 10);

@@ -22,7 +22,8 @@ function streamsFigure(report: Report, state: State, timelines: Timeline[]): HTM
   let t = timelines.find(u => u.index === state.selected) ?? timelines[0]!, shown = 'stages', lanes: Lane[] = [], sides: Side[] = [], end = 1, from = 0, to = 1;
   let groups: number[] = [], sums: Map<number, number>[][] = [];
   const controls = el('div', { class: 'bar' });
-  const gutter = (): number => (box.clientWidth < 560 ? 66 : 132);
+  /// Room for the rank and, where the window has it, for the whole name of every stream.
+  const gutter = (): number => (box.clientWidth < 560 ? 66 : Math.max(132, Math.min(box.clientWidth / 4, 62 + 7 * Math.max(0, ...lanes.map(l => l.stream.length)))));
   const x = (us: number): number => gutter() + (us - from) / (to - from) * (box.clientWidth - gutter());
   const rowTop = (k: number, s: number): number => top + k * (sides.length * row + gap) + s * row;
   const nameOf = (u: Timeline): string => report.title(u.index) || u.label;
@@ -44,7 +45,7 @@ function streamsFigure(report: Report, state: State, timelines: Timeline[]): HTM
     note.textContent = parts.filter(p => p !== '').join(' ');
     controls.replaceChildren(select('Case', timelines.map((u, i): [string, string] => [String(i), nameOf(u)]), String(timelines.indexOf(t)), v => { t = timelines[+v]!; shown = 'stages'; fit(); }),
       select('Ranks', [['stages', 'one of each stage'], ...(ranks.length > firsts.size ? [['all', `all ${ranks.length}`] as [string, string]] : []), ...ranks.map((r): [string, string] => [String(r), 'rank ' + r])], shown, v => { shown = v; choose(); paint(); }),
-      button('+', 'Zoom in', () => zoom(0.5)), button('−', 'Zoom out', () => zoom(2)), button('◀', 'Earlier', () => pan(-0.25)), button('▶', 'Later', () => pan(0.25)), button('Whole step', 'Whole step', () => fit()), range);
+      button('+', 'Zoom in', () => zoom(0.5)), button('−', 'Zoom out', () => zoom(2)), button('◀', 'Earlier', () => pan(-0.25)), button('▶', 'Later', () => pan(0.25)), button(t.shown_s > 0 ? 'All that is shown' : 'Whole step', t.shown_s > 0 ? 'All that is shown' : 'Whole step', () => fit()), range);
   }
   const button = (text: string, label: string, act: () => void): HTMLElement => el('button', { type: 'button', 'aria-label': label, onclick: act }, text);
   function clamp(): void { const w = Math.max(end * 1e-5, Math.min(to - from, end * 1.02)); from = Math.max(-0.01 * end, Math.min(from, 1.01 * end - w)); to = from + w; }
@@ -104,7 +105,7 @@ function streamsFigure(report: Report, state: State, timelines: Timeline[]): HTM
       else { g.fillText(newRank ? 'r' + lane.rank : '', 0, rowTop(k, 0) + 12); g.fillStyle = css('--soft'); g.font = `11px ${kFont}`; g.fillText(lane.stream.slice(0, 7), 22, rowTop(k, 0) + 12); }
       sides.forEach((s, n) => drawLane(g, lane[s], rowTop(k, n), style));
     });
-    range.textContent = `${seconds(Math.max(0, from) * 1e-6)} to ${seconds(Math.min(end, to) * 1e-6)} of ${seconds(end * 1e-6)}`;
+    range.textContent = `${seconds(Math.max(0, from) * 1e-6)} to ${seconds(Math.min(end, to) * 1e-6)} of ${t.shown_s > 0 ? 'the first ' : ''}${seconds(end * 1e-6)}`;
     canvas.setAttribute('aria-label', `Timeline of ${nameOf(t)}: ${lanes.length} streams, ${sides.join(' above ')}, ${seconds(end * 1e-6)}. Arrow keys move, plus and minus zoom, 0 shows all.`);
     const used = new Set(groups);
     legend.replaceChildren(...kGroups.filter((_, k) => used.has(k)).map(g => el('li', {}, el('i', { style: `background:var(${g[2]})` }), g[0])), el('li', {}, el('i', { class: 'hatch' }), 'waiting'), sides.length === 2 ? el('li', {}, 'predicted above, measured below') : '');
