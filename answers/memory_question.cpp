@@ -164,7 +164,7 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
     return error;
   }
   const bool chosen = !is_decided(*config);
-  const std::string layers_asked = config->layout.stage_layers, placement_asked = config->layout.expert_placement;
+  const std::string layers_asked = config->layout.stage_layers;
   config = decide(*config, flags.around);
   if (!config.ok()) return config.error();
   MemoryQuestion q;
@@ -180,9 +180,7 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   const auto point = analytic::point_of(q.config), plain = analytic::point_of(without_unsayable(q.config));
   if (!plain.ok()) return plain.error();
   q.point = *plain;
-  Case advised = q.config;  // under another ep balanced experts are balanced anew
-  if (placement_asked == kBalanced) advised.layout.expert_placement = placement_asked;
-  const auto prepared = analytic::prepare(advised);
+  const auto prepared = analytic::prepare(q.config);
   if (!point.ok())
     q.untimed = point.error().message + ": layouts like it cannot be weighed; ask `shardlab run --mode simulate` for its time";
   else if (prepared.ok())
