@@ -5,8 +5,8 @@
 #include "plan/wire.h"
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
-#include "tests/strategies/cases.h"
 #include "tests/schedules.h"
+#include "tests/strategies/cases.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

@@ -1,4 +1,4 @@
-// Pairs of choices of which docs/compatibility.md says that they go together are trained: every sixth one, and all when thorough
+// Pairs of choices of which docs/compatibility.md says that they go together are trained: every twelfth one, and all when thorough
 // (tests/deal.h). Where both keep the reference's bits
 // (tiers E0 and E1) the pair does; where one rounds, compresses or delays, the pair's losses stay near the reference's. Peak bytes
 // by class and wire bytes of every pair's plan equal the closed forms.

@@ -51,14 +51,14 @@ std::vector<int32_t> tokens_for(const Model& model, int64_t sequences, int64_t s
   return tokens;
 }
 
-/// Largest difference between a parameter's gradient and the differences of the loss, over every fifth element (all when thorough),
+/// Largest difference between a parameter's gradient and the differences of the loss, over every eleventh element (all when thorough),
 /// relative to the gradient's largest element. Differences of fourth order: (8 (f(+h) - f(-h)) - (f(+2h) - f(-2h))) / 12h.
 double gradient_error(Trainer<double>& trainer, std::span<const int32_t> tokens, size_t parameter,
                       const reference::Tensor<double>& gradient) {
   const double h = 5e-5;
   double worst = 0, largest = 0;
   for (const double g : gradient) largest = std::max(largest, std::abs(g));
-  const size_t step = dealt(1, 5);
+  const size_t step = dealt(1, 11);
   for (size_t i = parameter % std::min(step, gradient.size()); i < gradient.size(); i += step) {
     double& w = trainer.values()[parameter][i];
     const double centre = w;

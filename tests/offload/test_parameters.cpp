@@ -76,14 +76,14 @@ int64_t of(const MemoryPeak& p, BufferClass cls) { return p.peak_by_class.bytes[
 TEST_CASE("parameters outside the device: the plan's bytes are its replay's in every space") {
   size_t number = 0;
   for_each_case([&](Case c) {
-    if (number % dealt(1, 11) != 0 && ++number) return;
-    c.canonical = number % 3 == 1 && c.layout.dp != 3;
-    c.train.optimizer = number % 4 == 3 ? Optimizer::kSgd : Optimizer::kAdamW;
-    c.train.clip_norm = number % 5 == 2 ? 0.1f : 0;
-    c.layout.recompute = number % 7 == 3 ? Recompute::kFull : Recompute::kNone;
-    for (size_t i = 0; i < std::size(kPlaces); ++i)
-      if ((number + i) % 2 == 0) require_replayed(offloaded(c, kPlaces[i]));
-    ++number;
+    const size_t i = number++;
+    if (i % dealt(1, 11) != 0) return;
+    c.canonical = i % 3 == 1 && c.layout.dp != 3;
+    c.train.optimizer = i % 4 == 3 ? Optimizer::kSgd : Optimizer::kAdamW;
+    c.train.clip_norm = i % 5 == 2 ? 0.1f : 0;
+    c.layout.recompute = i % 7 == 3 ? Recompute::kFull : Recompute::kNone;
+    for (size_t place = 0; place < std::size(kPlaces); ++place)
+      if ((i + place) % 2 == 0) require_replayed(offloaded(c, kPlaces[place]));
   });
 }
 

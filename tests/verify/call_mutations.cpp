@@ -184,6 +184,9 @@ class Evaluation {
   uint64_t sent_ = 0;
 };
 
+/// Every two calls that are at most so many apart are exchanged.
+constexpr size_t kNear = 4;
+
 class CallMutator {
  public:
   CallMutator(const Plan& plan, int role, CallScore& score)
@@ -201,9 +204,9 @@ class CallMutator {
       judge(score_.dropped, mutant, "drop " + name(x));
       program(mutant).insert(program(mutant).begin() + at, 2, program(plan_)[calls_[x]]);
       judge(score_.doubled, mutant, "double " + name(x));
-      for (size_t y = x + 1; y < std::min(calls_.size(), x + 1 + deal.reach); ++y) {
+      for (size_t y = x + 1; y < calls_.size(); ++y) {
         const std::string place = "exchange " + name(x) + " with " + name(y);
-        const bool dealt = y <= x + deal.near || mix(effect_ ^ (x << 32 | y)) % deal.one_of == 0;
+        const bool dealt = y <= x + kNear || mix(effect_ ^ (x << 32 | y)) % deal.one_of == 0;
         if (!dealt && !deal.always.contains(mutant_name(place))) continue;
         Plan exchanged = plan_;
         std::swap(program(exchanged)[calls_[x]], program(exchanged)[calls_[y]]);

@@ -36,9 +36,7 @@ uint64_t effect_of(const Plan& plan, int role);
 
 /// Which two calls are exchanged.
 struct CallDeal {
-  size_t near = 4;                                ///< every two that are at most so many calls apart
-  size_t reach = 1000;                            ///< none that are further apart
-  uint64_t one_of = 1;                            ///< of those between, one of so many, by a hash of their place
+  uint64_t one_of = 1;                            ///< of those more than four calls apart one of so many, by a hash of their place
   const std::unordered_set<std::string>& always;  ///< and those that are named so in `CallScore::survivors`
 };
 
