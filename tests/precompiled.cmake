@@ -1,11 +1,12 @@
 # Headers of systems and packages that nearly every test includes, compiled once for each level of optimisation. Headers of this project
 # are not among them: a change of one would compile every test anew.
 #
-# AUTO precompiles where no compiler cache is: GCC writes a precompiled header with other bytes each time, so that a cache would find nothing.
+# AUTO precompiles in a release build without a compiler cache: GCC writes a precompiled header with other bytes each time, so that a cache
+# would find nothing. Sanitizers build a few tests, and `odr` wants each source's own view of the headers.
 set(SHARDLAB_PRECOMPILED AUTO CACHE STRING "Precompiled headers of tests: AUTO, ON or OFF")
 set_property(CACHE SHARDLAB_PRECOMPILED PROPERTY STRINGS AUTO ON OFF)
 set(SHARDLAB_PRECOMPILES OFF)
-if(SHARDLAB_PRECOMPILED STREQUAL "ON" OR (SHARDLAB_PRECOMPILED STREQUAL "AUTO" AND NOT CCACHE))
+if(SHARDLAB_PRECOMPILED STREQUAL "ON" OR (SHARDLAB_PRECOMPILED STREQUAL "AUTO" AND NOT CCACHE AND CMAKE_BUILD_TYPE STREQUAL "Release"))
   set(SHARDLAB_PRECOMPILES ON)
 endif()
 
