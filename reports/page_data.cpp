@@ -244,6 +244,41 @@ Json intervals_json(const std::vector<TimelineInterval>& list) {
           {"wait", each(list, [](const auto& i) { return i.wait ? 1 : 0; })}};
 }
 
+/// A call begins so many nanoseconds after the end of the call before it: where calls are alike, columns repeat and pack well.
+Json calls_json(const std::vector<TimelineCall>& list, const std::vector<CallShape>& shapes) {
+  int64_t end = 0;
+  const Json gaps = each(list, [&](const TimelineCall& c) {
+    const CallShape& shape = shapes[static_cast<size_t>(c.shape)];
+    const int64_t gap = c.origin_ns - c.peer_wait_ns - shape.lead_ns - c.wait_ns - end;
+    end = c.origin_ns + shape.end_ns;
+    return gap;
+  });
+  return {{"shape", each(list, [](const auto& c) { return c.shape; })},
+          {"gap", gaps},
+          {"wait", each(list, [](const auto& c) { return c.wait_ns; })},
+          {"peer", each(list, [](const auto& c) { return c.peer_wait_ns; })},
+          {"layer", each(list, [](const auto& c) { return c.layer; })},
+          {"m", each(list, [](const auto& c) { return c.micro_batch; })}};
+}
+
+/// Shapes in columns, and then their ops, one shape after the other.
+Json shapes_json(const TimelineCalls& calls) {
+  std::vector<ShapeOp> ops;
+  for (const CallShape& s : calls.shapes) ops.insert(ops.end(), s.ops.begin(), s.ops.end());
+  return {{"segments", calls.segments},
+          {"segment", each(calls.shapes, [](const auto& s) { return s.segment; })},
+          {"lead", each(calls.shapes, [](const auto& s) { return s.lead_ns; })},
+          {"end", each(calls.shapes, [](const auto& s) { return s.end_ns; })},
+          {"busy", each(calls.shapes, [](const auto& s) { return s.busy_ns; })},
+          {"count", each(calls.shapes, [](const auto& s) { return s.count; })},
+          {"placed", each(calls.shapes, [](const auto& s) { return s.ops.size(); })},
+          {"op", each(ops, [](const auto& o) { return o.op; })},
+          {"t", each(ops, [](const auto& o) { return o.begin_ns; })},
+          {"d", each(ops, [](const auto& o) { return o.lasts_ns; })},
+          {"peer", each(ops, [](const auto& o) { return o.peer_wait_ns; })},
+          {"wait", each(ops, [](const auto& o) { return o.wait ? 1 : 0; })}};
+}
+
 Json slots_json(const std::vector<GridSlot>& list) {
   return {{"m", each(list, [](const auto& s) { return s.micro_batch; })},
           {"phase", each(list, [](const auto& s) { return std::string(1, s.phase); })},
@@ -277,11 +312,14 @@ Json timeline_json(const Report& report, const Timeline& t) {
                        [](const TimelineOp& op) {
                          return Json{op.label, op.kind, json_of(op.flops), json_of(op.memory_bytes), json_of(op.payload_bytes)};
                        })},
+          {"shapes", shapes_json(t.calls)},
           {"lanes", each(t.lanes,
-                         [](const TimelineLane& lane) {
+                         [&](const TimelineLane& lane) {
                            return Json{{"rank", lane.rank},
                                        {"stage", lane.stage},
                                        {"stream", lane.stream},
+                                       {"alike", lane.alike},
+                                       {"calls", calls_json(lane.calls, t.calls.shapes)},
                                        {"measured", intervals_json(lane.measured)},
                                        {"predicted", intervals_json(lane.predicted)}};
                          })},

@@ -48,7 +48,7 @@ async function open(name, act, options = {}) {
 const shown = page => page.locator('#cases [role=status]').first().textContent();
 const selected = page => page.evaluate(() => document.querySelector('#why .bar select').value);
 
-for (const name of ['sample', 'empty', 'hostile', 'grid', 'comparison', 'data-parallel'])
+for (const name of ['sample', 'empty', 'hostile', 'grid', 'comparison', 'data-parallel', 'simulated'])
   for (const width of [1280, 390])
     for (const scheme of ['light', 'dark'])
       test(`axe-core finds nothing in the page ${name}, ${width} wide, ${scheme}`, () => open(name, async page => {
@@ -148,6 +148,32 @@ test('every section is in the navigation of a window of 1280 pixels', () => open
 test('a layout whose dp is all of its ranks is not told to have more', () => open('data-parallel', async page => {
   assert.match(await page.locator('#answer').innerText(), /dp8/);
   assert.doesNotMatch(await page.locator('#answer').innerText(), /Try a larger one/);
+}));
+
+test('a simulated step is drawn by calls, and by ops where the window has room for them, as its table says', () => open('simulated', async page => {
+  const streams = page.locator('figure[aria-label="Timeline of one step"]'), status = streams.locator('[role=status]').first();
+  await streams.scrollIntoViewIfNeeded();
+  await page.waitForFunction(() => /by calls of segments: zoom in for ops/.test(document.querySelector('figure[aria-label="Timeline of one step"] [role=status]').textContent));
+  assert.match(await status.textContent(), /^0 s to 93\.\d+ ms of 93\.\d+ ms/);
+  await streams.locator('summary').click();
+  const head = () => streams.locator('thead').innerText(), rows = () => streams.locator('tbody tr').allInnerTexts();
+  await streams.locator('tbody tr').first().waitFor();
+  assert.match(await head(), /call\s+ops\s+begins/);
+  // 200 calls on each of two streams; the 30 ops of a call last 465 us.
+  assert.equal((await rows()).length, 400);
+  assert.match((await rows())[1], /^0\s+compute\s+predicted\s+layers\.1 m0 layer\.F\s+30\s+469\.0 us\s+465\.0 us/);
+  const canvas = await streams.locator('canvas').boundingBox();
+  await page.mouse.move(canvas.x + canvas.width / 2, canvas.y + 34);
+  assert.match(await page.locator('#tip').innerText(), /layer\.F\n.*rank 0, compute, predicted at .*\n30 ops in 4(65|70)\.0 us/);
+  for (let i = 0; i < 6; ++i) await streams.getByRole('button', { name: 'Zoom in' }).click();
+  assert.match(await status.textContent(), /, by ops$/);
+  await page.waitForFunction(() => !document.querySelector('figure[aria-label="Timeline of one step"] thead').textContent.includes('call'));
+  // Call 100 begins after 100 calls of 465 us, of which ten took 5 us more, and 100 waits of 4 us and n halves of a nanosecond.
+  const tenth = (await rows()).find(r => r.includes('layers.0 m25 layer.F op0 fill'));
+  assert.match(tenth, /46\.95 ms\s+1\.000 us/);
+  const now = await streams.locator('canvas').boundingBox();
+  await page.mouse.move(now.x + now.width / 2 + 5, now.y + 34);
+  assert.match(await page.locator('#tip').innerText(), /layers\.\d m\d+ layer\.F op\d+ fill\n.*\nfill: .*\npredicted /s);
 }));
 
 test('a timeline that begins a step does not pass for the whole of it', () => open('hostile', async page => {

@@ -23,11 +23,21 @@ export interface Detail { reasons: string[]; losses?: number[]; ops?: OpRow[]; s
 export interface Slots { m: number[]; phase: string[]; layer: number[]; t: number[]; d: number[] }
 /// Intervals in columns: op, begin, duration, wait for a peer (us), 1 for a wait.
 export interface Intervals { op: number[]; t: number[]; d: number[]; peer: number[]; wait: number[] }
-export interface Lane { rank: number; stage: number; stream: string; measured: Intervals; predicted: Intervals }
+/// What passes in calls of segments, in columns; then the ops of those that are placed, one shape after the other. In nanoseconds:
+/// before the first op from the begin of that op, else from the origin of the call (reports/timeline_calls.h).
+export interface RawShapes {
+  segments: string[]; segment: number[]; lead: number[]; end: number[]; busy: number[]; count: number[]; placed: number[];
+  op: number[]; t: number[]; d: number[]; peer: number[]; wait: number[];
+}
+/// Calls of a stream in columns: shape, nanoseconds since the end of the call before, of waiting before everything and of waiting for the
+/// first op's peers, layer, micro-batch.
+export interface RawCalls { shape: number[]; gap: number[]; wait: number[]; peer: number[]; layer: number[]; m: number[] }
+/// Of a step that was measured intervals, else calls. `alike` ranks of the stage do the same.
+export interface Lane { rank: number; stage: number; stream: string; alike: number; calls: RawCalls; measured: Intervals; predicted: Intervals }
 export interface PipelineRow { rank: number; stage: number; like: number; measured: Slots; predicted: Slots }
 export interface Timeline {
   index: number; label: string; step: number; left_out: number; shown_s: number; simulated: boolean;
-  ops: [string, string, number, number, number][]; lanes: Lane[]; rows: PipelineRow[]; live: Live[];
+  ops: [string, string, number, number, number][]; shapes: RawShapes; lanes: Lane[]; rows: PipelineRow[]; live: Live[];
 }
 export interface Next { says: string }
 /// A figure of two cases, by their numbers, of a comparison. `noise`: three standard errors of the difference.
