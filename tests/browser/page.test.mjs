@@ -249,6 +249,24 @@ test('the pipeline has a row a stage, and a bubble under the pointer', () => ope
   assert.match(await page.locator('#tip').innerText(), /bubble\nstage 3 waits/);
 }));
 
+test('phases of the pipeline differ in colour for every kind of sight, in both schemes and on paper', async () => {
+  // Severe colour blindness in linear RGB (Machado, Oliveira, Fernandes 2009), and distances in OKLab.
+  const sights = { all: [1, 0, 0, 0, 1, 0, 0, 0, 1], protan: [0.152286, 1.052583, -0.204868, 0.114503, 0.786281, 0.099216, -0.003882, -0.048116, 1.051998],
+    deutan: [0.367322, 0.860646, -0.227968, 0.280085, 0.672501, 0.047413, -0.011820, 0.042940, 0.968881], tritan: [1.255528, -0.076749, -0.178779, -0.078411, 0.930809, 0.147602, 0.004733, 0.691367, 0.303900] };
+  const times = (m, v) => [0, 1, 2].map(r => m[3 * r] * v[0] + m[3 * r + 1] * v[1] + m[3 * r + 2] * v[2]);
+  const linear = hex => [1, 3, 5].map(k => parseInt(hex.slice(k, k + 2), 16) / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const lab = c => times([0.2104542553, 0.793617785, -0.0040720468, 1.9779984951, -2.428592205, 0.4505937099, 0.0259040371, 0.7827717662, -0.808675766],
+    times([0.4122214708, 0.5363325363, 0.0514459929, 0.2119034982, 0.6806995451, 0.1073969566, 0.0883024619, 0.2817188376, 0.6299787005], c).map(Math.cbrt));
+  for (const [scheme, media] of [['light', 'screen'], ['dark', 'screen'], ['dark', 'print']]) await open('sample', async page => {
+    await page.emulateMedia({ media, colorScheme: scheme });
+    const colours = await page.evaluate(() => ['f', 'b', 'i', 'w', 'u'].map(p => getComputedStyle(document.documentElement).getPropertyValue('--phase-' + p).trim()));
+    for (const [sight, matrix] of Object.entries(sights)) {
+      const seen = colours.map(c => lab(times(matrix, linear(c)).map(v => Math.max(0, Math.min(1, v)))));
+      for (let a = 0; a < seen.length; ++a) for (let b = 0; b < a; ++b) assert.ok(Math.hypot(...seen[a].map((v, k) => v - seen[b][k])) > 0.13, `${colours[a]} and ${colours[b]}, ${sight}, ${scheme}, ${media}`);
+    }
+  }, { scheme });
+});
+
 test('a comparison shows what changed beyond noise first, and a row opens both cases side by side', () => open('comparison', async page => {
   const rows = page.locator('#changes svg .row');
   assert.equal(await rows.count(), 2);  // the third pair is the same
