@@ -145,6 +145,11 @@ test('every section is in the navigation of a window of 1280 pixels', () => open
   assert.equal(await page.evaluate(() => { const bar = document.querySelector('#nav'); return bar.scrollWidth - bar.clientWidth; }), 0);
 }));
 
+test('a prediction without an interval says why', async () => {
+  await open('simulated', async page => assert.match(await page.locator('#answer .facts').innerText(), /predicted; no interval: of shardlab’s own executor no run on local was measured to learn its error from/));
+  await open('sample', async page => assert.doesNotMatch(await page.locator('#answer .facts').innerText(), /no interval/));
+});
+
 test('a layout whose dp is all of its ranks is not told to have more', () => open('data-parallel', async page => {
   assert.match(await page.locator('#answer').innerText(), /dp8/);
   assert.doesNotMatch(await page.locator('#answer').innerText(), /Try a larger one/);

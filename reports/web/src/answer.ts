@@ -27,13 +27,18 @@ function fact(label: string, value: string, note?: string): Child {
   return el('div', { class: 'fact' }, el('dt', {}, label), el('dd', {}, value, note && el('small', {}, note)));
 }
 
+/// Why a prediction stands without an interval: intervals are learnt from measured runs, of other frameworks.
+function whyNoInterval(report: Report, i: number): string {
+  return !report.measured && report.text(i, 'profile') === 'shardlab' ? `; no interval: of shardlab’s own executor no run on ${report.text(i, 'machine')} was measured to learn its error from` : '';
+}
+
 /// The figures of the best case, large.
 function facts(report: Report, i: number): Child {
   const how = report.measured ? 'measured' : 'predicted', rows: Child[] = [];
   const step = report.step(i), mfu = report.figure(i, 'mfu'), peak = report.peak(i), budget = report.budget(i), hours = report.deviceHours(i);
   const spread = report.num(i, 'step_spread'), error = report.doc.summary.accuracy.find(a => a.ranks === 0);
   const range = report.measured && spread > 0 ? `${how}; half of the steps' spread ±${percent(spread / 2)}`
-    : report.num(i, 'step_low_s') > 0 ? `${how}; 90 % between ${seconds(report.num(i, 'step_low_s'))} and ${seconds(report.num(i, 'step_high_s'))}` : error && error.cases > 0 ? `${how}; this run's predictions missed by ${error.median_abs_pct.toFixed(1)} % in the median` : how;
+    : report.num(i, 'step_low_s') > 0 ? `${how}; 90 % between ${seconds(report.num(i, 'step_low_s'))} and ${seconds(report.num(i, 'step_high_s'))}` : error && error.cases > 0 ? `${how}; this run's predictions missed by ${error.median_abs_pct.toFixed(1)} % in the median` : how + whyNoInterval(report, i);
   if (step > 0) rows.push(fact('a step', seconds(step), range));
   if (report.rate(i) > 0) rows.push(fact('tokens per second', count(report.rate(i)), `${count(report.rate(i) / report.ranks(i))} a rank`));
   if (mfu > 0) rows.push(fact('MFU', percent(mfu), 'of the peak in ' + report.text(i, 'precision')));
