@@ -7,14 +7,15 @@
 #include "cases/pipeline.h"
 #include "plan/memory.h"
 #include "simulator/interpreter/collective_choice.h"
+#include "simulator/interpreter/timeline.h"
 #include "sweeps/sweep.h"
 
 namespace shardlab::cli {
 namespace {
 
-constexpr size_t kMadeAnew = 8;      ///< cases that are simulated for a page
-constexpr int64_t kMostWork = 4096;  ///< layers times micro-batches of such a case: some 300,000 ops
-constexpr int kMostRanks = 64;       ///< and its ranks
+constexpr size_t kMadeAnew = 8;        ///< cases that are simulated for a page
+constexpr int64_t kMostWork = 65536;   ///< layers times micro-batches times simulated ranks of a stage: some three million ops
+constexpr int64_t kLittleWork = 4096;  ///< layers times micro-batches, of whatever ranks are simulated
 constexpr size_t kWithYaml = 40;
 
 double rate_of(const CaseOutcome& o) {
@@ -39,10 +40,19 @@ std::vector<StageMemory> stages_of(const Plan& plan, const CaseOutcome& outcome)
   return stages;
 }
 
+/// Calls of all lanes.
+int64_t calls_of(const std::vector<Timeline>& timelines) {
+  int64_t calls = 0;
+  for (const Timeline& t : timelines)
+    for (const TimelineLane& lane : t.lanes) calls += static_cast<int64_t>(lane.calls.size());
+  return calls;
+}
+
 void add(const Plan& plan, const std::vector<Program>& programs, const Trace* predicted, const Trace* measured, bool made_anew,
          const CaseOutcome& outcome, Report& report) {
   TimelineOptions options;
   options.max_intervals = kIntervals;
+  options.max_calls = std::max(kCalls - calls_of(report.timelines), kFewCalls);
   Timeline timeline = make_timeline(plan, programs, predicted, measured, options);
   timeline.case_id = outcome.case_id;
   timeline.label = outcome.config.name;
@@ -55,8 +65,10 @@ void add(const Plan& plan, const std::vector<Program>& programs, const Trace* pr
 
 bool can_be_simulated(const CaseOutcome& o) {
   const Case& c = o.config;
-  return o.status == Status::kOk && !o.measured && o.predicted && o.predicted->step_s > 0 && c.profile == "shardlab" &&
-         c.layout.world_size() <= kMostRanks && static_cast<int64_t>(c.model.layers) * c.train.grad_accumulation <= kMostWork;
+  if (o.status != Status::kOk || o.measured || !o.predicted || o.predicted->step_s <= 0 || c.profile != "shardlab") return false;
+  const int64_t ranks = c.layout.world_size(), work = static_cast<int64_t>(c.model.layers) * c.train.grad_accumulation;
+  const bool one_a_stage = !c.machine.local && ranks > simulator::SimulateOptions().max_individual_ranks;
+  return one_a_stage ? work <= kMostWork : work <= kLittleWork || work * ranks / c.layout.pp <= kMostWork;
 }
 
 void simulate_one(const CaseOutcome& outcome, Report& report) {

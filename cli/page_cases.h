@@ -10,9 +10,11 @@
 
 namespace shardlab::cli {
 
-/// A report holds at most this many timelines, each of at most so many intervals: a page stays below a few megabytes.
+/// A report holds at most this many timelines, of measured steps each at most so many intervals, and of all others together at most so
+/// many calls, but each a few: a page stays below a few megabytes, and opens at once.
 inline constexpr int kTimelines = 24;
 inline constexpr int64_t kIntervals = 8000;
+inline constexpr int64_t kCalls = 300'000, kFewCalls = 4000;
 
 /// Adds the timeline of a case, and what its plan says of its stages and collectives, from the plan and the traces that it left. False
 /// where it left none.

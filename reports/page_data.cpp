@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "plan/op_fields.h"
 #include "reports/columns.h"
@@ -30,29 +31,45 @@ constexpr size_t kCasesWithOps = 60;  ///< and cases that have one
 
 double six_digits(double v) { return std::strtod(fmt::format("{:.6g}", v).c_str(), nullptr); }
 
+/// A list of what `get` makes of each element.
+template <class List, class Get>
+Json each(const List& list, Get get) {
+  Json out = Json::array();
+  for (const auto& v : list) out.push_back(get(v));
+  return out;
+}
+
 // ---- Columns -----------------------------------------------------------------------------------------------------------------
 
-/// Values of a column: {"c": value} of all cases, {"d": words, "i": numbers}, or a list.
-Json values_json(const std::vector<Value>& values, bool rounded) {
-  if (std::ranges::all_of(values, [&](const Value& v) { return v == values.front(); }))
-    return {{"c", values.empty() ? Json(nullptr) : json_of(values.front())}};
-  const bool words = std::ranges::any_of(values, [](const Value& v) { return std::holds_alternative<std::string>(v); });
-  Json list = Json::array();
-  if (!words) {
-    for (const Value& v : values) {
-      const double* number = std::get_if<double>(&v);
-      list.push_back(number != nullptr && rounded ? json_of(six_digits(*number)) : json_of(v));
-    }
-    return list;
-  }
-  Json dictionary = Json::array();
+constexpr size_t kManyCases = 256;  ///< of as many, figures that repeat are written once
+
+bool is_word(const Value& v) { return std::holds_alternative<std::string>(v); }
+bool is_nan(const Value& v) { return std::holds_alternative<double>(v) && std::isnan(std::get<double>(v)); }
+
+/// {"d": different values, "i": numbers}; nothing where there are more than `most`.
+std::optional<Json> dictionary_json(const std::vector<Value>& values, size_t most) {
+  Json dictionary = Json::array(), list = Json::array();
   std::map<Value, size_t> numbers;
   for (const Value& v : values) {
     const auto [found, fresh] = numbers.try_emplace(v, numbers.size());
+    if (fresh && numbers.size() > most) return std::nullopt;
     if (fresh) dictionary.push_back(json_of(v));
     list.push_back(found->second);
   }
-  return {{"d", dictionary}, {"i", list}};
+  return Json{{"d", dictionary}, {"i", list}};
+}
+
+/// Values of a column: {"c": value} of all cases, {"d": values, "i": numbers} of words and of figures that repeat, or a list.
+Json values_json(std::vector<Value> values, bool rounded) {
+  if (std::ranges::all_of(values, [&](const Value& v) { return v == values.front(); }))
+    return {{"c", values.empty() ? Json(nullptr) : json_of(values.front())}};
+  if (std::ranges::any_of(values, is_word)) return *dictionary_json(values, values.size());
+  if (rounded)
+    for (Value& v : values)
+      if (const double* number = std::get_if<double>(&v)) v = six_digits(*number);
+  if (values.size() >= kManyCases && std::ranges::none_of(values, is_nan))
+    if (auto repeated = dictionary_json(values, values.size() / 4)) return *std::move(repeated);
+  return each(values, [](const Value& v) { return json_of(v); });
 }
 
 /// Columns of the page beside those of results.csv.
@@ -228,20 +245,47 @@ Json details_json(const Report& report, const Summary& summary) {
 
 Json microseconds(double s) { return json_of(std::round(s * 1e9) / 1e3); }
 
-/// A list of what `get` makes of each element.
-template <class List, class Get>
-Json each(const List& list, Get get) {
-  Json out = Json::array();
-  for (const auto& v : list) out.push_back(get(v));
-  return out;
-}
-
 Json intervals_json(const std::vector<TimelineInterval>& list) {
   return {{"op", each(list, [](const auto& i) { return i.op; })},
           {"t", each(list, [](const auto& i) { return microseconds(i.begin_s); })},
           {"d", each(list, [](const auto& i) { return microseconds(i.end_s - i.begin_s); })},
           {"peer", each(list, [](const auto& i) { return microseconds(i.peer_wait_s); })},
           {"wait", each(list, [](const auto& i) { return i.wait ? 1 : 0; })}};
+}
+
+/// A call begins so many nanoseconds after the end of the call before it: where calls are alike, columns repeat and pack well.
+Json calls_json(const std::vector<TimelineCall>& list, const std::vector<CallShape>& shapes) {
+  int64_t end = 0;
+  const Json gaps = each(list, [&](const TimelineCall& c) {
+    const CallShape& shape = shapes[static_cast<size_t>(c.shape)];
+    const int64_t gap = c.origin_ns - c.peer_wait_ns - shape.lead_ns - c.wait_ns - end;
+    end = c.origin_ns + shape.end_ns;
+    return gap;
+  });
+  return {{"shape", each(list, [](const auto& c) { return c.shape; })},
+          {"gap", gaps},
+          {"wait", each(list, [](const auto& c) { return c.wait_ns; })},
+          {"peer", each(list, [](const auto& c) { return c.peer_wait_ns; })},
+          {"layer", each(list, [](const auto& c) { return c.layer; })},
+          {"m", each(list, [](const auto& c) { return c.micro_batch; })}};
+}
+
+/// Shapes in columns, and then their ops, one shape after the other.
+Json shapes_json(const TimelineCalls& calls) {
+  std::vector<ShapeOp> ops;
+  for (const CallShape& s : calls.shapes) ops.insert(ops.end(), s.ops.begin(), s.ops.end());
+  return {{"segments", calls.segments},
+          {"segment", each(calls.shapes, [](const auto& s) { return s.segment; })},
+          {"lead", each(calls.shapes, [](const auto& s) { return s.lead_ns; })},
+          {"end", each(calls.shapes, [](const auto& s) { return s.end_ns; })},
+          {"busy", each(calls.shapes, [](const auto& s) { return s.busy_ns; })},
+          {"count", each(calls.shapes, [](const auto& s) { return s.count; })},
+          {"placed", each(calls.shapes, [](const auto& s) { return s.ops.size(); })},
+          {"op", each(ops, [](const auto& o) { return o.op; })},
+          {"t", each(ops, [](const auto& o) { return o.begin_ns; })},
+          {"d", each(ops, [](const auto& o) { return o.lasts_ns; })},
+          {"peer", each(ops, [](const auto& o) { return o.peer_wait_ns; })},
+          {"wait", each(ops, [](const auto& o) { return o.wait ? 1 : 0; })}};
 }
 
 Json slots_json(const std::vector<GridSlot>& list) {
@@ -277,11 +321,14 @@ Json timeline_json(const Report& report, const Timeline& t) {
                        [](const TimelineOp& op) {
                          return Json{op.label, op.kind, json_of(op.flops), json_of(op.memory_bytes), json_of(op.payload_bytes)};
                        })},
+          {"shapes", shapes_json(t.calls)},
           {"lanes", each(t.lanes,
-                         [](const TimelineLane& lane) {
+                         [&](const TimelineLane& lane) {
                            return Json{{"rank", lane.rank},
                                        {"stage", lane.stage},
                                        {"stream", lane.stream},
+                                       {"alike", lane.alike},
+                                       {"calls", calls_json(lane.calls, t.calls.shapes)},
                                        {"measured", intervals_json(lane.measured)},
                                        {"predicted", intervals_json(lane.predicted)}};
                          })},

@@ -48,7 +48,7 @@ async function open(name, act, options = {}) {
 const shown = page => page.locator('#cases [role=status]').first().textContent();
 const selected = page => page.evaluate(() => document.querySelector('#why .bar select').value);
 
-for (const name of ['sample', 'empty', 'hostile', 'grid', 'comparison', 'data-parallel'])
+for (const name of ['sample', 'empty', 'hostile', 'grid', 'comparison', 'data-parallel', 'simulated'])
   for (const width of [1280, 390])
     for (const scheme of ['light', 'dark'])
       test(`axe-core finds nothing in the page ${name}, ${width} wide, ${scheme}`, () => open(name, async page => {
@@ -145,9 +145,40 @@ test('every section is in the navigation of a window of 1280 pixels', () => open
   assert.equal(await page.evaluate(() => { const bar = document.querySelector('#nav'); return bar.scrollWidth - bar.clientWidth; }), 0);
 }));
 
+test('a prediction without an interval says why', async () => {
+  await open('simulated', async page => assert.match(await page.locator('#answer .facts').innerText(), /predicted; no interval: of shardlab’s own executor no run on local was measured to learn its error from/));
+  await open('sample', async page => assert.doesNotMatch(await page.locator('#answer .facts').innerText(), /no interval/));
+});
+
 test('a layout whose dp is all of its ranks is not told to have more', () => open('data-parallel', async page => {
   assert.match(await page.locator('#answer').innerText(), /dp8/);
   assert.doesNotMatch(await page.locator('#answer').innerText(), /Try a larger one/);
+}));
+
+test('a simulated step is drawn by calls, and by ops where the window has room for them, as its table says', () => open('simulated', async page => {
+  const streams = page.locator('figure[aria-label="Timeline of one step"]'), status = streams.locator('[role=status]').first();
+  await streams.scrollIntoViewIfNeeded();
+  await page.waitForFunction(() => /by calls of segments: zoom in for ops/.test(document.querySelector('figure[aria-label="Timeline of one step"] [role=status]').textContent));
+  assert.match(await status.textContent(), /^0 s to 93\.\d+ ms of 93\.\d+ ms/);
+  await streams.locator('summary').click();
+  const head = () => streams.locator('thead').innerText(), rows = () => streams.locator('tbody tr').allInnerTexts();
+  await streams.locator('tbody tr').first().waitFor();
+  assert.match(await head(), /call\s+ops\s+begins/);
+  // 200 calls on each of two streams; the 30 ops of a call last 465 us.
+  assert.equal((await rows()).length, 400);
+  assert.match((await rows())[1], /^0\s+compute\s+predicted\s+layers\.1 m0 layer\.F\s+30\s+469\.0 us\s+465\.0 us/);
+  const canvas = await streams.locator('canvas').boundingBox();
+  await page.mouse.move(canvas.x + canvas.width / 2, canvas.y + 34);
+  assert.match(await page.locator('#tip').innerText(), /layer\.F\n.*rank 0, compute, predicted at .*\n30 ops in 4(65|70)\.0 us/);
+  for (let i = 0; i < 6; ++i) await streams.getByRole('button', { name: 'Zoom in' }).click();
+  assert.match(await status.textContent(), /, by ops$/);
+  await page.waitForFunction(() => !document.querySelector('figure[aria-label="Timeline of one step"] thead').textContent.includes('call'));
+  // Call 100 begins after 100 calls of 465 us, of which ten took 5 us more, and 100 waits of 4 us and n halves of a nanosecond.
+  const tenth = (await rows()).find(r => r.includes('layers.0 m25 layer.F op0 fill'));
+  assert.match(tenth, /46\.95 ms\s+1\.000 us/);
+  const now = await streams.locator('canvas').boundingBox();
+  await page.mouse.move(now.x + now.width / 2 + 5, now.y + 34);
+  assert.match(await page.locator('#tip').innerText(), /layers\.\d m\d+ layer\.F op\d+ fill\n.*\nfill: .*\npredicted /s);
 }));
 
 test('a timeline that begins a step does not pass for the whole of it', () => open('hostile', async page => {
@@ -222,6 +253,24 @@ test('the pipeline has a row a stage, and a bubble under the pointer', () => ope
   await page.mouse.move(box.x + 80, box.y + 26 + 3 * 30 + 10);  // the last stage waits for the first
   assert.match(await page.locator('#tip').innerText(), /bubble\nstage 3 waits/);
 }));
+
+test('phases of the pipeline differ in colour for every kind of sight, in both schemes and on paper', async () => {
+  // Severe colour blindness in linear RGB (Machado, Oliveira, Fernandes 2009), and distances in OKLab.
+  const sights = { all: [1, 0, 0, 0, 1, 0, 0, 0, 1], protan: [0.152286, 1.052583, -0.204868, 0.114503, 0.786281, 0.099216, -0.003882, -0.048116, 1.051998],
+    deutan: [0.367322, 0.860646, -0.227968, 0.280085, 0.672501, 0.047413, -0.011820, 0.042940, 0.968881], tritan: [1.255528, -0.076749, -0.178779, -0.078411, 0.930809, 0.147602, 0.004733, 0.691367, 0.303900] };
+  const times = (m, v) => [0, 1, 2].map(r => m[3 * r] * v[0] + m[3 * r + 1] * v[1] + m[3 * r + 2] * v[2]);
+  const linear = hex => [1, 3, 5].map(k => parseInt(hex.slice(k, k + 2), 16) / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const lab = c => times([0.2104542553, 0.793617785, -0.0040720468, 1.9779984951, -2.428592205, 0.4505937099, 0.0259040371, 0.7827717662, -0.808675766],
+    times([0.4122214708, 0.5363325363, 0.0514459929, 0.2119034982, 0.6806995451, 0.1073969566, 0.0883024619, 0.2817188376, 0.6299787005], c).map(Math.cbrt));
+  for (const [scheme, media] of [['light', 'screen'], ['dark', 'screen'], ['dark', 'print']]) await open('sample', async page => {
+    await page.emulateMedia({ media, colorScheme: scheme });
+    const colours = await page.evaluate(() => ['f', 'b', 'i', 'w', 'u'].map(p => getComputedStyle(document.documentElement).getPropertyValue('--phase-' + p).trim()));
+    for (const [sight, matrix] of Object.entries(sights)) {
+      const seen = colours.map(c => lab(times(matrix, linear(c)).map(v => Math.max(0, Math.min(1, v)))));
+      for (let a = 0; a < seen.length; ++a) for (let b = 0; b < a; ++b) assert.ok(Math.hypot(...seen[a].map((v, k) => v - seen[b][k])) > 0.13, `${colours[a]} and ${colours[b]}, ${sight}, ${scheme}, ${media}`);
+    }
+  }, { scheme });
+});
 
 test('a comparison shows what changed beyond noise first, and a row opens both cases side by side', () => open('comparison', async page => {
   const rows = page.locator('#changes svg .row');

@@ -108,5 +108,6 @@ int main(int argc, char** argv) {
   write(folder / "hostile.html", hostile);
   write(folder / "grid.html", grid_report(3000));
   write(folder / "data-parallel.html", data_parallel_report());
+  write(folder / "simulated.html", simulated_report());
   return 0;
 }

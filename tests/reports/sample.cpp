@@ -212,6 +212,8 @@ Timeline sample_timeline(const CaseOutcome& o) {
   return t;
 }
 
+constexpr int kOpsOfCall = 30;
+
 Layout with(int dp, int tp, int pp, int zero = 0, bool recompute = false, Schedule schedule = Schedule::k1F1B) {
   Layout l;
   l.dp = dp;
@@ -324,6 +326,89 @@ Report sweep_report() {
       "Not among these cases: micro_batch 4 (predicted: 80.0 ms a step, 12 % more tokens per second, 60.0 MiB of 256 MiB of "
       "memory)."};
   return r;
+}
+
+Plan plan_of_calls(int calls) {
+  Plan plan;
+  plan.name = "calls";
+  plan.mesh.axes = {{"pp", 1}, {"dp", 2}};
+  plan.streams = {"compute", "comm"};
+  Slot slot;
+  slot.name = "x";
+  slot.type.shape = {16};
+  slot.kind = SlotKind::kBound;
+  Segment segment{"layer.F", {slot}, {}};
+  for (int k = 0; k <= kOpsOfCall; ++k) {
+    Op op;
+    op.work = Fill{1.0f};
+    op.writes = {SlotId(0)};
+    op.label = k == kOpsOfCall ? "message" : fmt::format("op{}", k);
+    op.stream = k == kOpsOfCall ? StreamId(1) : StreamId(0);
+    segment.steps.emplace_back(op);
+  }
+  plan.segments = {segment};
+  Role role;
+  Buffer buffer;
+  buffer.name = "x";
+  buffer.type = slot.type;
+  buffer.persistent = true;
+  role.buffers = {buffer};
+  for (int c = 0; c < calls; ++c) role.program.emplace_back(Call{SegmentId(0), c % 4, c / 4, {BufferId(0)}});
+  plan.roles = {role};
+  return plan;
+}
+
+Trace trace_of_calls(const Program& program) {
+  Trace trace;
+  trace.producer = "simulator";
+  trace.world_size = 2;
+  trace.steps = 1;
+  double now = 0;
+  for (const Instruction& i : program.instructions) {
+    TraceEvent e{.instruction = i.id, .stream = i.stream, .begin = now, .end = now + 1e-6};
+    const int k = i.id % (kOpsOfCall + 1);
+    if (i.stream == 1) {
+      e.kind = TraceEvent::Kind::kWait;
+      trace.events.push_back(e);
+      e.kind = TraceEvent::Kind::kOp;
+      e.peer_wait = 1e-7 * i.call;
+      e.begin = now + 1.25e-6;
+      e.end = e.begin + 2e-6 + e.peer_wait;
+      trace.events.push_back(e);
+      continue;
+    }
+    if (k == 0 && i.call > 0) {
+      TraceEvent wait = e;
+      wait.kind = TraceEvent::Kind::kWait;
+      wait.end = now += 4e-6 + 0.5e-9 * i.call;
+      trace.events.push_back(wait);
+    }
+    e.begin = now;
+    e.end = now += 1e-6 * (k + 1) + (k + 1 == kOpsOfCall && i.call % 10 == 9 ? 5e-6 : 0);
+    trace.events.push_back(e);
+  }
+  const size_t count = trace.events.size();
+  for (size_t n = 0; n < count; ++n) {
+    trace.events.push_back(trace.events[n]);
+    trace.events.back().rank = 1;
+  }
+  trace.step_interval = {{0, now}, {0, now}};
+  return trace;
+}
+
+Report simulated_report() {
+  Report report;
+  report.title = "simulated";
+  report.cases = {ok_outcome("dp2", with(2, 1, 1))};
+  report.cases[0].measured.reset(), report.cases[0].ops.clear();
+  const Plan plan = plan_of_calls(200);
+  const std::vector<Program> programs{expand_program(plan, 0)};
+  const Trace trace = trace_of_calls(programs[0]);
+  Timeline& timeline = report.timelines.emplace_back(make_timeline(plan, programs, &trace, nullptr));
+  timeline.case_id = report.cases[0].case_id;
+  timeline.label = "dp2";
+  timeline.made_anew = true;
+  return report;
 }
 
 }  // namespace shardlab::testing

@@ -10,10 +10,10 @@ const join = (words: string[]): string => words.length < 2 ? words.join('') : wo
 
 /// "Llama-3.1-70B on 64 devices of h100-sxm": the model and the device, named, of the cases that ran; of all where none did.
 export function subject(report: Report): string {
-  const ran = Array.from({ length: report.count }, (_, i) => i).filter(i => report.ok(i));
+  const ran = [...report.ranking()].sort((a, b) => a - b);
   const of = <T>(name: string, is: (v: unknown) => v is T): T[] => {
-    const column = report.column(name), values = ran.length > 0 ? [...new Set(ran.map(i => column.at(i)))] : column.distinct();
-    return (values as unknown[]).filter(is);
+    const column = report.column(name);
+    return ((ran.length > 0 ? column.among(ran) : column.distinct()) as unknown[]).filter(is);
   };
   const text = (v: unknown): v is string => typeof v === 'string' && v !== '', number = (v: unknown): v is number => typeof v === 'number';
   const models = of('model', text), machines = of('machine', text), ranks = of('world_size', number).sort((a, b) => a - b);
@@ -27,13 +27,18 @@ function fact(label: string, value: string, note?: string): Child {
   return el('div', { class: 'fact' }, el('dt', {}, label), el('dd', {}, value, note && el('small', {}, note)));
 }
 
+/// Why a prediction stands without an interval: intervals are learnt from measured runs, of other frameworks.
+function whyNoInterval(report: Report, i: number): string {
+  return !report.measured && report.text(i, 'profile') === 'shardlab' ? `; no interval: of shardlab’s own executor no run on ${report.text(i, 'machine')} was measured to learn its error from` : '';
+}
+
 /// The figures of the best case, large.
 function facts(report: Report, i: number): Child {
   const how = report.measured ? 'measured' : 'predicted', rows: Child[] = [];
   const step = report.step(i), mfu = report.figure(i, 'mfu'), peak = report.peak(i), budget = report.budget(i), hours = report.deviceHours(i);
   const spread = report.num(i, 'step_spread'), error = report.doc.summary.accuracy.find(a => a.ranks === 0);
   const range = report.measured && spread > 0 ? `${how}; half of the steps' spread ±${percent(spread / 2)}`
-    : report.num(i, 'step_low_s') > 0 ? `${how}; 90 % between ${seconds(report.num(i, 'step_low_s'))} and ${seconds(report.num(i, 'step_high_s'))}` : error && error.cases > 0 ? `${how}; this run's predictions missed by ${error.median_abs_pct.toFixed(1)} % in the median` : how;
+    : report.num(i, 'step_low_s') > 0 ? `${how}; 90 % between ${seconds(report.num(i, 'step_low_s'))} and ${seconds(report.num(i, 'step_high_s'))}` : error && error.cases > 0 ? `${how}; this run's predictions missed by ${error.median_abs_pct.toFixed(1)} % in the median` : how + whyNoInterval(report, i);
   if (step > 0) rows.push(fact('a step', seconds(step), range));
   if (report.rate(i) > 0) rows.push(fact('tokens per second', count(report.rate(i)), `${count(report.rate(i) / report.ranks(i))} a rank`));
   if (mfu > 0) rows.push(fact('MFU', percent(mfu), 'of the peak in ' + report.text(i, 'precision')));
@@ -71,21 +76,22 @@ export interface Refusal { status: string; says: string; code: string; cases: nu
 
 /// Cases that are not ok by what their reasons say, numbers apart: of a number that differs, the range is said.
 export function refusals(report: Report): Refusal[] {
-  const groups = new Map<string, { status: string; first: string; code: string; low: string[]; high: string[]; cases: number[] }>();
+  interface Group { status: string; first: string; code: string; low: string[]; high: string[]; cases: number[] }
+  const groups = new Map<string, Group>(), met = new Map<string, Group>();  // by all but numbers; by every word of it
   for (let i = 0; i < report.count; ++i) {
-    const status = report.status(i);
-    if (status === 'ok') continue;
-    const reason = report.text(i, 'reason') || 'no reason given', numbers = reason.match(kNumber) ?? [];
-    const code = report.text(i, 'code'), key = status + '|' + code + '|' + reason.replace(kNumber, '#');
-    const group = groups.get(key);
-    if (group === undefined) {
-      groups.set(key, { status, first: reason, code, low: [...numbers], high: [...numbers], cases: [i] });
-      continue;
-    }
+    if (report.ok(i)) continue;
+    const status = report.status(i), reason = report.text(i, 'reason') || 'no reason given', code = report.text(i, 'code'), whole = status + '|' + code + '|' + reason;
+    const known = met.get(whole);
+    if (known !== undefined) { known.cases.push(i); continue; }
+    const numbers = reason.match(kNumber) ?? [], key = status + '|' + code + '|' + reason.replace(kNumber, '#');
+    let group = groups.get(key);
+    if (group === undefined) groups.set(key, (group = { status, first: reason, code, low: [...numbers], high: [...numbers], cases: [] }));
+    met.set(whole, group);
     group.cases.push(i);
+    const { low, high } = group;
     numbers.forEach((n, k) => {
-      if (worth(n) < worth(group.low[k]!)) group.low[k] = n;
-      if (worth(n) > worth(group.high[k]!)) group.high[k] = n;
+      if (worth(n) < worth(low[k]!)) low[k] = n;
+      if (worth(n) > worth(high[k]!)) high[k] = n;
     });
   }
   return [...groups.values()].sort((a, b) => b.cases.length - a.cases.length).map(g => {

@@ -38,7 +38,7 @@ export function csvField(v: Value): string {
 export function casesSection(report: Report, state: State): void {
   const node = section('cases', 'Every case', 'Press a heading to sort and a row to select it everywhere. The filter takes words and comparisons: tp=2 predicted_step_s<0.1');
   const few = report.axes().filter(c => !['machine', 'seed'].includes(c.name));
-  const mixed = new Set(Array.from({ length: report.count }, (_, i) => report.at(i, 'predicted_by')).filter(v => v !== null)).size > 1;
+  const mixed = report.column('predicted_by').distinct().filter(v => v !== null).length > 1;
   let shown: Column[] = [report.column('name'), ...(few.length === 0 || report.count < 40 ? [report.column('layout')] : []), report.column('status'), ...(mixed ? [report.column('predicted_by')] : []), ...few.slice(0, kSettings),
     ...kFigures.map(n => report.columns.find(c => c.name === n)).filter((c): c is Column => c !== undefined && c.used), report.column('reason')].filter(c => c.used);
   if (report.count >= 40 && few.length > 2) shown = shown.filter(c => c.name !== 'name');  // what its name says stands in the columns
@@ -76,8 +76,7 @@ export function casesSection(report: Report, state: State): void {
       const c = sort.column, sign = sort.up ? 1 : -1;
       rows.sort((a, b) => { const x = c.at(a), y = c.at(b); if (x === null || y === null) return x === y ? a - b : x === null ? 1 : -1; return sign * compare(x, y) || a - b; });
     } else {
-      const rate = (i: number): number => (report.ok(i) ? report.rate(i) || 0 : -1);
-      if (report.count >= 40) rows.sort((a, b) => rate(b) - rate(a) || a - b);
+      if (report.count >= 40) rows = [...report.ranking().filter(i => state.mask[i] === 1), ...rows.filter(i => !report.ok(i))];
     }
     tally.textContent = rows.length === report.count ? `${whole(report.count)} cases` : `${whole(rows.length)} of ${whole(report.count)} cases`;
     chips.replaceChildren(...state.filterWords().map(([key, says]) => el('button', { type: 'button', class: 'chip', 'aria-label': 'Take away the filter ' + says, onclick: () => { if (key === 'text') filter.value = ''; state.filter(key, '', null); } }, says + ' ×')));
@@ -98,10 +97,10 @@ export function casesSection(report: Report, state: State): void {
   }
   const row = (i: number, at: number): HTMLElement => el('tr', { class: 'pick' + (i === state.selected ? ' selected' : '') + (at === active ? ' active' : ''), 'data-case': i, 'aria-rowindex': at + 2, onclick: () => { active = at; state.select(i); } }, shown.map((c, k) => cell(c, i, k)));
   const spacer = (height: number): HTMLElement => el('tr', { class: 'spacer', 'aria-hidden': 'true', style: `height:${height}px` });
-  let first = -1, last = -1;
+  let first = -1, last = -1, top = 0;  // as scrolled; asking the scroller would lay out the whole page
   /// Only the rows in the window are there, between two rows as high as all others.
   function paint(force: boolean): void {
-    const from = Math.max(0, Math.floor(scroller.scrollTop / kRow) - 8), to = Math.min(rows.length, from + Math.ceil(kWindow / kRow) + 18);
+    const from = Math.max(0, Math.floor(top / kRow) - 8), to = Math.min(rows.length, from + Math.ceil(kWindow / kRow) + 18);
     if (!force && from === first && to === last) return;
     first = from;
     last = to;
@@ -112,7 +111,7 @@ export function casesSection(report: Report, state: State): void {
     head.replaceChildren(el('tr', { 'aria-rowindex': 1 }, shown.map(heading)));
     paint(true);
   }
-  scroller.addEventListener('scroll', () => requestAnimationFrame(() => paint(false)));
+  scroller.addEventListener('scroll', () => { top = scroller.scrollTop; requestAnimationFrame(() => paint(false)); });
   scroller.addEventListener('keydown', e => {
     if (e.target !== scroller) return;
     const move: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -rows.length, End: rows.length };
@@ -120,12 +119,13 @@ export function casesSection(report: Report, state: State): void {
     else if (e.key === 'Enter' && rows[active] !== undefined) state.select(rows[active]!);
     else return;
     e.preventDefault();
-    const top = active * kRow;
-    if (top < scroller.scrollTop) scroller.scrollTop = top;
-    if (top + 3 * kRow > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = top + 3 * kRow - scroller.clientHeight;
+    const at = active * kRow;
+    if (at < scroller.scrollTop) scroller.scrollTop = at;
+    if (at + 3 * kRow > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = at + 3 * kRow - scroller.clientHeight;
+    top = scroller.scrollTop;
     paint(true);
   });
-  state.whenFiltered(() => { scroller.scrollTop = 0; active = 0; layout(); });
+  state.whenFiltered(() => { scroller.scrollTop = top = 0; active = 0; layout(); });
   state.whenPriced(layout);
   state.whenSelected(() => paint(true));
   addEventListener('beforeprint', () => { body.replaceChildren(...rows.slice(0, kPrinted).map((i, k) => row(i, k))); });

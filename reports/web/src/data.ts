@@ -1,7 +1,7 @@
 // The data of the page: columns, each held once, and the details of the cases that have some.
 import type { Value } from './format';
 
-/// Values of a column: one for all cases, words by number, or one a case.
+/// Values of a column: one for all cases, the different ones by number (words, and figures that repeat), or one a case.
 export type RawValues = { c: Value } | { d: Value[]; i: number[] } | Value[];
 export interface RawColumn { name: string; unit: string; heading: string; help: string; setting: boolean; values: RawValues }
 
@@ -23,11 +23,21 @@ export interface Detail { reasons: string[]; losses?: number[]; ops?: OpRow[]; s
 export interface Slots { m: number[]; phase: string[]; layer: number[]; t: number[]; d: number[] }
 /// Intervals in columns: op, begin, duration, wait for a peer (us), 1 for a wait.
 export interface Intervals { op: number[]; t: number[]; d: number[]; peer: number[]; wait: number[] }
-export interface Lane { rank: number; stage: number; stream: string; measured: Intervals; predicted: Intervals }
+/// What passes in calls of segments, in columns; then the ops of those that are placed, one shape after the other. In nanoseconds:
+/// before the first op from the begin of that op, else from the origin of the call (reports/timeline_calls.h).
+export interface RawShapes {
+  segments: string[]; segment: number[]; lead: number[]; end: number[]; busy: number[]; count: number[]; placed: number[];
+  op: number[]; t: number[]; d: number[]; peer: number[]; wait: number[];
+}
+/// Calls of a stream in columns: shape, nanoseconds since the end of the call before, of waiting before everything and of waiting for the
+/// first op's peers, layer, micro-batch.
+export interface RawCalls { shape: number[]; gap: number[]; wait: number[]; peer: number[]; layer: number[]; m: number[] }
+/// Of a step that was measured intervals, else calls. `alike` ranks of the stage do the same.
+export interface Lane { rank: number; stage: number; stream: string; alike: number; calls: RawCalls; measured: Intervals; predicted: Intervals }
 export interface PipelineRow { rank: number; stage: number; like: number; measured: Slots; predicted: Slots }
 export interface Timeline {
   index: number; label: string; step: number; left_out: number; shown_s: number; simulated: boolean;
-  ops: [string, string, number, number, number][]; lanes: Lane[]; rows: PipelineRow[]; live: Live[];
+  ops: [string, string, number, number, number][]; shapes: RawShapes; lanes: Lane[]; rows: PipelineRow[]; live: Live[];
 }
 export interface Next { says: string }
 /// A figure of two cases, by their numbers, of a comparison. `noise`: three standard errors of the difference.
@@ -94,9 +104,34 @@ export class Column {
   /// The different values in order, or, of more than `most`, as many as were met first.
   distinct(most = 64): Value[] {
     if (this.found !== null) return this.found;
+    if (this.constant !== undefined) return (this.found = this.count > 0 ? [this.constant] : []);
+    if (this.words !== null) return (this.found = sorted(this.words.slice(0, most + 1)));
     const seen = new Set<Value>();
     for (let i = 0; i < this.count && seen.size <= most; ++i) seen.add(this.at(i));
     return (this.found = sorted([...seen]));
+  }
+  /// The different values that some of `cases` have, as they are met.
+  among(cases: ArrayLike<number>): Value[] {
+    if (this.constant !== undefined) return cases.length > 0 ? [this.constant] : [];
+    if (this.words === null) return [...new Set(Array.from(cases, i => this.at(i)))];
+    const seen = new Uint8Array(this.words.length), found: Value[] = [];
+    for (let k = 0; k < cases.length && found.length < seen.length; ++k) {
+      const w = this.index[cases[k]!]!;
+      if (seen[w] === 0) { seen[w] = 1; found.push(this.words[w]!); }
+    }
+    return found;
+  }
+  /// For each value that some of `cases` has the largest of what `of` makes of those.
+  most(cases: ArrayLike<number>, of: (i: number) => number): Map<Value, number> {
+    const best = new Map<Value, number>();
+    if (this.words === null) {
+      for (let k = 0; k < cases.length; ++k) { const v = this.at(cases[k]!), f = of(cases[k]!); if (!(best.get(v)! >= f)) best.set(v, f); }
+      return best;
+    }
+    const byWord = new Float64Array(this.words.length).fill(-Infinity);
+    for (let k = 0; k < cases.length; ++k) { const w = this.index[cases[k]!]!, f = of(cases[k]!); if (f > byWord[w]!) byWord[w] = f; }
+    this.words.forEach((v, w) => { if (byWord[w]! > -Infinity) best.set(v, byWord[w]!); });
+    return best;
   }
 }
 
@@ -140,7 +175,16 @@ export class Report {
   num = (i: number, name: string): number => this.named.get(name)?.num(i) ?? NaN;
   text = (i: number, name: string): string => String(this.at(i, name) ?? '');
   status = (i: number): string => this.text(i, 'status');
-  ok = (i: number): boolean => this.status(i) === 'ok';
+  private right: Uint8Array | null = null;
+  ok = (i: number): boolean => (this.right ??= Uint8Array.from({ length: this.count }, (_, k) => (this.status(k) === 'ok' ? 1 : 0)))[i] === 1;
+  private ran: number[] | null = null;
+  /// The cases that ran, the fastest first, and of equals the first.
+  ranking(): readonly number[] {
+    if (this.ran !== null) return this.ran;
+    const rates = Float64Array.from({ length: this.count }, (_, i) => this.rate(i) || 0), all: number[] = [];
+    for (let i = 0; i < this.count; ++i) if (this.ok(i)) all.push(i);
+    return (this.ran = all.sort((a, b) => rates[b]! - rates[a]! || a - b));
+  }
   layout = (i: number): string => this.text(i, 'layout');
   detail = (i: number): Detail | undefined => this.doc.details[String(i)];
   /// A figure of every case, made when the first is asked for: charts sort tens of thousands of cases by it.
@@ -217,7 +261,8 @@ export async function read(): Promise<RawDocument> {
   const node = document.getElementById('data')!;
   const text = node.textContent ?? '';
   if (node.dataset.packed !== 'deflate') return JSON.parse(text) as RawDocument;
-  const packed = Uint8Array.from(atob(text.trim()), c => c.charCodeAt(0));
+  const bytes = atob(text.trim()), packed = new Uint8Array(bytes.length);
+  for (let i = 0; i < bytes.length; ++i) packed[i] = bytes.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('deflate'));
   return JSON.parse(await new Response(stream).text()) as RawDocument;
 }

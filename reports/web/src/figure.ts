@@ -1,8 +1,10 @@
 // What every picture has: a heading in words, controls, a table twin; and when it is drawn.
 import { append, el, type Child } from './dom';
 
-export interface Table { head: string[]; rows: (string | number)[][] }
-const kTwinRows = 400, kLong = 40;  // characters of a cell that takes several lines
+/// `more`: what is said under rows that are not all.
+export interface Table { head: string[]; rows: (string | number)[][]; more?: string }
+export const kTwinRows = 400;
+const kLong = 40;  // characters of a cell that takes several lines
 
 /// A section of the page, with a place in the navigation.
 export function section(id: string, title: string, note?: Child): HTMLElement {
@@ -20,6 +22,7 @@ export function plainTable(table: Table, label: string): HTMLElement {
     el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': label },
       el('table', {}, el('thead', {}, el('tr', {}, table.head.map((h, c) => el('th', { scope: 'col', class: numeric[c] ? 'n' : null }, h)))),
         el('tbody', {}, shown.map(row => el('tr', {}, row.map((v, c) => el('td', { class: numeric[c] ? 'n' : String(v).length > kLong ? 'words' : null }, String(v)))))))),
+    table.more && el('p', { class: 'note' }, table.more),
     table.rows.length > kTwinRows && el('p', { class: 'note' }, `The first ${kTwinRows} of ${table.rows.length} rows; the table of cases has all.`));
 }
 

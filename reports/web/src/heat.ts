@@ -16,9 +16,7 @@ function telling(report: Report): [Column, Column] | null {
   if (models !== undefined && ranks !== undefined) return [models, ranks];
   const preferred = ['tp', 'pp', 'dp', 'world_size', 'model', 'micro_batch', 'zero', 'seq_len', 'cp', 'ep', 'schedule', 'recompute'];
   const weight = (c: Column): number => {
-    const best = new Map<Value, number>();
-    for (let i = 0; i < report.count; ++i) if (report.ok(i)) { const v = c.at(i), r = report.rate(i); if (!(best.get(v)! >= r)) best.set(v, r); }
-    const rates = [...best.values()].filter(r => r > 0);
+    const rates = [...c.most(report.ranking(), report.rate).values()].filter(r => r > 0);
     const place = preferred.indexOf(c.name), spread = rates.length > 1 ? Math.log(Math.max(...rates) / Math.min(...rates)) : 0;
     return spread + (place < 0 ? 0 : 0.4 - place * 0.02) + (c.distinct().length > 2 ? 0.2 : 0);
   };

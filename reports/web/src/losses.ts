@@ -52,9 +52,7 @@ function costFigure(report: Report, state: State): HTMLElement | null {
   if (!any || report.count === 0) return null;
   const box = el('div', {}), price = el('input', { type: 'number', min: 0, step: 0.01, value: report.price > 0 ? report.price : '', placeholder: '0', 'aria-label': 'USD for a device-hour' });
   const draw = (): void => {
-    const cases: number[] = [];
-    for (let i = 0; i < report.count; ++i) if (state.mask[i] === 1 && report.ok(i) && report.rate(i) > 0) cases.push(i);
-    cases.sort((a, b) => report.deviceHours(a) - report.deviceHours(b));
+    const cases = report.ranking().filter(i => state.mask[i] === 1 && report.rate(i) > 0).sort((a, b) => report.deviceHours(a) - report.deviceHours(b) || a - b);
     box.replaceChildren(plainTable({ head: ['case', 'device-hours', ...(report.price > 0 ? ['money'] : []), ...(energy ? ['energy of a token', 'energy'] : [])],
       rows: cases.slice(0, 12).map(i => { const joules = report.num(i, 'energy_j') / report.num(i, 'global_batch_tokens'); return [report.title(i), count(report.deviceHours(i)), ...(report.price > 0 ? [money(report.deviceHours(i) * report.price)] : []), ...(energy ? [Number.isNaN(joules) ? '' : joules.toPrecision(3) + ' J', Number.isNaN(joules) ? '' : (joules * 1e9 / 3.6e6).toPrecision(3) + ' kWh'] : [])]; }) }, 'What a billion tokens cost'));
   };

@@ -14,7 +14,7 @@ export function parallelFigure(report: Report, state: State): HTMLElement | null
   const cases: number[] = [];
   for (let i = 0; i < report.count; ++i) if (report.ok(i) && report.rate(i) > 0) cases.push(i);
   // Values that only refused cases have get no place on an axis.
-  const ran = new Map(report.axes().map(c => [c, new Set(cases.map(i => c.at(i)))])), valuesOf = (c: Column): Value[] => c.distinct().filter(v => ran.get(c)!.has(v));
+  const ran = new Map(report.axes().map(c => [c, new Set(c.among(cases))])), valuesOf = (c: Column): Value[] => c.distinct().filter(v => ran.get(c)!.has(v));
   const settings = [...ran].filter(([, values]) => values.size > 1 && values.size <= 24).map(([c]) => c);
   if (settings.length < 2 || cases.length < 4) return null;
   const order = ['model', 'world_size', 'dp', 'tp', 'pp', 'cp', 'ep', 'zero', 'schedule', 'recompute', 'micro_batch', 'sequence_parallel', 'seq_len'];
@@ -41,19 +41,24 @@ export function parallelFigure(report: Report, state: State): HTMLElement | null
   scroller.append(box);
   let x: (k: number) => number = () => 0;
   const bin = (i: number): number => { const t = (Math.log(colour.values[i]!) - Math.log(colour.low)) / (Math.log(colour.high) - Math.log(colour.low) || 1); return Math.max(0, Math.min(kBins - 1, Math.floor(t * kBins))); };
+  const bins = Uint8Array.from({ length: report.count }, (_, i) => bin(i));
 
   /// Lines between two neighbouring axes, each once however many cases share it: by end, end and colour.
   function segments(g: CanvasRenderingContext2D, k: number, inside: boolean, alpha: number): void {
     const a = axes[k]!, b = axes[k + 1]!, step = (axis: Axis, i: number): number => Math.round(axis.discrete ? axis.values[i]! : (axis.values[i]! - axis.low) / (axis.high - axis.low || 1) * kSteps);
     const seen = new Map<number, number>();
+    if (!inside && state.shown === report.count) return;
     for (const i of cases) {
       if ((state.mask[i] === 1) !== inside) continue;
-      const key = ((inside ? bin(i) : 0) * 1024 + step(a, i)) * 1024 + step(b, i);
+      const key = ((inside ? bins[i]! : 0) * 1024 + step(a, i)) * 1024 + step(b, i);
       seen.set(key, (seen.get(key) ?? 0) + 1);
     }
     const y = (axis: Axis, s: number): number => axis.scale!(axis.discrete ? s : axis.low + s / kSteps * (axis.high - axis.low || 0));
     const most = Math.max(1, ...seen.values()), byColour = new Map<number, number[]>();
-    for (const key of seen.keys()) { const c = Math.floor(key / 1048576); byColour.set(c, [...(byColour.get(c) ?? []), key]); }
+    for (const key of seen.keys()) {
+      const c = Math.floor(key / 1048576), keys = byColour.get(c);
+      if (keys === undefined) byColour.set(c, [key]); else keys.push(key);
+    }
     for (const [c, keys] of [...byColour].sort((p, q) => p[0] - q[0])) {
       g.strokeStyle = inside ? cssOf(sequential(0.25 + 0.75 * c / (kBins - 1))) : css('--line');
       for (const key of keys) {

@@ -7,12 +7,8 @@ const kListed = 300;
 
 /// Cases that ran, the fastest first; of very many, the fastest alone, and those that are chosen.
 function listed(report: Report, state: State): number[] {
-  const all: number[] = [];
-  for (let i = 0; i < report.count; ++i) if (report.ok(i)) all.push(i);
-  if (all.length > kListed) {
-    all.sort((a, b) => (report.rate(b) || 0) - (report.rate(a) || 0));
-    all.length = kListed;
-  }
+  const all: number[] = report.ranking().slice(0, kListed);
+  if (report.ranking().length <= kListed) all.sort((a, b) => a - b);
   for (const i of [state.selected, state.other]) if (i >= 0 && i < report.count && !all.includes(i)) all.unshift(i);
   return all;
 }
