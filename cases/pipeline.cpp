@@ -458,6 +458,7 @@ class LoadBalance {
       if (one.by_expert) experts_.push_back(*one.by_expert);
       if (one.by_rank) ranks_.push_back(*one.by_rank);
       if (one.by_rank_contiguous) contiguous_.push_back(*one.by_rank_contiguous);
+      if (one.peak) peak_ = std::max(peak_.value_or(0), *one.peak);
       add_rows_of(step);
       const Drops drops = drops_of(step);
       all_.chosen += drops.chosen, all_.dropped += drops.dropped;
@@ -473,6 +474,7 @@ class LoadBalance {
     m.expert_imbalance = mean(experts_), m.expert_imbalance_last = experts_.back();
     if (!ranks_.empty()) m.expert_rank_imbalance = mean(ranks_), m.expert_rank_imbalance_last = ranks_.back();
     if (!contiguous_.empty()) m.expert_rank_imbalance_contiguous = mean(contiguous_);
+    m.expert_rank_imbalance_peak = peak_;
     if (!tells) return;
     fmt::print(stderr, "rows of experts in the last of {} steps, and the most over the mean:\n", experts_.size());
     for (const ExpertRows& layer : last_) {
@@ -483,7 +485,8 @@ class LoadBalance {
       if (!layer.by_rank_contiguous.empty())
         fmt::print(stderr, ", contiguous {} ({:.3f})", fmt::join(layer.by_rank_contiguous, " "),
                    imbalance(layer.by_rank_contiguous).value_or(1));
-      if (!layer.by_rank.empty()) fmt::print(stderr, "; {} came from other ranks", layer.from_others);
+      if (!layer.by_rank.empty())
+        fmt::print(stderr, ", at most {:.3f} in a micro-batch; {} came from other ranks", layer.fullest, layer.from_others);
       if (drops) fmt::print(stderr, "; {} dropped", layer.dropped);
       fmt::print(stderr, "\n");
     }
@@ -501,6 +504,7 @@ class LoadBalance {
                    rows_.size());
     for (size_t layer = 0; layer < step.size(); ++layer) {
       rows_[layer].dropped += step[layer].dropped;
+      rows_[layer].fullest = std::max(rows_[layer].fullest, step[layer].fullest);
       for (size_t source = 0; source < step[layer].by_source.size(); ++source)
         std::ranges::transform(step[layer].by_source[source], rows_[layer].by_source[source],
                                rows_[layer].by_source[source].begin(), std::plus());
@@ -511,6 +515,7 @@ class LoadBalance {
   }
 
   std::vector<double> experts_, ranks_, contiguous_;  ///< by step
+  std::optional<double> peak_;                        ///< of the steps
   Drops all_;                                         ///< of the steps
   std::vector<ExpertRows> last_, rows_;
 };

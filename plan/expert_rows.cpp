@@ -85,9 +85,15 @@ RowOwners::RowOwners(const Type& counts, const Mesh& mesh, int stage) {
 void add_rows(const int32_t* counts, const CountedLayer& layer, std::span<int64_t> numbers) {
   const Shape& shape = layer.counts->shape;
   const int64_t parts = shape[1] / layer.sources, experts = shape.last();
-  numbers.back() += layer.chosen;
+  int64_t worked = 0;
   for (int64_t part = 0; part < shape[1]; ++part)
-    for (int64_t e = 0; e < experts; ++e, ++counts) numbers[static_cast<size_t>(part / parts * experts + e)] += *counts;
+    for (int64_t e = 0; e < experts; ++e, ++counts) {
+      numbers[static_cast<size_t>(part / parts * experts + e)] += *counts;
+      worked += *counts;
+    }
+  numbers[layer.chosen_at()] += layer.chosen;
+  int64_t& fullest = numbers[layer.fullest_at()];
+  fullest = std::max(fullest, worked);
 }
 
 namespace {
@@ -134,8 +140,12 @@ std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> 
         if (sender != number) layer.from_others += rows;
       }
     }
-    layer.dropped += r.numbers.back();  // all that were chosen; those that were worked at are taken off below
-    if (of.shares) layer.by_rank.push_back(worked);
+    layer.dropped += r.numbers[r.layer.chosen_at()];  // all that were chosen; those that were worked at are taken off below
+    if (of.shares) {
+      layer.by_rank.push_back(worked);
+      layer.fullest =
+          std::max(layer.fullest, static_cast<double>(r.numbers[r.layer.fullest_at()]) / static_cast<double>(r.layer.chosen));
+    }
     if (of.shares && r.layer.placement != nullptr) placed[{r.layer.step, r.layer.layer}] = &of;
   }
   for (const auto& [key, of] : placed) layers.at(key).by_rank_contiguous = contiguous_rows(layers.at(key), *of);
@@ -162,7 +172,9 @@ Imbalance imbalance_of(std::span<const ExpertRows> layers) {
     if (n == 0) return std::nullopt;
     return sum / static_cast<double>(n);
   };
-  Imbalance all{mean(&ExpertRows::by_expert), mean(&ExpertRows::by_rank), std::nullopt};
+  Imbalance all{mean(&ExpertRows::by_expert), mean(&ExpertRows::by_rank), std::nullopt, std::nullopt};
+  for (const ExpertRows& layer : layers)
+    if (!layer.by_rank.empty()) all.peak = std::max(all.peak.value_or(0), layer.fullest);
   if (std::ranges::all_of(layers, [](const ExpertRows& layer) { return layer.by_rank_contiguous.empty(); })) return all;
   double sum = 0;
   int64_t n = 0;

@@ -98,6 +98,9 @@ struct Measurement {
   std::optional<double> expert_imbalance, expert_imbalance_last, expert_rank_imbalance, expert_rank_imbalance_last;
   /// `expert_rank_imbalance` of the same rows if experts were contiguous; none where they are.
   std::optional<double> expert_rank_imbalance_contiguous;
+  /// Rows of a rank's experts in one layer and micro-batch over those that the tokens of one rank choose in it, where ranks share experts: the
+  /// largest of the measured steps.
+  std::optional<double> expert_rank_imbalance_peak;
   /// Rows that experts had no room for over all that were chosen, where experts have a capacity: over the measured steps, and of the last.
   std::optional<double> expert_dropped, expert_dropped_last;
   std::optional<double> loss_scale;    ///< after the last step, where the case has one

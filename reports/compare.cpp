@@ -42,7 +42,7 @@ std::optional<double> number_in(const Value& value) {
 /// The columns whose values are figures of a run: settings and words are compared as settings.
 bool is_figure(const CaseColumn& column) {
   if (column.unit != Unit::kNone) return column.name != "parameters" && column.name != "recompute_budget_bytes";
-  constexpr std::array<std::string_view, 13> kBare{"steps_to_loss",
+  constexpr std::array<std::string_view, 14> kBare{"steps_to_loss",
                                                    "skipped_steps",
                                                    "rolled_back_steps",
                                                    "staleness_mean",
@@ -54,7 +54,8 @@ bool is_figure(const CaseColumn& column) {
                                                    "expert_rank_imbalance_last",
                                                    "expert_dropped",
                                                    "expert_dropped_last",
-                                                   "expert_rank_imbalance_contiguous"};
+                                                   "expert_rank_imbalance_contiguous",
+                                                   "expert_rank_imbalance_peak"};
   return is_among(kBare, column.name);
 }
 

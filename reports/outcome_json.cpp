@@ -156,6 +156,7 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("expert_rank_imbalance", x.expert_rank_imbalance);
   v("expert_rank_imbalance_last", x.expert_rank_imbalance_last);
   v("expert_rank_imbalance_contiguous", x.expert_rank_imbalance_contiguous);
+  v("expert_rank_imbalance_peak", x.expert_rank_imbalance_peak);
   v("expert_dropped", x.expert_dropped);
   v("expert_dropped_last", x.expert_dropped_last);
   v("loss_scale", x.loss_scale);

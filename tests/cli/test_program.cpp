@@ -310,6 +310,7 @@ TEST_CASE("routes that a case leaves predict its rows, its imbalance and its byt
   CHECK(cell(measured, 1, "predicted_expert_rank_imbalance") == "1");
   CHECK(cell(measured, 1, "predicted_expert_imbalance") == "1");
   CHECK(std::stod(cell(measured, 1, "expert_rank_imbalance_last")) > 1);
+  CHECK(std::stod(cell(measured, 1, "expert_rank_imbalance_peak")) > std::stod(cell(measured, 1, "expert_rank_imbalance_last")));
   std::string routes;
   for (const auto& entry : fs::directory_iterator(scratch / "measured"))
     if (fs::exists(entry.path() / "routes.txt")) routes = (entry.path() / "routes.txt").string();

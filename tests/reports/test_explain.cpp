@@ -122,7 +122,12 @@ TEST_CASE("how unevenly rows of experts fell is said, by rank where ranks share 
   CHECK(said(
       "The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step); of the ranks that share the "
       "experts the fullest had 1.50 times the mean (1.12 times), and the others wait for it in the exchange."));
-  o.measured->expert_rank_imbalance.reset();
+  o.measured->expert_rank_imbalance_peak = 1.75;
+  CHECK(said(
+      "The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step); of the ranks that share the "
+      "experts the fullest had 1.50 times the mean (1.12 times), and the others wait for it in the exchange; in one micro-batch of "
+      "a layer a rank had up to 1.75 times its even share."));
+  o.measured->expert_rank_imbalance.reset(), o.measured->expert_rank_imbalance_peak.reset();
   o.measured->expert_dropped = 0.125, o.measured->expert_dropped_last = 0.25;
   CHECK(
       said("The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step). Experts had no room for "
