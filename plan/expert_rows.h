@@ -67,7 +67,8 @@ struct RowOwners {
   int copies = 1;                         ///< ranks that have the tokens of one owner
 };
 
-/// The ops of a role's program whose rows are counted: of each layer's gradients of weights of experts one a micro-batch.
+/// The ops of a role's program whose rows are counted: of each layer's gradients of weights of experts one a micro-batch, or where experts go by
+/// counts that are cut off the op that cuts them, which reads all that have come.
 class RowCounting {
  public:
   RowCounting(const Plan& plan, const Role& role, const Program& program);
@@ -77,6 +78,8 @@ class RowCounting {
   size_t numbers() const { return numbers_; }
   /// The index of the instruction's step and layer, or -1.
   int of(const Instruction& instruction) const;
+  /// Which operand of such an instruction has the counts.
+  static size_t read_of(const Instruction& instruction);
 
  private:
   std::vector<CountedLayer> layers_;

@@ -87,11 +87,12 @@ struct Measurement {
   /// there since before the first context (where NVML tells; else since there was one).
   int64_t unplanned_memory_bytes = 0;
   std::vector<MemoryItem> unplanned_memory;  ///< on devices: the same bytes by item; they add up to it
-  std::optional<int64_t> wire_bytes;     ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
-  std::vector<double> losses;            ///< by step, from the first
-  int64_t skipped_steps = 0;             ///< steps whose update was left out, of all steps run, warm-up included
-  int64_t rolled_back_steps = 0;         ///< steps that were taken back and made again in step (post_validation), warm-up included
-  std::optional<double> staleness_mean;  ///< of a parameter server: updates made since a worker was given the values it used
+  std::optional<int64_t> wire_bytes;  ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
+  std::vector<double> losses;         ///< by step, from the first
+  int64_t skipped_steps = 0;          ///< steps whose update was left out, of all steps run, warm-up included
+  int64_t rolled_back_steps = 0;      ///< steps that were taken back and made again in step (post_validation), warm-up included
+  int64_t expert_reruns = 0;  ///< steps that ran again for want of room for rows of experts (expert_bound), warm-up included
+  std::optional<double> staleness_mean;    ///< of a parameter server: updates made since a worker was given the values it used
   std::optional<int64_t> staleness_worst;  ///< the most
   /// Rows of the fullest expert over the mean, of a layer and step; the mean over the layers with experts, and over the measured steps.
   /// Then that of the last step, and both by rank, where ranks share experts: rows that a rank's experts worked at. 1: all have as many.

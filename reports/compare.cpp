@@ -42,9 +42,10 @@ std::optional<double> number_in(const Value& value) {
 /// The columns whose values are figures of a run: settings and words are compared as settings.
 bool is_figure(const CaseColumn& column) {
   if (column.unit != Unit::kNone) return column.name != "parameters" && column.name != "recompute_budget_bytes";
-  constexpr std::array<std::string_view, 14> kBare{"steps_to_loss",
+  constexpr std::array<std::string_view, 15> kBare{"steps_to_loss",
                                                    "skipped_steps",
                                                    "rolled_back_steps",
+                                                   "expert_reruns",
                                                    "staleness_mean",
                                                    "staleness_worst",
                                                    "loss_scale",

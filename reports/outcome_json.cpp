@@ -149,6 +149,7 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("wire_bytes", x.wire_bytes);
   v("skipped_steps", x.skipped_steps);
   v("rolled_back_steps", x.rolled_back_steps);
+  v("expert_reruns", x.expert_reruns);
   v("staleness_mean", x.staleness_mean);
   v("staleness_worst", x.staleness_worst);
   v("expert_imbalance", x.expert_imbalance);

@@ -9,6 +9,7 @@
 #include "plan/named_kernels.h"
 #include "plan/pipeline_case.h"
 #include "plan/routing.h"
+#include "plan/techniques.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
 #include "strategies/build_step.h"
@@ -127,7 +128,7 @@ Result<Plan> lower_warm_up(const Case& config) {
 Result<Plan> lower(const Case& config, const LowerOptions& options) { return lower_step(config, options, true); }
 
 Result<Plan> lower_in_step(const Case& config) {
-  Case meeting = config;
+  Case meeting = bounds_experts(config) ? second_run_of(config) : config;
   meeting.train.post_validation = 0;
   return lower(meeting);
 }

@@ -383,6 +383,51 @@ TEST_CASE("routes that a case leaves predict its rows, its imbalance and its byt
   CHECK(skewed["predicted_step_s"] > plain["predicted_step_s"]);
 }
 
+TEST_CASE("steps that run again for want of room have the losses of the worst case, in less memory, and are counted and said") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string sweep = scratch.write(
+      "bound.yaml",
+      "version: 1\nname: bound\nmode: both\n"
+      "model: {inline: {family: llama, layers: 2, hidden: 32, heads: 4, ffn: 64, vocab: 256, max_positions: 32, experts: 4, "
+      "top_k: 2, moe_ffn: 64}}\n"
+      "machine: {local: true}\ndata: {text: text.txt}\n"
+      "train: {seq_len: 32, micro_batch: 4, grad_accumulation: 1}\nlayout: {dp: 2, ep: 2}\ncanonical: true\n"
+      "measure: {warmup: 1, steps: 3, repeat: 1, timeout: 1m}\n"
+      "include:\n  - {name: worst}\n  - {name: bound, expert_bound: 1.01}\n  - {name: between, expert_bound: 1.01, transport: "
+      "processes}\n"
+      "  - {name: roomy, expert_bound: 1.95}\n");
+  const std::string machine = fmt::format(" --machine-file {}/tests/cli/calibrated.yaml ", testing::source_dir());
+  const Output run = shardlab_program(scratch, "run " + sweep + machine + " --out " + (scratch / "out"));
+  INFO(run.err);
+  REQUIRE(run.code == 0);
+  const auto rows = parse_csv(slurp(scratch / "out/results.csv"));
+  const auto bytes = [&](size_t row, const char* column) { return std::stoll(cell(rows, row, column)); };
+  CHECK(cell(rows, 1, "expert_reruns").empty());
+  CHECK(cell(rows, 2, "expert_reruns") == "4");
+  CHECK(cell(rows, 3, "expert_reruns") == "4");
+  CHECK(cell(rows, 4, "expert_reruns") == "0");
+  CHECK(cell(rows, 2, "reason").find("4 of 4 steps ran again, one sequence at a time: a rank had up to 1.") != std::string::npos);
+  CHECK(cell(rows, 4, "reason").empty());
+  CHECK(cell(rows, 2, "expert_bound") == "1.01");
+  for (const size_t row : {size_t{1}, size_t{2}, size_t{3}, size_t{4}}) {
+    INFO(row);
+    for (const char* column :
+         {"loss_first", "loss_last", "expert_imbalance", "expert_rank_imbalance", "expert_rank_imbalance_last"})
+      CHECK(cell(rows, row, column) == cell(rows, 1, column));
+    // Of a run without second runs the first plan's peak alone was reached.
+    if (row != 4) CHECK(bytes(row, "measured_peak_bytes") == bytes(row, "predicted_peak_bytes"));
+    CHECK(bytes(row, "measured_peak_bytes") <= bytes(row, "predicted_peak_bytes"));
+  }
+  CHECK(cell(rows, 2, "expert_rank_imbalance_peak") == cell(rows, 1, "expert_rank_imbalance_peak"));
+  CHECK(bytes(2, "predicted_peak_bytes") < bytes(4, "predicted_peak_bytes"));
+  CHECK(bytes(4, "predicted_peak_bytes") < bytes(1, "predicted_peak_bytes"));
+  CHECK(bytes(2, "measured_wire_bytes") == bytes(1, "measured_wire_bytes") + 2 * 4);  // of the first run, and the flag
+  int second_plans = 0;
+  for (const auto& entry : fs::directory_iterator(scratch / "out")) second_plans += fs::exists(entry.path() / "plan.in-step.txt");
+  CHECK(second_plans == 3);
+}
+
 TEST_CASE("a run in periods, all taken back and made again or none, has the figures of a run in step, loads of experts too") {
   const Scratch scratch;
   scratch.write("text.txt", some_text());
