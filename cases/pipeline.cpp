@@ -160,6 +160,9 @@ Result<Predicted> predict_case(const Case& config, const PlacedRun& placed) {
   const auto routing = routing_of(config);
   if (!routing.ok()) return routing.error();
   Predicted predicted = predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs, *routing);
+  if (predicted.figures.expert_reruns.value_or(0) > 0)
+    add_second_run(predict(second_run_of(config), *placed.in_step->plan, placed.in_step->programs, 0, **costs, *routing).figures,
+                   predicted.figures);
   add_peaks_of(placed, predicted.figures);
   predicted.figures.stages = stage_memory(config, placed);
   return predicted;
@@ -177,6 +180,10 @@ Result<Prediction> predict_case_by_segments(const Case& config, const PlacedRun&
   const auto routing = routing_of(config);
   if (!routing.ok()) return routing.error();
   Prediction predicted = predict_by_segments(config, *placed.plan, placed.programs, largest_arena(placed), **costs, *routing);
+  if (predicted.expert_reruns.value_or(0) > 0)
+    add_second_run(
+        predict_by_segments(second_run_of(config), *placed.in_step->plan, placed.in_step->programs, 0, **costs, *routing),
+        predicted);
   add_peaks_of(placed, predicted);
   predicted.stages = stage_memory(config, placed);
   return predicted;

@@ -53,6 +53,11 @@ struct Prediction {
   std::optional<double> expert_imbalance, expert_rank_imbalance;
   /// `expert_rank_imbalance` of the same rows if experts were contiguous; none where they are.
   std::optional<double> expert_rank_imbalance_contiguous;
+  /// As `Measurement` has it: of the rows that are drawn, 1 of even routes. None where no rows are drawn and routes are not even.
+  std::optional<double> expert_rank_imbalance_peak;
+  /// Share of the steps that run again (expert_bound): 1 where drawn rows exceed the bound, and seconds are those of both runs. None without a
+  /// bound, and where `expert_rank_imbalance_peak` is not known.
+  std::optional<double> expert_reruns;
   /// Bytes of rows that the ranks which share experts send each other in a step, over all ranks. None where nobody shares experts.
   std::optional<int64_t> expert_exchange_bytes;
   std::vector<StageNeed> stages;  ///< of a mixed machine, by stage; else empty: `peak_bytes` is of the fullest stage

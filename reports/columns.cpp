@@ -295,9 +295,11 @@ const std::vector<CaseColumn> kColumns = {
     CaseColumn{"expert_rank_imbalance_contiguous", Unit::kNone, "",
                "expert_rank_imbalance of the same rows if experts were contiguous, where expert_placement has them otherwise",
                [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_contiguous) : kNotApplicable; }},
-    CaseColumn{"expert_rank_imbalance_peak", Unit::kNone, "",
-               "rows of the fullest rank in one layer and micro-batch over an even share; the largest of the measured steps",
-               [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_peak) : kNotApplicable; }},
+    CaseColumn{
+        "expert_rank_imbalance_peak", Unit::kNone, "",
+        "rows of the fullest rank in one layer and micro-batch over an even share; the largest of the measured steps, of those "
+        "that ran again in the first run",
+        [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_peak) : kNotApplicable; }},
     CaseColumn{"predicted_expert_imbalance", Unit::kNone, "",
                "rows of the fullest expert of a layer over the mean, by data.routing or data.routes; mean over layers",
                [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_imbalance) : kNotApplicable; }},
@@ -306,6 +308,13 @@ const std::vector<CaseColumn> kColumns = {
     CaseColumn{"predicted_expert_rank_imbalance_contiguous", Unit::kNone, "",
                "the same, if experts were contiguous, where expert_placement has them otherwise",
                [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_rank_imbalance_contiguous) : kNotApplicable; }},
+    CaseColumn{
+        "predicted_expert_rank_imbalance_peak", Unit::kNone, "",
+        "the most rows that are drawn for a rank in one layer and micro-batch over an even share, by data.routing or data.routes",
+        [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_rank_imbalance_peak) : kNotApplicable; }},
+    CaseColumn{"predicted_expert_reruns", Unit::kFraction, "",
+               "share of the steps that run again: 1 where the rows that are drawn exceed expert_bound, and a step takes both runs",
+               [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_reruns) : kNotApplicable; }},
     CaseColumn{"predicted_expert_exchange_bytes", Unit::kBytes, "",
                "rows that ranks which share experts send each other in a step, over all ranks",
                [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_exchange_bytes) : kNotApplicable; }},

@@ -113,6 +113,8 @@ void visit_fields(V& v, T& x) {
   v("expert_imbalance", x.expert_imbalance);
   v("expert_rank_imbalance", x.expert_rank_imbalance);
   v("expert_rank_imbalance_contiguous", x.expert_rank_imbalance_contiguous);
+  v("expert_rank_imbalance_peak", x.expert_rank_imbalance_peak);
+  v("expert_reruns", x.expert_reruns);
   v("expert_exchange_bytes", x.expert_exchange_bytes);
   if (!std::is_const_v<T> || !x.stages.empty()) v("stages", x.stages);
 }

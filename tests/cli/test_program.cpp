@@ -423,6 +423,22 @@ TEST_CASE("steps that run again for want of room have the losses of the worst ca
   CHECK(bytes(2, "predicted_peak_bytes") < bytes(4, "predicted_peak_bytes"));
   CHECK(bytes(4, "predicted_peak_bytes") < bytes(1, "predicted_peak_bytes"));
   CHECK(bytes(2, "measured_wire_bytes") == bytes(1, "measured_wire_bytes") + 2 * 4);  // of the first run, and the flag
+  // Of a prediction: routes that all go to the first rank exceed every bound, and a step takes both runs.
+  const auto predicted = [&](const std::string& routing) {
+    const Output simulated = shardlab_program(
+        scratch, "run " + sweep + machine + " --mode simulate --set data.routing=" + routing + " --out " + (scratch / routing));
+    INFO(simulated.err);
+    REQUIRE(simulated.code == 0);
+    return parse_csv(slurp(scratch / (routing + "/results.csv")));
+  };
+  const auto even = predicted("balanced"), forced = predicted("forced:2");
+  CHECK(cell(even, 1, "predicted_expert_reruns").empty());
+  CHECK(cell(even, 2, "predicted_expert_reruns") == "0");
+  CHECK(cell(even, 2, "predicted_expert_rank_imbalance_peak") == "1");
+  CHECK(cell(forced, 1, "predicted_expert_rank_imbalance_peak") == "2");
+  CHECK(cell(forced, 1, "predicted_expert_reruns").empty());
+  CHECK(cell(forced, 4, "predicted_expert_reruns") == "1");
+  CHECK(std::stod(cell(forced, 4, "predicted_step_s")) > 1.5 * std::stod(cell(forced, 1, "predicted_step_s")));
   int second_plans = 0;
   for (const auto& entry : fs::directory_iterator(scratch / "out")) second_plans += fs::exists(entry.path() / "plan.in-step.txt");
   CHECK(second_plans == 3);
