@@ -470,9 +470,13 @@ class LoadBalance {
       all_.chosen += drops.chosen, all_.dropped += drops.dropped;
     }
   }
-  /// Adds what one period asked for in room: of steps that ran again the first run.
-  void add_peak(std::span<const ExpertRows> layers) {
-    if (const auto peak = imbalance_of(layers).peak) peak_ = std::max(peak_.value_or(0), *peak);
+  /// Adds what one run of a step asked for in room. Of one in which rows came beyond `bound`, layer after layer up to the first of which that
+  /// is known: what lies behind it is routed by wrong rows. 0: all had room.
+  void add_peak(std::span<const ExpertRows> layers, double bound) {
+    const auto lacks = [&](const ExpertRows& layer) { return bound > 0 && layer.fullest > bound; };
+    const auto first = std::ranges::find_if(layers, lacks);
+    const auto told = layers.first(static_cast<size_t>(first - layers.begin()) + (first == layers.end() ? 0 : 1));
+    if (const auto peak = imbalance_of(told).peak) peak_ = std::max(peak_.value_or(0), *peak);
   }
   /// Into the figures; `tells`: and, layer by layer, to the log. `drops`: experts have a capacity.
   void note(Measurement& m, bool drops, bool tells) const {
@@ -718,7 +722,10 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
       seconds.push_back(p.seconds() / period);
       for (const StepResult& r : p.counted()) {
         balance.add(r.experts);
-        balance.add_peak(p.first.overflowed ? p.first.experts : r.experts);
+        if (p.first.overflowed)
+          balance.add_peak(p.first.experts, config.layout.expert_bound);
+        else
+          balance.add_peak(r.experts, 0);
       }
       if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, p.first.sent_bytes);
     }

@@ -298,7 +298,7 @@ const std::vector<CaseColumn> kColumns = {
     CaseColumn{
         "expert_rank_imbalance_peak", Unit::kNone, "",
         "rows of the fullest rank in one layer and micro-batch over an even share; the largest of the measured steps, of those "
-        "that ran again in the first run",
+        "that ran again as far as the first run tells: up to the first layer without room",
         [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_peak) : kNotApplicable; }},
     CaseColumn{"predicted_expert_imbalance", Unit::kNone, "",
                "rows of the fullest expert of a layer over the mean, by data.routing or data.routes; mean over layers",
@@ -490,9 +490,8 @@ std::string rerun_text(const Case& config, const Measurement& m) {
                enough = std::ceil(10 * peak) / 10;
   std::string text = fmt::format("{} of {} steps ran again, one sequence at a time", m.expert_reruns, m.losses.size());
   if (peak <= bound) return text + fmt::format(": in the measured ones expert_bound={:g} had room for every row", bound);
-  text += fmt::format(": a rank had up to {:.2f} times its even share of rows, and expert_bound is {:g}", peak, bound);
-  return text + (enough < config.layout.ep ? fmt::format("; {:g} would have held every row of the measured steps", enough)
-                                           : std::string("; expert_bound: 0 holds every row"));
+  text += fmt::format(": a rank had {:.2f} times its even share of rows or more, and expert_bound is {:g}", peak, bound);
+  return text + (enough < config.layout.ep ? fmt::format("; try {:g}", enough) : std::string("; expert_bound: 0 holds every row"));
 }
 
 std::string case_title(const Case& config) {

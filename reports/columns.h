@@ -43,7 +43,7 @@ std::string schedule_words(const Case& config);
 
 /// "tp2-final (tp2)", or the name alone where it says what the layout says.
 std::string case_title(const Case& config);
-/// "2 of 40 steps ran again: ...": of a run with expert_bound, and the bound under which none of its measured steps would have.
+/// "2 of 40 steps ran again: ...": of a run with expert_bound, and a bound to try instead.
 std::string rerun_text(const Case& config, const Measurement& m);
 
 /// Dense peak flop/s of the devices that the case can keep busy, at its precision: the denominator of MFU. On the local machine a
