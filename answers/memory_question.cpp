@@ -216,6 +216,7 @@ constexpr std::pair<std::string_view, const char*> kTensorWords[] = {{"y", "laye
                                                                      {"moe.choice", "routers"},
                                                                      {"rows.counts", "routers"},
                                                                      {"rows.counts.there", "routers"},
+                                                                     {"rows.counts.fit", "routers"},
                                                                      {"rows.in", "rows for experts"},
                                                                      {"rows.in.there", "rows for experts"},
                                                                      {"rows.u", "up of experts"},
@@ -270,7 +271,7 @@ StageAnswer exact_stage(const Case& c, const CasePlan& plan, int32_t stage) {
   s.add(ItemGroup::kGradients, "gradients", of(BufferClass::kGradient));
   s.add(ItemGroup::kOptimizer, "master weights", of(BufferClass::kMaster));
   s.add(ItemGroup::kOptimizer, "optimizer moments", of(BufferClass::kMoment));
-  add_activations(plan.plan(), stage, at_peak, s);
+  add_activations(plan.plan_at_peak(stage), stage, at_peak, s);
   s.add(ItemGroup::kActivations, "token ids and targets", of(BufferClass::kInput));
   s.add(ItemGroup::kBuffers, c.layout.zero == 3 ? "gathered parameters" : "buckets and messages", of(BufferClass::kBuffer));
   s.add(ItemGroup::kBuffers, "losses and norms", of(BufferClass::kMetric));
@@ -326,7 +327,12 @@ Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
   if (!placed.ok()) return placed.error();
   answer.packed = true;
   for (StageAnswer& s : answer.stages) {
-    const auto peaks = memory_peak(*placed->plan, s.stage);
+    auto peaks = memory_peak(*placed->plan, s.stage);
+    for (const PlacedPlan* plan : placed->in_turn()) {
+      const auto others = memory_peak(*plan->plan, s.stage);
+      for (size_t space = 0; space < kSpaces; ++space)
+        if (others[space].peak_bytes > peaks[space].peak_bytes) peaks[space] = others[space];
+    }
     const MemoryPeak& peak = peaks[static_cast<size_t>(Space::kDevice)];
     SHARDLAB_CHECK(peak.peak_bytes == s.live() && peaks[static_cast<size_t>(Space::kHost)].peak_bytes == s.host_bytes &&
                        peaks[static_cast<size_t>(Space::kNvme)].peak_bytes == s.nvme_bytes,

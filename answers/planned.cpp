@@ -236,10 +236,12 @@ Result<PlacedPlan> checked(Result<Plan> plan) {
 Result<PlacedRun> prepare(const Case& config) {
   auto placed = checked(with_chosen_collectives(config, lower(config), true));
   if (!placed.ok()) return placed.error();
-  PlacedRun run{std::move(*placed), nullptr, nullptr};
-  if (validates_later(config)) {
+  PlacedRun run{std::move(*placed), nullptr, nullptr, false};
+  if (validates_later(config) || bounds_experts(config)) {
     auto again = checked(with_chosen_collectives(config, lower_in_step(config), true));
     if (!again.ok()) return again.error();
+    run.shares_arenas = bounds_experts(config);
+    if (run.shares_arenas) SHARDLAB_TRY(share_arenas(run, *again));
     run.in_step = std::make_unique<const PlacedPlan>(std::move(*again));
   }
   if (warm_up_steps(config) == 0) return run;
@@ -262,11 +264,11 @@ int64_t arena_of_stage(const PlacedRun& placed, size_t stage, Space space) {
 }
 
 /// Arena bytes in `space` of a rank of the stage, with the arenas of further plans of the same rank beside its own: of `beside`, where there
-/// is one, and of steps that are made again. A phase that is over by then may need more.
+/// is one, and of steps that are made again in arenas of their own. A phase that is over by then may need more.
 int64_t arenas_of_stage(const PlacedRun& placed, const PlacedPlan* beside, size_t stage, Space space) {
   const auto of = [&](const PlacedPlan& plan) { return plan.arenas[stage].bytes[static_cast<size_t>(space)]; };
   int64_t bytes = of(placed);
-  for (const PlacedPlan* other : {beside, static_cast<const PlacedPlan*>(placed.in_step.get())}) {
+  for (const PlacedPlan* other : {beside, placed.shares_arenas ? nullptr : static_cast<const PlacedPlan*>(placed.in_step.get())}) {
     if (other == nullptr) continue;
     SHARDLAB_CHECK(placed.arenas.size() == other->arenas.size(), "{} roles train and {} beside them", placed.arenas.size(),
                    other->arenas.size());
@@ -294,10 +296,10 @@ int64_t largest_arena(const PlacedRun& placed, Space space) {
 std::vector<StageNeed> stage_memory(const Case& config, const PlacedRun& placed) {
   if (!config.machine.is_mixed()) return {};
   std::vector<StageNeed> stages = memory_by_stage(config, [&](int stage) {
-    const auto peak = [&](const PlacedPlan& phase) {
-      return memory_peak(*phase.plan, stage)[static_cast<size_t>(Space::kDevice)].peak_bytes;
-    };
-    return std::max(peak(placed), placed.warm_up ? peak(*placed.warm_up) : 0);
+    int64_t peak = 0;
+    for (const PlacedPlan* plan : placed.in_turn())
+      peak = std::max(peak, memory_peak(*plan->plan, stage)[static_cast<size_t>(Space::kDevice)].peak_bytes);
+    return peak;
   });
   for (size_t stage = 0; stage < stages.size(); ++stage)
     stages[stage].arena_bytes = arenas_of_stage(placed, nullptr, stage, Space::kDevice);
@@ -343,7 +345,7 @@ Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan*
   if (have <= 0 || need <= have) return {};
   // Only what lies beside the arena of training may be too much.
   const bool trains = arena_of_stage(placed, worst, Space::kDevice) <= have, validates = trains && validation != nullptr,
-             repeats = trains && placed.in_step != nullptr;
+             repeats = trains && placed.in_step != nullptr && !placed.shares_arenas;
   return Error{
       ExitCode::kNo,
       fmt::format("does not fit: a rank{} needs {}{} and may use {} of {}",

@@ -33,8 +33,18 @@ Result<Case> decide(const Case& config, const Surroundings& around);
 /// gives the reported time and wire bytes. Memory is reported for the phase that needs more.
 struct PlacedRun : PlacedPlan {
   std::unique_ptr<const PlacedPlan> warm_up;  ///< none: one plan for all steps
-  /// With post_validation, the plan of one step in which all stages meet: steps that were taken back are made again under it.
+  /// The plan by which steps are made again. With post_validation, of one step in which all stages meet, in arenas of its own; with expert_bound,
+  /// of the second run, one sequence at a time, in the same arenas (`share_arenas`).
   std::unique_ptr<const PlacedPlan> in_step;
+  bool shares_arenas = false;  ///< with `in_step`: each arena, and the peak, is that of the plan that needs more
+
+  /// Plans that take turns in the arenas of this one, itself first: memory is reported for the one that needs more.
+  std::vector<const PlacedPlan*> in_turn() const {
+    std::vector<const PlacedPlan*> plans{this};
+    for (const PlacedPlan* other : {static_cast<const PlacedPlan*>(warm_up.get()), shares_arenas ? in_step.get() : nullptr})
+      if (other != nullptr) plans.push_back(other);
+    return plans;
+  }
 };
 
 /// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.

@@ -112,7 +112,8 @@ Result<void> HostExecution::make_transport(const PlacedPlan& placed) {
     return take(mpi_transport(kernels_, placed, *options_.control, options_.timeout_s));
   if (options_.transport == TransportKind::kGloo)
     return take(gloo_transport(kernels_, placed, *options_.control, options_.timeout_s));
-  return take(ProcessTransport::create(kernels_, placed, *options_.control, options_.backend != BackendKind::kDry));
+  return take(ProcessTransport::create(kernels_, placed, *options_.control, options_.backend != BackendKind::kDry,
+                                       dynamic_cast<const ProcessTransport*>(options_.beside)));
 }
 
 /// Of several processes: the events of all, which have the ranks in order.

@@ -26,6 +26,7 @@ struct ExecutionOptions {
   int64_t events_per_stream = 0;              ///< room for the recorder of a CPU run; 0: nothing is recorded
   Control* control = nullptr;                 ///< the processes that the ranks are shared out to; none: this one has all
   double timeout_s = 300;                     ///< the longest that processes wait for one another
+  Transport* beside = nullptr;  ///< of a session in whose arenas the ranks lie, and which outlives this; none: it has its own
 };
 
 /// Are the ranks in several processes?

@@ -37,8 +37,8 @@
 #include "reports/format.h"
 #include "runtime/checkpoint.h"
 #include "runtime/dataset.h"
+#include "runtime/made_again.h"
 #include "runtime/phases.h"
-#include "runtime/post_validation.h"
 #include "simulator/interpreter/cost_model.h"
 #include "simulator/interpreter/pipeline_choice.h"
 #include "simulator/interpreter/recompute_budget.h"
@@ -145,9 +145,10 @@ Result<void> check_validation(const Case& config, int64_t available) {
 
 namespace {
 
-/// The peaks of every role of a plan, where they are above those that are known.
-void add_peaks_of(const PlacedPlan& placed, Prediction& p) {
-  for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) add_peaks(memory_peak(*placed.plan, role), p);
+/// The peaks of every role of the plans that take turns, where they are above those that are known.
+void add_peaks_of(const PlacedRun& placed, Prediction& p) {
+  for (const PlacedPlan* plan : placed.in_turn())
+    for (int role = 0; role < static_cast<int>(plan->plan->roles.size()); ++role) add_peaks(memory_peak(*plan->plan, role), p);
 }
 
 }  // namespace
@@ -159,7 +160,10 @@ Result<Predicted> predict_case(const Case& config, const PlacedRun& placed) {
   const auto routing = routing_of(config);
   if (!routing.ok()) return routing.error();
   Predicted predicted = predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs, *routing);
-  if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted.figures);
+  if (predicted.figures.expert_reruns.value_or(0) > 0)
+    add_second_run(predict(second_run_of(config), *placed.in_step->plan, placed.in_step->programs, 0, **costs, *routing).figures,
+                   predicted.figures);
+  add_peaks_of(placed, predicted.figures);
   predicted.figures.stages = stage_memory(config, placed);
   return predicted;
 }
@@ -176,7 +180,11 @@ Result<Prediction> predict_case_by_segments(const Case& config, const PlacedRun&
   const auto routing = routing_of(config);
   if (!routing.ok()) return routing.error();
   Prediction predicted = predict_by_segments(config, *placed.plan, placed.programs, largest_arena(placed), **costs, *routing);
-  if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted);
+  if (predicted.expert_reruns.value_or(0) > 0)
+    add_second_run(
+        predict_by_segments(second_run_of(config), *placed.in_step->plan, placed.in_step->programs, 0, **costs, *routing),
+        predicted);
+  add_peaks_of(placed, predicted);
   predicted.stages = stage_memory(config, placed);
   return predicted;
 }
@@ -186,7 +194,6 @@ Result<Prediction> predict_bytes(const Case& config, const PlacedRun& placed) {
   if (!routing.ok()) return routing.error();
   Prediction p;
   add_peaks_of(placed, p);
-  if (placed.warm_up) add_peaks_of(*placed.warm_up, p);
   p.arena_bytes = largest_arena(placed);
   p.stages = stage_memory(config, placed);
   add_wire(config, *placed.plan, placed.programs, *routing, p);
@@ -340,7 +347,7 @@ int64_t arena_bytes(const Session& session, int ranks, const Execution& executio
   return arenas;
 }
 
-/// `beside`: the session of steps made again, whose arenas are planned too, or none.
+/// `beside`: the session of steps made again in arenas of their own, which are planned too, or none.
 void add_memory(const PlacedPlan& placed, const Session& session, const Session* beside, const Execution& execution,
                 Measurement& m) {
   const int ranks = placed.plan->mesh.world_size();
@@ -463,6 +470,14 @@ class LoadBalance {
       all_.chosen += drops.chosen, all_.dropped += drops.dropped;
     }
   }
+  /// Adds what one run of a step asked for in room. Of one in which rows came beyond `bound`, layer after layer up to the first of which that
+  /// is known: what lies behind it is routed by wrong rows. 0: all had room.
+  void add_peak(std::span<const ExpertRows> layers, double bound) {
+    const auto lacks = [&](const ExpertRows& layer) { return bound > 0 && layer.fullest > bound; };
+    const auto first = std::ranges::find_if(layers, lacks);
+    const auto told = layers.first(static_cast<size_t>(first - layers.begin()) + (first == layers.end() ? 0 : 1));
+    if (const auto peak = imbalance_of(told).peak) peak_ = std::max(peak_.value_or(0), *peak);
+  }
   /// Into the figures; `tells`: and, layer by layer, to the log. `drops`: experts have a capacity.
   void note(Measurement& m, bool drops, bool tells) const {
     if (drops && all_.chosen > 0) m.expert_dropped = all_.share(), m.expert_dropped_last = drops_of(last_).share();
@@ -473,6 +488,7 @@ class LoadBalance {
     m.expert_imbalance = mean(experts_), m.expert_imbalance_last = experts_.back();
     if (!ranks_.empty()) m.expert_rank_imbalance = mean(ranks_), m.expert_rank_imbalance_last = ranks_.back();
     if (!contiguous_.empty()) m.expert_rank_imbalance_contiguous = mean(contiguous_);
+    m.expert_rank_imbalance_peak = peak_;
     if (!tells) return;
     fmt::print(stderr, "rows of experts in the last of {} steps, and the most over the mean:\n", experts_.size());
     for (const ExpertRows& layer : last_) {
@@ -483,7 +499,8 @@ class LoadBalance {
       if (!layer.by_rank_contiguous.empty())
         fmt::print(stderr, ", contiguous {} ({:.3f})", fmt::join(layer.by_rank_contiguous, " "),
                    imbalance(layer.by_rank_contiguous).value_or(1));
-      if (!layer.by_rank.empty()) fmt::print(stderr, "; {} came from other ranks", layer.from_others);
+      if (!layer.by_rank.empty())
+        fmt::print(stderr, ", at most {:.3f} in a micro-batch; {} came from other ranks", layer.fullest, layer.from_others);
       if (drops) fmt::print(stderr, "; {} dropped", layer.dropped);
       fmt::print(stderr, "\n");
     }
@@ -501,6 +518,7 @@ class LoadBalance {
                    rows_.size());
     for (size_t layer = 0; layer < step.size(); ++layer) {
       rows_[layer].dropped += step[layer].dropped;
+      rows_[layer].fullest = std::max(rows_[layer].fullest, step[layer].fullest);
       for (size_t source = 0; source < step[layer].by_source.size(); ++source)
         std::ranges::transform(step[layer].by_source[source], rows_[layer].by_source[source],
                                rows_[layer].by_source[source].begin(), std::plus());
@@ -511,6 +529,7 @@ class LoadBalance {
   }
 
   std::vector<double> experts_, ranks_, contiguous_;  ///< by step
+  std::optional<double> peak_;                        ///< of the steps
   Drops all_;                                         ///< of the steps
   std::vector<ExpertRows> last_, rows_;
 };
@@ -546,51 +565,62 @@ Result<WarmedUp> warm_up(const Case& config, const PlacedPlan& placed, const Run
   return left;
 }
 
-/// Steps that a plan took back, made again under the plan in which all stages meet. Its session lives from the first of them on.
+/// Steps that must not stand, made again under the plan for that. Its session lives from the first of them on.
 class MadeAgain {
  public:
-  MadeAgain(const Case& config, const PlacedPlan* placed, const RunOptions& options, const Dataset& data)
-      : config_(config), placed_(placed), options_(options), data_(data) {}
+  /// `first`: what the run's own session is executed on.
+  MadeAgain(const Case& config, const PlacedRun& placed, const RunOptions& options, const Dataset& data, Execution& first)
+      : config_(config),
+        placed_(placed.in_step.get()),
+        shares_arenas_(placed.shares_arenas),
+        options_(options),
+        data_(data),
+        first_(first) {}
 
   /// Periods of `session` from step `first` to `first + count - 1`, as they count in the end.
-  Result<std::vector<ValidatedPeriod>> run(Session& session, int64_t first, int64_t count) {
-    std::vector<ValidatedPeriod> periods;
+  Result<std::vector<JudgedPeriod>> run(Session& session, int64_t first, int64_t count) {
+    std::vector<JudgedPeriod> periods;
     if (placed_ == nullptr) {
       for (StepResult& result : session.run(first, count)) periods.push_back({std::move(result), {}});
       return periods;
     }
-    auto period = run_validated(
-        session, first, [this] { return in_step(); },
+    auto period = run_judged(
+        session, first, [this, &session] { return in_step(session); },
         [this](const StepResult& result, int64_t step) { stop_at(config_.train.guard, result, step); });
     if (!period.ok()) return period.error();
     periods.push_back(std::move(*period));
     return periods;
   }
 
-  /// None as long as no step was made again.
-  const Session* session() const { return session_.get(); }
+  /// The session with arenas of its own; none as long as no step was made again in one.
+  const Session* session() const { return shares_arenas_ ? nullptr : session_.get(); }
   /// The high-water marks of its session, if there was one.
   void add_marks_to(Measurement& m) const {
     if (session_ != nullptr) add_marks(*session_, placed_->plan->mesh.world_size(), m);
   }
 
  private:
-  Result<Session*> in_step() {
+  Result<Session*> in_step(const Session& first) {
     if (session_ != nullptr) return session_.get();
-    auto execution = Execution::create(*placed_, execution_options(config_, 0, options_.control));
+    ExecutionOptions of_execution = execution_options(config_, 0, options_.control);
+    RunOptions options = options_;
+    if (shares_arenas_) of_execution.beside = &first_.transport(), options.beside = &first;
+    auto execution = Execution::create(*placed_, of_execution);
     if (!execution.ok()) return execution.error();
     execution_ = std::move(*execution);
-    auto session = Session::create(*placed_, options_, execution_->transport(), execution_->backends(), &data_.train());
+    auto session = Session::create(*placed_, options, execution_->transport(), execution_->backends(), &data_.train());
     if (!session.ok()) return session.error();
     session_ = std::move(*session);
-    session_->initialise_parameters();
+    if (!shares_arenas_) session_->initialise_parameters();
     return session_.get();
   }
 
   const Case& config_;
   const PlacedPlan* placed_;
+  const bool shares_arenas_;
   const RunOptions& options_;
   const Dataset& data_;
+  Execution& first_;
   std::unique_ptr<Execution> execution_;
   std::unique_ptr<Session> session_;
 };
@@ -663,7 +693,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   const int64_t warm = begun->first + config.measure.warmup, end = warm + measured_steps;
   // Workers that may run apart do so through the warm-up and through each repeat.
   const bool apart = recorded.staleness >= 0;
-  MadeAgain again(config, placed.in_step.get(), options, *data);
+  MadeAgain again(config, placed, options, *data, **execution);
   for (int64_t at = begun->step; at < end;) {
     if (at == warm) (*execution)->set_recording(true);
     const int64_t count = !apart ? period : at < warm ? warm - at : config.measure.steps;
@@ -671,7 +701,7 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
     if (watch != nullptr) watch->begin_step(at, end);
     auto periods = again.run(**session, at, count);
     if (!periods.ok()) return periods.error();
-    for (const ValidatedPeriod& p : *periods) {
+    for (const JudgedPeriod& p : *periods) {
       int64_t counted = step;
       for (const StepResult& r : p.counted()) {
         for (const auto& loss : r.losses)
@@ -682,12 +712,21 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
         m.loss_scale = r.loss_scale;
         counted += std::ssize(r.losses);
       }
-      m.rolled_back_steps += std::ssize(p.again);
+      if (p.first.overflowed)
+        ++m.expert_reruns;
+      else
+        m.rolled_back_steps += std::ssize(p.again);
       step += period;
       SHARDLAB_TRY(save_where_due(config, **session, step, period, step == end));
       if (step <= warm) continue;
       seconds.push_back(p.seconds() / period);
-      for (const StepResult& r : p.counted()) balance.add(r.experts);
+      for (const StepResult& r : p.counted()) {
+        balance.add(r.experts);
+        if (p.first.overflowed)
+          balance.add_peak(p.first.experts, config.layout.expert_bound);
+        else
+          balance.add_peak(r.experts, 0);
+      }
       if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, p.first.sent_bytes);
     }
     at = step;

@@ -130,6 +130,8 @@ Result<ExitCode> measure(const Case& config, const std::string& directory, bool 
   if (const int64_t again = outcome.measured->rolled_back_steps; again > 0)
     outcome.reason +=
         fmt::format("{}{} of {} steps were taken back and made again", outcome.reason.empty() ? "" : "; ", again, losses.size());
+  if (const int64_t again = outcome.measured->expert_reruns; again > 0)
+    outcome.reason += fmt::format("{}{}", outcome.reason.empty() ? "" : "; ", rerun_text(config, *outcome.measured));
   watch.begin("has trained, and compares the ops");
   const auto predicted = predict_case(config, *placed);
   outcome.ops = compare_ops(*placed, predicted.ok() ? &predicted->trace : nullptr, &executed->trace);

@@ -281,6 +281,17 @@ void update_router_bias(const UpdateRouterBias& a) {
   }
 }
 
+bool fit_rows(std::span<const int32_t> counts, int64_t room, std::span<int32_t> fitted) {
+  bool cut = false;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const int64_t fits = std::min<int64_t>(counts[i], room);
+    cut = cut || fits < counts[i];
+    fitted[i] = static_cast<int32_t>(fits);
+    room -= fits;
+  }
+  return cut;
+}
+
 void dispatch(const Dispatch& a) {
   const int32_t* places = places_of(a.choice, a.tokens, a.top_k, a.experts, a.scratch);
   for (int64_t t = 0; t < a.tokens; ++t) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/kernels.h"
 
@@ -164,6 +165,9 @@ void route_forward(const Kernels& k, const RouteForward& a);
 void route_input(const Kernels& k, const RouteInput& a);
 void expert_load(const ExpertLoad& a);
 void update_router_bias(const UpdateRouterBias& a);
+
+/// counts[n] -> fitted[n]: in order, cut off where `room` rows end. True where some are cut off. Bytes: 8 n.
+bool fit_rows(std::span<const int32_t> counts, int64_t room, std::span<int32_t> fitted);
 void dispatch(const Dispatch& a);
 void combine_forward(const CombineForward& a);
 void combine_input(const CombineInput& a);

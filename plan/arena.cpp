@@ -19,6 +19,7 @@
 #include <set>
 
 #include "plan/memory.h"
+#include "plan/rope_table.h"
 
 namespace shardlab {
 namespace {
@@ -302,15 +303,24 @@ std::vector<Resident> items_of(const Role& role, const Program& program, Space s
 
 }  // namespace
 
+bool outlives_steps(const Buffer& buffer) {
+  return buffer.persistent && !buffer.view && buffer.kind != BufferClass::kMetric &&
+         (buffer.kind != BufferClass::kWorkspace || buffer.name.starts_with(kRopeTable));
+}
+
 ArenaLayout place_arena(const Plan& plan, const Program& program) {
   const Role& role = plan.roles[static_cast<size_t>(program.role)];
   const auto peaks = memory_peak(plan, program.role);
   ArenaLayout layout;
-  for (const Buffer& b : role.buffers) {
-    int64_t& end = layout.bytes[static_cast<size_t>(b.space)];
-    layout.buffers.push_back(b.view ? -1 : b.persistent ? end : 0);
-    if (b.persistent && !b.view) end += grains(b.space, b.type.bytes());
-  }
+  for (const Buffer& b : role.buffers) layout.buffers.push_back(b.view ? -1 : 0);
+  for (const bool outlives : {true, false})
+    for (size_t i = 0; i < role.buffers.size(); ++i) {
+      const Buffer& b = role.buffers[i];
+      if (!b.persistent || b.view || outlives_steps(b) != outlives) continue;
+      int64_t& end = layout.bytes[static_cast<size_t>(b.space)];
+      layout.buffers[i] = end;
+      end += grains(b.space, b.type.bytes());
+    }
   for (const LocalBuffer& local : program.locals) layout.locals.push_back(layout.bytes[static_cast<size_t>(local.space)]);
   for (size_t s = 0; s < kSpaces; ++s) {
     const std::vector<Resident> items = items_of(role, program, static_cast<Space>(s));

@@ -282,6 +282,22 @@ std::optional<double> model_flops_per_token(const Case& c) {
   return model_flops_per_token(c.model, seen(0), seen(c.model.window.tokens));
 }
 
+namespace {
+
+/// A step that runs again takes its sequences one at a time, which not every schedule and sum can.
+Result<void> check_second_run(const Case& c) {
+  if (!bounds_experts(c)) return {};
+  auto again = check(second_run_of(c));
+  if (again.ok()) return {};
+  Error error = again.error();
+  error.message =
+      fmt::format("expert_bound={}: the second run of a step, one sequence at a time: {}", c.layout.expert_bound, error.message);
+  error.hint += error.hint.empty() ? "set expert_bound: 0" : ", or expert_bound: 0";
+  return error;
+}
+
+}  // namespace
+
 Result<void> check(const Case& c) {
   SHARDLAB_TRY(check(c.model));
   SHARDLAB_TRY(check_sizes(c));
@@ -291,7 +307,8 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_idle_settings(c.layout));
   SHARDLAB_TRY(check_techniques(c));
   SHARDLAB_TRY(check_batch(c));
-  return check_optimizer(c.train);
+  SHARDLAB_TRY(check_optimizer(c.train));
+  return check_second_run(c);
 }
 
 }  // namespace shardlab

@@ -121,6 +121,9 @@ struct Layout {
   bool sequence_parallel = false;
   bool tensor_overlap = false;  ///< of sequence_parallel: products in strips, beside the messages that bring or take them
   ExpertOverlap expert_overlap = ExpertOverlap::kNone;
+  /// Room with the experts of a rank, in even shares of rows: what the tokens of one rank choose in a micro-batch. A step in which more rows
+  /// come is made again, one sequence at a time. 0: room for the rows of all ranks.
+  float expert_bound = 0;
   /// Experts by place (plan/expert_placement.h): "1:2,0,3,1"; "balanced" by the expected loads of the case's routing, "measured" by the
   /// loads of the run that is resumed; empty: contiguous, expert i at place i.
   std::string expert_placement;

@@ -6,9 +6,22 @@
 #include <set>
 #include <tuple>
 
+#include "plan/named_kernels.h"
 #include "plan/period.h"
 
 namespace shardlab {
+
+namespace {
+
+/// Whether an op cuts counts off where there is no more room: it reads all that have come.
+bool cuts_counts(const Instruction& instruction) {
+  const auto* kernel = std::get_if<Kernel>(&instruction.op->work);
+  return kernel != nullptr && meaning_of(*kernel) == KernelMeaning::kFit;
+}
+
+}  // namespace
+
+size_t RowCounting::read_of(const Instruction& instruction) { return cuts_counts(instruction) ? 1 : 2; }
 
 RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& program) {
   const std::vector<int32_t> steps = steps_of_calls(plan, role);
@@ -16,22 +29,26 @@ RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& prog
   std::map<std::pair<int32_t, int32_t>, CountedLayer> layers;  // by step and layer
   std::vector<std::pair<int32_t, const CountedLayer*>> counted;
   std::map<int, CountedLayer> routed;  // by layer: what its router says
+  std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t>
+      fitted;  // where experts go by counts that are cut off: the op that has all of them
   for (const Instruction& i : program.instructions) {
     if (i.kind != Instruction::Kind::kRun || i.call < 0) continue;
     if (const auto* route = std::get_if<Route>(&i.op->work); route != nullptr && route->phase == Phase::kF) {
       const Shape& choice = program.writes(i)[1].type->shape;
       routed[i.layer] = {.chosen = choice.elements(), .sequences = choice[0], .top_k = choice.last(), .capacity = route->capacity};
     }
+    const int32_t step = steps[static_cast<size_t>(i.call)];
+    if (cuts_counts(i)) fitted.try_emplace({step, i.layer, i.micro_batch}, i.id);
     const auto* w = std::get_if<GroupedLinear>(&i.op->work);
     if (w == nullptr || w->phase != Phase::kW) continue;
-    const int32_t step = steps[static_cast<size_t>(i.call)];
     if (!seen.emplace(step, i.layer, i.micro_batch).second) continue;
     CountedLayer layer = routed[i.layer];
     layer.step = step, layer.layer = i.layer, layer.counts = program.reads(i)[2].type, layer.sources = w->sources;
     layer.expected = w->rows, layer.placement = placement_of(plan.expert_placement, i.layer);
     CountedLayer& counts = layers.try_emplace({step, i.layer}, layer).first->second;
     ++counts.micro_batches;
-    counted.emplace_back(i.id, &counts);
+    const auto all = fitted.find({step, i.layer, i.micro_batch});
+    counted.emplace_back(all != fitted.end() ? all->second : i.id, &counts);
   }
   std::map<const CountedLayer*, int32_t> index;
   for (auto& [key, layer] : layers) {
@@ -41,6 +58,7 @@ RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& prog
     layers_.push_back(layer);
   }
   for (const auto& [id, layer] : counted) counted_.emplace_back(id, index.at(layer));
+  std::ranges::sort(counted_);
 }
 
 int RowCounting::of(const Instruction& instruction) const {
@@ -85,9 +103,15 @@ RowOwners::RowOwners(const Type& counts, const Mesh& mesh, int stage) {
 void add_rows(const int32_t* counts, const CountedLayer& layer, std::span<int64_t> numbers) {
   const Shape& shape = layer.counts->shape;
   const int64_t parts = shape[1] / layer.sources, experts = shape.last();
-  numbers.back() += layer.chosen;
+  int64_t worked = 0;
   for (int64_t part = 0; part < shape[1]; ++part)
-    for (int64_t e = 0; e < experts; ++e, ++counts) numbers[static_cast<size_t>(part / parts * experts + e)] += *counts;
+    for (int64_t e = 0; e < experts; ++e, ++counts) {
+      numbers[static_cast<size_t>(part / parts * experts + e)] += *counts;
+      worked += *counts;
+    }
+  numbers[layer.chosen_at()] += layer.chosen;
+  int64_t& fullest = numbers[layer.fullest_at()];
+  fullest = std::max(fullest, worked);
 }
 
 namespace {
@@ -134,8 +158,12 @@ std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> 
         if (sender != number) layer.from_others += rows;
       }
     }
-    layer.dropped += r.numbers.back();  // all that were chosen; those that were worked at are taken off below
-    if (of.shares) layer.by_rank.push_back(worked);
+    layer.dropped += r.numbers[r.layer.chosen_at()];  // all that were chosen; those that were worked at are taken off below
+    if (of.shares) {
+      layer.by_rank.push_back(worked);
+      layer.fullest =
+          std::max(layer.fullest, static_cast<double>(r.numbers[r.layer.fullest_at()]) / static_cast<double>(r.layer.chosen));
+    }
     if (of.shares && r.layer.placement != nullptr) placed[{r.layer.step, r.layer.layer}] = &of;
   }
   for (const auto& [key, of] : placed) layers.at(key).by_rank_contiguous = contiguous_rows(layers.at(key), *of);
@@ -162,7 +190,9 @@ Imbalance imbalance_of(std::span<const ExpertRows> layers) {
     if (n == 0) return std::nullopt;
     return sum / static_cast<double>(n);
   };
-  Imbalance all{mean(&ExpertRows::by_expert), mean(&ExpertRows::by_rank), std::nullopt};
+  Imbalance all{mean(&ExpertRows::by_expert), mean(&ExpertRows::by_rank), std::nullopt, std::nullopt};
+  for (const ExpertRows& layer : layers)
+    if (!layer.by_rank.empty()) all.peak = std::max(all.peak.value_or(0), layer.fullest);
   if (std::ranges::all_of(layers, [](const ExpertRows& layer) { return layer.by_rank_contiguous.empty(); })) return all;
   double sum = 0;
   int64_t n = 0;

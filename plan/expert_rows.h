@@ -26,6 +26,9 @@ struct ExpertRows {
   std::vector<std::vector<int64_t>> by_source;
   /// `by_rank` of the same rows if experts were contiguous; empty where they are.
   std::vector<int64_t> by_rank_contiguous;
+  /// Rows that a rank's experts work at in one micro-batch, over the rows that the tokens of one rank choose in it: the largest of all ranks
+  /// and micro-batches, 1 where routes are even. 0 where no ranks share the experts.
+  double fullest = 0;
   friend bool operator==(const ExpertRows&, const ExpertRows&) = default;
 };
 
@@ -44,8 +47,11 @@ struct CountedLayer {
   const ExpertPlacement* placement = nullptr;  ///< of the plan; null: experts lie in order
   /// The expert at a place.
   size_t expert_at(size_t place) const { return placement != nullptr ? static_cast<size_t>(placement->experts[place]) : place; }
-  /// Numbers that are kept of it: rows by source and by expert of the rank, and those that its own tokens chose.
-  size_t numbers() const { return static_cast<size_t>(sources * counts->shape.last()) + 1; }
+  /// Numbers that are kept of it: rows by source and by expert of the rank, those that its own tokens chose, and the rows that its experts
+  /// work at in the micro-batch that has most of them.
+  size_t numbers() const { return chosen_at() + 2; }
+  size_t chosen_at() const { return static_cast<size_t>(sources * counts->shape.last()); }
+  size_t fullest_at() const { return chosen_at() + 1; }
 };
 
 /// The ranks of one stage by the tokens that they have: ranks that have the same tokens count the same rows, and the first of them
@@ -61,7 +67,8 @@ struct RowOwners {
   int copies = 1;                         ///< ranks that have the tokens of one owner
 };
 
-/// The ops of a role's program whose rows are counted: of each layer's gradients of weights of experts one a micro-batch.
+/// The ops of a role's program whose rows are counted: of each layer's gradients of weights of experts one a micro-batch, or where experts go by
+/// counts that are cut off the op that cuts them, which reads all that have come.
 class RowCounting {
  public:
   RowCounting(const Plan& plan, const Role& role, const Program& program);
@@ -71,6 +78,8 @@ class RowCounting {
   size_t numbers() const { return numbers_; }
   /// The index of the instruction's step and layer, or -1.
   int of(const Instruction& instruction) const;
+  /// Which operand of such an instruction has the counts.
+  static size_t read_of(const Instruction& instruction);
 
  private:
   std::vector<CountedLayer> layers_;
@@ -98,6 +107,7 @@ std::optional<double> imbalance(std::span<const int64_t> rows);
 struct Imbalance {
   std::optional<double> by_expert, by_rank;
   std::optional<double> by_rank_contiguous;  ///< `by_rank` if experts were contiguous; none where those of all layers are
+  std::optional<double> peak;                ///< the largest `fullest` of the layers; none where no ranks share experts
 };
 Imbalance imbalance_of(std::span<const ExpertRows> layers);
 

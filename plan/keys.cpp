@@ -478,6 +478,10 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             FIELD_NAMED(layout.expert_overlap, ExpertOverlap::kNone, ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches),
             "what is computed beside the exchanges of experts: nothing, what is left of the layer, or that and another micro-batch"}
         .flag(),
+    CaseKey{"layout.expert_bound", "expert_bound", Form::kNumber, "", "", FIELD_FLOAT(layout.expert_bound),
+            "room for rows of experts on a rank, in even shares; a step in which a rank gets more runs again, one sequence at a time; 0: room for the worst case, no step runs again"}
+        .from(0).up_to(kRanks)
+        .flag(),
     CaseKey{"layout.expert_placement", "expert_placement", Form::kText, "", "", FIELD_TEXT(layout.expert_placement),
             "which ranks have which experts: balanced (by data.routing or data.routes), measured (by the rows of the run that is resumed), or layer by layer as 1:2,0,3,1 2:1,3,0,2; empty: contiguous"}
         .flag().estimated(),

@@ -34,6 +34,10 @@ std::array<MemoryPeak, kSpaces> memory_peak(const Plan& plan, int role);
 constexpr int64_t grain(Space space) { return space == Space::kDevice ? kAlignment : 4096; }
 constexpr int64_t grains(Space space, int64_t bytes) { return (bytes + grain(space) - 1) / grain(space) * grain(space); }
 
+/// Whether a step finds in the buffer what the step before left: state, and tables that are filled once. Metrics and workspaces are written
+/// anew.
+bool outlives_steps(const Buffer& buffer);
+
 /// Where the storage of one role lies, each space an arena of its own.
 struct ArenaLayout {
   std::vector<int64_t> buffers;          ///< by BufferId: byte offset of a buffer that owns storage, -1 of a view
@@ -42,7 +46,7 @@ struct ArenaLayout {
 };
 
 /// Packs the role's storage: buffers that live at the same time in issue order never overlap, which `find_overlaps` proves of the
-/// result. Persistent buffers come first. Deterministic.
+/// result. Persistent buffers come first, those that outlive steps before the others. Deterministic.
 ArenaLayout place_arena(const Plan& plan, const Program& program);
 
 }  // namespace shardlab

@@ -237,6 +237,15 @@ constexpr std::array kTable{
                 .writes = 1,
                 .meaning = Meaning::kFollowLoad,
                 .flops = per_result<2>},
+    NamedKernel{.name = "fit_rows",
+                .operands = "(rows[1,r,h], counts i32[1,l,e], overflow i32[1]) -> fitted i32[1,l,e], overflow",
+                .what = "The counts in order, cut off where r rows end; overflow, in place, becomes 1 where some are cut off. No "
+                        "row is looked at",
+                .reads = 3,
+                .writes = 2,
+                .summands = 0b100,
+                .meaning = Meaning::kFit,
+                .flops = per_result<2>},
     NamedKernel{.name = "fp8_quantise",
                 .operands = "(x, scale f32[1]) -> q",
                 .what = "x / scale; per-tensor scaling, current or delayed. The format is that of q",
@@ -493,7 +502,7 @@ bool is_believed(const Kernel& kernel) {
 
 bool takes_maximum(const Kernel& kernel) {
   const Meaning meaning = meaning_of(kernel);
-  return meaning == Meaning::kLargest || meaning == Meaning::kOverflow;
+  return meaning == Meaning::kLargest || meaning == Meaning::kOverflow || meaning == Meaning::kFit;
 }
 
 double kernel_flops(const Segment& segment, const Op& op, const Kernel& kernel) {

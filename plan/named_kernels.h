@@ -24,6 +24,7 @@ enum class KernelMeaning : uint8_t {
   kRounding,    ///< the first read in fewer bits: same shape, scale and micro-batch
   kClipFactor,  ///< made of the squared norm of all gradients
   kFollowLoad,  ///< the second read, a router's bias, moved by the first, the load of its layer's experts in the step
+  kFit,  ///< the second read, counts of rows, cut off where the first, the rows, end; and whether some are: a maximum of flags
 };
 
 /// Scratch on a CPU (plan/work.cpp).

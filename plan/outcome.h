@@ -53,6 +53,11 @@ struct Prediction {
   std::optional<double> expert_imbalance, expert_rank_imbalance;
   /// `expert_rank_imbalance` of the same rows if experts were contiguous; none where they are.
   std::optional<double> expert_rank_imbalance_contiguous;
+  /// As `Measurement` has it: of the rows that are drawn, 1 of even routes. None where no rows are drawn and routes are not even.
+  std::optional<double> expert_rank_imbalance_peak;
+  /// Share of the steps that run again (expert_bound): 1 where drawn rows exceed the bound, and seconds are those of both runs. None without a
+  /// bound, and where `expert_rank_imbalance_peak` is not known.
+  std::optional<double> expert_reruns;
   /// Bytes of rows that the ranks which share experts send each other in a step, over all ranks. None where nobody shares experts.
   std::optional<int64_t> expert_exchange_bytes;
   std::vector<StageNeed> stages;  ///< of a mixed machine, by stage; else empty: `peak_bytes` is of the fullest stage
@@ -87,17 +92,21 @@ struct Measurement {
   /// there since before the first context (where NVML tells; else since there was one).
   int64_t unplanned_memory_bytes = 0;
   std::vector<MemoryItem> unplanned_memory;  ///< on devices: the same bytes by item; they add up to it
-  std::optional<int64_t> wire_bytes;     ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
-  std::vector<double> losses;            ///< by step, from the first
-  int64_t skipped_steps = 0;             ///< steps whose update was left out, of all steps run, warm-up included
-  int64_t rolled_back_steps = 0;         ///< steps that were taken back and made again in step (post_validation), warm-up included
-  std::optional<double> staleness_mean;  ///< of a parameter server: updates made since a worker was given the values it used
+  std::optional<int64_t> wire_bytes;  ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
+  std::vector<double> losses;         ///< by step, from the first
+  int64_t skipped_steps = 0;          ///< steps whose update was left out, of all steps run, warm-up included
+  int64_t rolled_back_steps = 0;      ///< steps that were taken back and made again in step (post_validation), warm-up included
+  int64_t expert_reruns = 0;  ///< steps that ran again for want of room for rows of experts (expert_bound), warm-up included
+  std::optional<double> staleness_mean;    ///< of a parameter server: updates made since a worker was given the values it used
   std::optional<int64_t> staleness_worst;  ///< the most
   /// Rows of the fullest expert over the mean, of a layer and step; the mean over the layers with experts, and over the measured steps.
   /// Then that of the last step, and both by rank, where ranks share experts: rows that a rank's experts worked at. 1: all have as many.
   std::optional<double> expert_imbalance, expert_imbalance_last, expert_rank_imbalance, expert_rank_imbalance_last;
   /// `expert_rank_imbalance` of the same rows if experts were contiguous; none where they are.
   std::optional<double> expert_rank_imbalance_contiguous;
+  /// Rows of a rank's experts in one layer and micro-batch over those that the tokens of one rank choose in it, where ranks share experts: the
+  /// largest of the measured steps.
+  std::optional<double> expert_rank_imbalance_peak;
   /// Rows that experts had no room for over all that were chosen, where experts have a capacity: over the measured steps, and of the last.
   std::optional<double> expert_dropped, expert_dropped_last;
   std::optional<double> loss_scale;    ///< after the last step, where the case has one

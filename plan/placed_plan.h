@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "plan/base/result.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
 #include "plan/program.h"
@@ -18,5 +19,9 @@ struct PlacedPlan {
   std::vector<ArenaLayout> arenas;  ///< by role
 };
 PlacedPlan place(Plan plan);
+
+/// Lays two plans of one mesh in the same arenas, of which each is as large as the larger of the two: what outlives the steps of one lies where
+/// the steps of the other look for it, and between steps nothing else is live. Refuses plans that keep other buffers.
+Result<void> share_arenas(PlacedPlan& a, PlacedPlan& b);
 
 }  // namespace shardlab

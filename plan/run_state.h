@@ -18,6 +18,10 @@ inline constexpr std::string_view kLossScaleBuffer = "loss_scale";
 /// i32[1], a metric: not 0 where the period took all its steps back (strategies/post_validation.cpp).
 inline constexpr std::string_view kRolledBack = "rolled_back";
 
+/// i32[1], a metric: not 0 where more rows came to the experts of some rank than it has room for (strategies/expert_bound.cpp). The step has
+/// then changed nothing that is kept, and runs again.
+inline constexpr std::string_view kOverflowed = "overflowed";
+
 /// The stream on which a parameter server updates its parameters, at a pace of its own where workers run apart.
 inline constexpr std::string_view kServerStream = "server";
 

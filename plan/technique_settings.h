@@ -49,6 +49,7 @@ Result<void> check_fp8_blocks(const Case& c);
 Result<void> check_unused(const Case& c);
 Result<void> check_guard(const Case& c);
 Result<void> check_post_validation(const Case& c);
+Result<void> check_expert_bound(const Case& c);
 Result<void> check_canonical(const Case& c);
 Result<void> check_checkpoint(const Case& c);
 

@@ -298,6 +298,18 @@ constexpr Apart kExpertParallelApart[] = {
     {kParametersAway, kMissing, "set offload.parameters: none"},
     {kCanonicalSlices, "each micro-batch is summed over the ranks by itself", "set zero: 0 or 2"},
 };
+constexpr Apart kExpertBoundApart[] = {
+    {{[](const Case& c) { return !shares_experts(c); }, [](const Case&) { return std::string("ep=1"); }},
+     "a rank has the rows of its own tokens, and room for all of them",
+     "set ep, or expert_bound: 0"},
+    {{[](const Case& c) { return c.model.experts.drops(); },
+      [](const Case& c) { return fmt::format("model.capacity_factor={}", c.model.experts.capacity_factor); }},
+     "the capacity bounds the rows that come, and the others are dropped",
+     "set model.capacity_factor: 0, or expert_bound: 0"},
+    {{validates_later, [](const Case& c) { return fmt::format("post_validation={}", c.train.post_validation); }},
+     "two plans would make steps again, each its own",
+     "set post_validation: 0, or expert_bound: 0"},
+};
 bool braids(const Case& c) { return c.layout.expert_overlap == ExpertOverlap::kMicroBatches; }
 std::string braid_text(const Case&) { return "expert_overlap=micro-batches"; }
 constexpr Apart kExpertOverlapApart[] = {
@@ -568,6 +580,13 @@ void hide_exchanges(Case& c) {
 }
 constexpr Choice kExpertOverlapChoices[] = {{"expert_overlap: layer", hide_exchanges<ExpertOverlap::kLayer>},
                                             {"expert_overlap: micro-batches", hide_exchanges<ExpertOverlap::kMicroBatches>}};
+constexpr Choice kExpertBoundChoices[] = {{"expert_bound: 1.5", [](Case& c) {
+                                             mix_experts(c);
+                                             c.layout.dp = std::max(c.layout.dp, 2);
+                                             c.layout.ep = 2;
+                                             c.layout.expert_bound = 1.5f;
+                                             c.train.micro_batch = std::max<int64_t>(c.train.micro_batch, 2);
+                                           }}};
 constexpr Choice kBiasChoices[] = {{"model.bias_update_rate: 0.01", [](Case& c) {
                                       mix_experts(c);
                                       c.model.experts.bias_update_rate = 0.01f;
@@ -814,6 +833,12 @@ constexpr std::array kTable{
               .or_else = "or ep: 1",
               .check = check_expert_parallel,
               .choices = kExpertChoices},
+    Technique{.id = "expert-bound",
+              .on = bounds_experts,
+              .text = [](const Case& c) { return fmt::format("expert_bound={}", c.layout.expert_bound); },
+              .apart = kExpertBoundApart,
+              .check = check_expert_bound,
+              .choices = kExpertBoundChoices},
     Technique{.id = "expert-overlap",
               .on = [](const Case& c) { return c.layout.expert_overlap != ExpertOverlap::kNone; },
               .text = [](const Case& c) { return fmt::format("expert_overlap={}", name_of(c.layout.expert_overlap)); },
@@ -950,7 +975,7 @@ constexpr std::array kTable{
               .text = [](const Case& c) { return fmt::format("guard.nonfinite={}", name_of(c.train.guard.nonfinite)); },
               .apart = kNonfiniteApart},
     Technique{.id = "guard", .on = kGuard.holds, .check = check_guard, .choices = kGuardChoices},
-    Technique{.id = "skipped-update", .on = may_skip},
+    Technique{.id = "skipped-update", .on = [](const Case& c) { return may_skip(c) || bounds_experts(c); }},
     Technique{.id = "weight-average",
               .on = [](const Case& c) { return c.train.ema_decay > 0; },
               .text = [](const Case& c) { return fmt::format("ema_decay={}", c.train.ema_decay); },
@@ -1019,6 +1044,13 @@ Result<void> check_techniques(const Case& c) {
     if (t.check != nullptr) SHARDLAB_TRY(t.check(c));
   }
   return {};
+}
+
+Case second_run_of(Case c) {
+  c.train.grad_accumulation *= c.train.micro_batch;
+  c.train.micro_batch = 1;
+  c.layout.expert_bound = 0;
+  return c;
 }
 
 }  // namespace shardlab

@@ -63,6 +63,10 @@ inline bool runs_apart(const Case& c) { return c.layout.parameter_server.stalene
 bool tied_gradients_meet_early(const Case& c);
 /// Whether updates are made before all stages know of each other's gradients.
 inline bool validates_later(const Case& c) { return c.train.post_validation > 0; }
+/// Whether a rank has room for fewer rows of experts than may come: a step in which more come is made again.
+inline bool bounds_experts(const Case& c) { return c.layout.expert_bound > 0; }
+/// The case of a step's second run (`bounds_experts`): the same sequences one at a time, with room for all rows of each.
+Case second_run_of(Case c);
 /// Whether a step may be given up: an overflow of the loss scale, or the guard.
 inline bool may_skip(const Case& c) { return c.train.precision == Precision::kFp16 || c.train.guard.any(); }
 

@@ -27,6 +27,7 @@ std::vector<Finding> find_faults(const Plan& plan, const VerifyOptions& options)
   check_types(plan, report);
   check_values(plan, report);
   check_backward(plan, report);
+  check_overflow(plan, report);
   check_messages(plan, report);
   if (options.budget && report.count() == 0) check_memory(plan, *options.budget, report);
   return report.take();

@@ -29,6 +29,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include "plan/base/hash.h"
@@ -456,6 +457,10 @@ class Replay {
   void check_part(const Act& act);
   void check_loss_parts(const Act& act, int32_t node);
   void check_room(const Act& act, int32_t route);
+  void check_bounded(const Act& act, int32_t route);
+  void check_fitted(const Act& act);
+  void play_fit(const Act& act);
+  int64_t most_that_come(int32_t route, const Shape& counts) const;
   void check_route(const Act& act);
   int32_t route_of_rows(const Held& rows) const;
   int32_t route_of(const Held& held, size_t result) const;
@@ -502,7 +507,8 @@ class Replay {
   std::vector<Window> buffers_;
   std::vector<std::vector<Link>> links_;  ///< by root: where parameters lie in it
   std::vector<Storage> storages_, locals_;
-  std::vector<Held> held_;  ///< what the op in play reads
+  std::vector<Held> held_;    ///< what the op in play reads
+  std::set<int32_t> judged_;  ///< routers of whose rows a kernel has said whether all that come have room
   size_t item_ = 0, act_ = 0;
   const Call* call_ = nullptr;
   const Segment* segment_ = nullptr;
@@ -1058,12 +1064,85 @@ void Replay::check_room(const Act& act, int32_t route) {
           capacity);
 }
 
+/// Rows that come back from less room than all may take have been judged there: some kernel has said whether they had room.
+void Replay::check_bounded(const Act& act, int32_t route) {
+  const auto shape = [&](int32_t slot) { return segment_->slots[static_cast<size_t>(slot)].type.shape; };
+  const Shape from = shape(act.reads[0]), to = shape(act.writes[0]);
+  const int64_t groups = std::max(from[0], to[0]);
+  if (groups == 1 || std::get<Collective>(act.op->work).room > 0) return;
+  const bool returns = from[0] != groups;
+  const Shape &home = returns ? to : from, &away = returns ? from : to;
+  if (away[1] >= groups * home[0] * home[1]) return;
+  const bool drops = route >= 0 && std::get<Route>(rule_.node(route).op->work).capacity > 0;
+  const bool goes = !returns && !drops && held_[0].kind == Held::Kind::kValue;  // the judgement follows
+  if (route < 0 || (!goes && !judged_.contains(route)))
+    fault(Rule::kValues, act,
+          "has room for {} of {} rows, and no fit_rows of this layer and micro-batch says whether more have come", away[1],
+          groups * home[0] * home[1]);
+}
+
+/// Rows of one rank, of which all that send it some make at most so many.
+int64_t Replay::most_that_come(int32_t route, const Shape& counts) const {
+  const Node& node = rule_.node(route);
+  const auto shape = [&](size_t result) { return node.segment->slots[node.op->writes[result].index()].type.shape; };
+  const Shape choice = shape(1), counted = shape(2);
+  const int64_t capacity = std::get<Route>(node.op->work).capacity;
+  return counts[1] / counted[1] * (capacity == 0 ? choice.elements() : most_rows(choice, counted[2], capacity));
+}
+
+/// Experts go through rows that may be more than there is room for by counts that end where the room does.
+void Replay::check_fitted(const Act& act) {
+  const auto* activation = std::get_if<Activation>(&act.op->work);
+  if (!std::holds_alternative<GroupedLinear>(act.op->work) && (activation == nullptr || !activation->counted)) return;
+  const size_t at = activation == nullptr || activation->phase == Phase::kI ? 2 : 1;
+  const Held& counts = held_[at];
+  Held all = counts;
+  all.fitted = 0;
+  const int32_t route = route_of(all, 2);
+  if (route < 0) return;
+  const auto shape = [&](int32_t slot) { return segment_->slots[static_cast<size_t>(slot)].type.shape; };
+  const int64_t room = shape(act.reads[0])[1], most = most_that_come(route, shape(act.reads[at]));
+  if (counts.fitted != 0 && counts.fitted != room)
+    fault(Rule::kValues, act, "reads %{}, which ends where {} rows do, and %{} has {}", name(act.reads[at]), counts.fitted,
+          name(act.reads[0]), room);
+  if (counts.fitted == 0 && room < most)
+    fault(Rule::kValues, act,
+          "goes through %{} by %{}: up to {} rows come, and there is room for {}. Counts that fit_rows makes end there",
+          name(act.reads[0]), name(act.reads[at]), most, room);
+}
+
+/// Counts cut off where rows end are those counts still: what belongs to them does. Whether some are cut off is said of the rows that came.
+void Replay::play_fit(const Act& act) {
+  read_all(act);
+  const int32_t rows = route_of_rows(held_[0]), counted = route_of(held_[1], 2);
+  const auto known = [&](size_t i) { return held_[i].kind != Held::Kind::kUnknown; };
+  if (counted < 0 && known(1)) fault(Rule::kValues, act, "cuts off %{}, and no router counted that", name(act.reads[1]));
+  if (rows < 0 && known(0))
+    fault(Rule::kValues, act, "reads %{} as rows of experts, and no dispatch of a router's choice made them", name(act.reads[0]));
+  if (rows >= 0 && counted >= 0 && rows != counted)
+    fault(Rule::kValues, act, "cuts off %{}, and {} is there: the rows of %{} go by {}", name(act.reads[1]),
+          rule_.name_of(held_[1]), name(act.reads[0]), rule_.name_of(rule_.made(rows, 1)));
+  if (counted >= 0) {
+    const Call& of = *rule_.node(counted).call;
+    if (of.layer != call_->layer || of.micro_batch != call_->micro_batch)
+      fault(Rule::kValues, act, "judges {} in another layer or micro-batch", rule_.name_of(held_[1]));
+    if (rows == counted) judged_.insert(counted);
+  }
+  Held fitted = counted >= 0 ? held_[1] : Held{};
+  if (counted >= 0) fitted.fitted = segment_->slots[static_cast<size_t>(act.reads[0])].type.shape[1];
+  write(act.writes[0], fitted);
+}
+
 /// Packed rows go by the counts of the router that chose where they go, exchanged.
 void Replay::check_packed(const Act& act) {
   for (const int32_t slot : act.reads) held_.push_back(read(slot));
   const auto known = [&](size_t i) { return held_[i].kind != Held::Kind::kUnknown; };
   int32_t route = route_of_rows(held_[0]);
   for (const size_t i : {size_t{1}, size_t{2}}) {
+    if (held_[i].fitted != 0)
+      fault(Rule::kValues, act, "moves rows by %{}, which is cut off where {} rows end: the other side counts all",
+            name(act.reads[i]), held_[i].fitted);
+    held_[i].fitted = 0;
     const int32_t counted = route_of(held_[i], 2);
     if (counted < 0 && known(i)) fault(Rule::kValues, act, "moves rows by %{}, and no router counted that", name(act.reads[i]));
     if (route >= 0 && counted >= 0 && counted != route)
@@ -1072,6 +1151,7 @@ void Replay::check_packed(const Act& act) {
     if (route < 0) route = counted;
   }
   check_room(act, route);
+  check_bounded(act, route);
   if (route < 0) return;
   const Call& of = *rule_.node(route).call;
   if (of.layer != call_->layer || of.micro_batch != call_->micro_batch)
@@ -1133,6 +1213,7 @@ void Replay::play_forward(const Act& act) {
   if (loss) check_part(act);
   if (loss) check_loss_parts(act, node);
   check_route(act);
+  check_fitted(act);
   for (size_t i = 0; i < act.writes.size(); ++i) {
     const Held made = summand ? away(act, rule_.made(node, i)) : rule_.made(node, i);
     write(act.writes[i], loss && i == 1 ? Held{Held::Kind::kGradient, ChainRule::term_of(node), 0} : made);
@@ -1226,9 +1307,11 @@ int32_t Replay::route_of_rows(const Held& rows) const {
 void Replay::check_route(const Act& act) {
   const auto known = [&](size_t i) { return held_[i].kind != Held::Kind::kUnknown; };
   const auto must_be = [&](size_t i, int32_t route, size_t result, std::string_view what) {
-    if (known(i) && route_of(held_[i], result) < 0)
+    Held all = held_[i];
+    all.fitted = 0;  // `check_fitted` says where counts are cut off
+    if (known(i) && route_of(all, result) < 0)
       return fault(Rule::kValues, act, "reads %{} as {}, and no router made that", name(act.reads[i]), what);
-    if (known(i) && route >= 0 && route_of(held_[i], result) != route)
+    if (known(i) && route >= 0 && route_of(all, result) != route)
       fault(Rule::kValues, act, "reads %{}, and {} is there: the rows of %{} go by {}", name(act.reads[i]), rule_.name_of(held_[i]),
             name(act.reads[0]), rule_.name_of(rule_.made(route, 1)));
   };
@@ -1276,6 +1359,7 @@ void Replay::play_backward(const Act& act) {
     return;
   }
   check_settings(act, node);
+  check_fitted(act);
   if (phase_of(act.op->work) == Phase::kW) check_parameters(act, node);
   const bool block = std::holds_alternative<AttentionBlock>(act.op->work);
   const bool strip =
@@ -1390,6 +1474,7 @@ void Replay::check_settings(const Act& act, int32_t node) {
 /// none that reads values may make a gradient of them (a loss).
 void Replay::play_kernel(const Act& act) {
   if (rounds(act.op->work)) return play_rounding(act);
+  if (meaning_of(std::get<Kernel>(act.op->work)) == KernelMeaning::kFit) return play_fit(act);
   read_all(act);
   check_turns(act);
   const Phase phase = phase_of(act.op->work);

@@ -39,6 +39,7 @@ struct Held {
   uint64_t scales = 0;  ///< for values rounded to 8 bits: the scales by which they were divided
   int32_t turn = 0;     ///< around a ring: rank i holds the block of rank i + turn along `axis`
   int8_t axis = -1;     ///< of the mesh, where `turn` is not 0
+  int64_t fitted = 0;   ///< counts of rows, cut off where so many rows end; 0: as the router has counted
   friend bool operator==(const Held&, const Held&) = default;
 };
 

@@ -131,6 +131,8 @@ void check_types(const Plan& plan, Report& report);
 /// made, and the gradient that the chain rule gives.
 void check_backward(const Plan& plan, Report& report);
 void check_values(const Plan& plan, Report& report);
+/// Room for fewer rows of experts than may come: a step in which more come changes nothing that is kept, and the run makes it again.
+void check_overflow(const Plan& plan, Report& report);
 void check_messages(const Plan& plan, Report& report);
 void check_memory(const Plan& plan, const std::array<int64_t, kSpaces>& budget, Report& report);
 

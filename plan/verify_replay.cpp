@@ -254,7 +254,7 @@ bool Replay::read_piece(int32_t slot, const Region& at, const Piece& p) {
   }
   const auto goes_on = [&] {  // with further tensors
     const auto* kernel = std::get_if<Kernel>(&act_->op->work);
-    return kernel != nullptr && meaning_of(*kernel) == KernelMeaning::kLargest;
+    return kernel != nullptr && (meaning_of(*kernel) == KernelMeaning::kLargest || meaning_of(*kernel) == KernelMeaning::kFit);
   };
   if (p.pending == Pending::kMax && act_->kind != Act::Kind::kTransfer && !std::holds_alternative<Send>(act_->op->work) &&
       !goes_on()) {

@@ -159,6 +159,7 @@ class Builder {
   std::string extents_fault() const;
   /// What an op's settings say of extents that no letter can: heads of rows, gates of pairs, numbers of statistics.
   std::string settings_fault() const;
+  std::string fit_fault() const;
   std::string aliases_fault() const;
   const Slot& slot(SlotId id) const { return segment_.slots[id.index()]; }
   /// Two bound slots may be bound to one storage: only a call can tell.
@@ -754,6 +755,37 @@ std::string extent_fault(const Slot& slot, int dim, int64_t expected, std::strin
 
 }  // namespace
 
+/// Rows of experts, their counts, and one flag; what is made of the counts has their type, and the flag stays where it is.
+std::string Builder::fit_fault() const {
+  if (op_.reads.size() != 3 || op_.writes.size() != 2)
+    return fmt::format("takes (%rows, %counts, %overflow) -> (%fitted, %overflow), found {} reads and {} writes", op_.reads.size(),
+                       op_.writes.size());
+  const Slot &rows = slot(op_.reads[0]), &counts = slot(op_.reads[1]), &flag = slot(op_.reads[2]), &fitted = slot(op_.writes[0]);
+  if (rows.type.shape.rank != 3 || counts.type.shape.rank != 3)
+    return fmt::format("%{} has {} dims and %{} has {}: rows and counts of experts have 3", rows.name, rows.type.shape.rank,
+                       counts.name, counts.type.shape.rank);
+  if (rows.type.shape[0] != 1 || counts.type.shape[0] != 1)
+    return fmt::format("%{} has {} groups of rows and %{} counts {}: those that have come are one", rows.name, rows.type.shape[0],
+                       counts.name, counts.type.shape[0]);
+  if (counts.type.dtype != DType::i32)
+    return fmt::format("%{} is {}, and counts of rows are i32", counts.name, name_of(counts.type.dtype));
+  if (!(fitted.type == counts.type))
+    return fmt::format("%{} must have the type of %{}, whose rows it counts", fitted.name, counts.name);
+  for (const SlotId s : {op_.reads[2], op_.writes[1]})
+    if (slot(s).type.dtype != DType::i32 || slot(s).type.shape.elements() != 1)
+      return fmt::format("%{} must be a flag, i32[1]", slot(s).name);
+  if (op_.writes[1] != op_.reads[2])
+    return fmt::format("%{} is a maximum over the step, and goes on from %{}", slot(op_.writes[1]).name, flag.name);
+  if (flag.type.micro != Micro::kNone) return fmt::format("%{} is of the step, and not of one micro-batch", flag.name);
+  for (size_t axis = 0; axis < kMaxAxes; ++axis) {
+    if (counts.type.place[axis] != (rows.type.place[axis].is_partial() ? Placement::replicate() : rows.type.place[axis]))
+      return fmt::format("%{} and %{} are placed otherwise: rows are counted where they are", rows.name, counts.name);
+    if (counts.type.place[axis].kind != Place::kReplicate && !flag.type.place[axis].is_partial())
+      return fmt::format("%{} must be partial wherever ranks count other rows: each speaks for its own", flag.name);
+  }
+  return "";
+}
+
 std::string Builder::settings_fault() const {
   const auto read_slot = [&](size_t i) -> const Slot& { return slot(op_.reads[i]); };
   const auto write_slot = [&](size_t i) -> const Slot& { return slot(op_.writes[i]); };
@@ -1085,6 +1117,7 @@ std::string Builder::settings_fault() const {
   };
   const auto of_kernel = [&](const Kernel& w) -> std::string {
     if (std::string fault = kernel_fault(op_, w); !fault.empty()) return fault;
+    if (meaning_of(w) == KernelMeaning::kFit) return fit_fault();
     if (meaning_of(w) != KernelMeaning::kClipFactor) return "";
     const auto one = [](const Slot& s, DType dtype) { return s.type.dtype == dtype && s.type.shape.elements() == 1; };
     if (op_.reads.size() == 2 && op_.writes.size() == 1 && one(read_slot(0), DType::f64) && one(read_slot(1), DType::f32) &&
@@ -1808,7 +1841,8 @@ void TypeChecker::check_collective(const Op& op, const Collective& c) {
 }
 
 /// Packed rows move by the counts of both sides: each is placed as the rows that it counts, and there is room for all rows of all
-/// ranks, or for `room` of each: that no more go is shown where the router is known (rule 4).
+/// ranks, or for `room` of each: that no more go is shown where the router is known (rule 4). With less, there is room for those of one rank,
+/// so that each message has its place; that a step with more does not stand is shown there too.
 void TypeChecker::check_packed(const Op& op) {
   const SlotId rows[] = {op.reads[0], op.writes[0]}, counts[] = {op.reads[1], op.reads[2]};
   const Shape &from = type(rows[0]).shape, &to = type(rows[1]).shape;
@@ -1836,7 +1870,7 @@ void TypeChecker::check_packed(const Op& op) {
   const int64_t room = std::get<Collective>(op.work).room;
   if (room < 0) return fault(op, Rule::kTypes, "room={}: 0 where all rows may go to one rank, else the most that do", room);
   const int64_t most = room > 0 ? room : home[0] * home[1];
-  if (away[0] != 1 || away[1] / groups < most)
+  if (away[0] != 1 || (room > 0 ? away[1] / groups < most : away[1] < most))
     fault(op, Rule::kTypes, "{} rows of each of {} ranks may come, and there is room for {}", most, groups, away[0] * away[1]);
 }
 

@@ -238,6 +238,8 @@ int64_t memory_of(const Work& work, const Operands& o) {
     return bytes_of(x.dtype, e[0] * x.shape.last()) + o.read(1).bytes() + (w->bias ? o.read(2).bytes() : 0) +
            bytes_of(y.dtype, e[0] * y.shape.last());
   }
+  if (const auto* kernel = std::get_if<Kernel>(&work); kernel != nullptr && meaning_of(*kernel) == KernelMeaning::kFit)
+    return o.read(1).bytes() + o.write(0).bytes() + o.read(2).bytes() + o.write(1).bytes();  // the rows give their number
   const Embed* embed = std::get_if<Embed>(&work);
   if (!embed || embed->phase != Phase::kF) return o.memory();
   return o.read(0).bytes() + 2 * o.write(0).bytes();  // a row of the table for each row written

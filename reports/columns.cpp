@@ -14,6 +14,7 @@
 #include "plan/pipeline_case.h"
 #include "plan/precision.h"
 #include "plan/reason_code.h"
+#include "plan/techniques.h"
 
 namespace shardlab::reports {
 
@@ -214,12 +215,11 @@ const std::vector<CaseColumn> kColumns = {
     CaseColumn{"measured_peak_bytes", Unit::kBytes, "measured peak", "largest sum of live bytes over ranks, as the ops ran",
                MEASURED(peak_bytes)},
     CaseColumn{"predicted_wire_bytes", Unit::kBytes, "predicted wire",
-               "payload sent in one step, summed over ranks; of a step that is made again (rolled_back_steps) once",
+               "payload sent in one step, summed over ranks; of a step that is made again (rolled_back_steps, expert_reruns) once",
                PREDICTED(wire_bytes)},
     CaseColumn{"measured_wire_bytes", Unit::kBytes, "measured wire",
                "payload sent in one step, summed over ranks, counted where it was sent; what a step that is made again "
-               "(rolled_back_steps) sends "
-               "then is in no column",
+               "(rolled_back_steps, expert_reruns) sends then is in no column",
                [](Outcome o) { return o.measured ? maybe(o.measured->wire_bytes) : kNotApplicable; }},
     CaseColumn{"predicted_compute_s", Unit::kSeconds, "predicted compute", "union of compute ops on the slowest rank",
                PREDICTED_TIME(compute_s)},
@@ -273,6 +273,11 @@ const std::vector<CaseColumn> kColumns = {
                MEASURED(skipped_steps)},
     CaseColumn{"rolled_back_steps", Unit::kNone, "taken back",
                "steps that were taken back and made again in step, warm-up included", MEASURED(rolled_back_steps)},
+    CaseColumn{
+        "expert_reruns", Unit::kNone, "",
+        "steps that ran again since a rank had room for fewer rows of experts (expert_bound), warm-up included; their seconds are "
+        "those of both runs",
+        [](Outcome o) { return o.measured && bounds_experts(o.config) ? number(o.measured->expert_reruns) : kNotApplicable; }},
     CaseColumn{"staleness_mean", Unit::kNone, "", "updates made since a worker was given the values it used",
                [](Outcome o) { return o.measured ? maybe(o.measured->staleness_mean) : kNotApplicable; }},
     CaseColumn{"staleness_worst", Unit::kNone, "", "the most updates made since",
@@ -290,6 +295,11 @@ const std::vector<CaseColumn> kColumns = {
     CaseColumn{"expert_rank_imbalance_contiguous", Unit::kNone, "",
                "expert_rank_imbalance of the same rows if experts were contiguous, where expert_placement has them otherwise",
                [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_contiguous) : kNotApplicable; }},
+    CaseColumn{
+        "expert_rank_imbalance_peak", Unit::kNone, "",
+        "rows of the fullest rank in one layer and micro-batch over an even share; the largest of the measured steps, of those "
+        "that ran again as far as the first run tells: up to the first layer without room",
+        [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_peak) : kNotApplicable; }},
     CaseColumn{"predicted_expert_imbalance", Unit::kNone, "",
                "rows of the fullest expert of a layer over the mean, by data.routing or data.routes; mean over layers",
                [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_imbalance) : kNotApplicable; }},
@@ -298,6 +308,13 @@ const std::vector<CaseColumn> kColumns = {
     CaseColumn{"predicted_expert_rank_imbalance_contiguous", Unit::kNone, "",
                "the same, if experts were contiguous, where expert_placement has them otherwise",
                [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_rank_imbalance_contiguous) : kNotApplicable; }},
+    CaseColumn{
+        "predicted_expert_rank_imbalance_peak", Unit::kNone, "",
+        "the most rows that are drawn for a rank in one layer and micro-batch over an even share, by data.routing or data.routes",
+        [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_rank_imbalance_peak) : kNotApplicable; }},
+    CaseColumn{"predicted_expert_reruns", Unit::kFraction, "",
+               "share of the steps that run again: 1 where the rows that are drawn exceed expert_bound, and a step takes both runs",
+               [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_reruns) : kNotApplicable; }},
     CaseColumn{"predicted_expert_exchange_bytes", Unit::kBytes, "",
                "rows that ranks which share experts send each other in a step, over all ranks",
                [](Outcome o) { return o.predicted ? maybe(o.predicted->expert_exchange_bytes) : kNotApplicable; }},
@@ -366,6 +383,7 @@ const std::vector<CaseColumn> kColumns = {
     of_key("model.vocab_multiple", Unit::kNone, "", "vocab_multiple"),
     of_key("tensor_overlap"),
     of_key("expert_overlap"),
+    of_key("expert_bound"),
     CaseColumn{"code", Unit::kNone, "", "of the reason, where it has one: `shardlab explain CODE` says more",
                [](Outcome o) { return text(o.status == Status::kOom ? does_not_fit_code() : code_in(o.reason)); }},
     CaseColumn{"predicted_by", Unit::kNone, "predicted by",
@@ -460,10 +478,20 @@ std::string layout_text(const Case& config) {
   if (!l.expert_placement.empty())
     add(l.expert_placement == kBalanced || l.expert_placement == kMeasured ? "experts-" + l.expert_placement : "experts-placed");
   if (l.expert_overlap != ExpertOverlap::kNone) add(fmt::format("expert-overlap-{}", name_of(l.expert_overlap)));
+  if (l.expert_bound > 0) add(fmt::format("expert-bound-{}", l.expert_bound));
   if (l.recompute != Recompute::kNone) add(fmt::format("recompute-{}", name_of(l.recompute)));
   // This machine's cores train in fp32 unless a case says otherwise.
   if (config.train.precision != Precision::kFp32 || !config.machine.local) add(name_of(config.train.precision));
   return out;
+}
+
+std::string rerun_text(const Case& config, const Measurement& m) {
+  const double bound = config.layout.expert_bound, peak = m.expert_rank_imbalance_peak.value_or(0),
+               enough = std::ceil(10 * peak) / 10;
+  std::string text = fmt::format("{} of {} steps ran again, one sequence at a time", m.expert_reruns, m.losses.size());
+  if (peak <= bound) return text + fmt::format(": in the measured ones expert_bound={:g} had room for every row", bound);
+  text += fmt::format(": a rank had {:.2f} times its even share of rows or more, and expert_bound is {:g}", peak, bound);
+  return text + (enough < config.layout.ep ? fmt::format("; try {:g}", enough) : std::string("; expert_bound: 0 holds every row"));
 }
 
 std::string case_title(const Case& config) {

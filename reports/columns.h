@@ -43,6 +43,8 @@ std::string schedule_words(const Case& config);
 
 /// "tp2-final (tp2)", or the name alone where it says what the layout says.
 std::string case_title(const Case& config);
+/// "2 of 40 steps ran again: ...": of a run with expert_bound, and a bound to try instead.
+std::string rerun_text(const Case& config, const Measurement& m);
 
 /// Dense peak flop/s of the devices that the case can keep busy, at its precision: the denominator of MFU. On the local machine a
 /// device is a core, and ranks that outnumber the cores share them. Nothing where the machine states no peak for the precision.

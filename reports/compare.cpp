@@ -42,9 +42,10 @@ std::optional<double> number_in(const Value& value) {
 /// The columns whose values are figures of a run: settings and words are compared as settings.
 bool is_figure(const CaseColumn& column) {
   if (column.unit != Unit::kNone) return column.name != "parameters" && column.name != "recompute_budget_bytes";
-  constexpr std::array<std::string_view, 13> kBare{"steps_to_loss",
+  constexpr std::array<std::string_view, 15> kBare{"steps_to_loss",
                                                    "skipped_steps",
                                                    "rolled_back_steps",
+                                                   "expert_reruns",
                                                    "staleness_mean",
                                                    "staleness_worst",
                                                    "loss_scale",
@@ -54,7 +55,8 @@ bool is_figure(const CaseColumn& column) {
                                                    "expert_rank_imbalance_last",
                                                    "expert_dropped",
                                                    "expert_dropped_last",
-                                                   "expert_rank_imbalance_contiguous"};
+                                                   "expert_rank_imbalance_contiguous",
+                                                   "expert_rank_imbalance_peak"};
   return is_among(kBare, column.name);
 }
 

@@ -186,6 +186,10 @@ void balance_reason(const CaseOutcome& o, std::vector<std::string>& out) {
         *m.expert_rank_imbalance, *m.expert_rank_imbalance_last);
   if (m.expert_rank_imbalance_contiguous)
     text += fmt::format("; contiguous experts would have given it {:.2f} times", *m.expert_rank_imbalance_contiguous);
+  if (m.expert_rank_imbalance_peak)
+    text +=
+        fmt::format("; in one micro-batch of a layer a rank had up to {:.2f} times its even share", *m.expert_rank_imbalance_peak);
+  if (m.expert_reruns > 0) text += ". " + rerun_text(o.config, m);
   if (m.expert_dropped)
     text += fmt::format(". Experts had no room for {:.1f} % of the rows that tokens chose ({:.1f} % in the last step)",
                         100 * *m.expert_dropped, 100 * *m.expert_dropped_last);

@@ -113,6 +113,8 @@ void visit_fields(V& v, T& x) {
   v("expert_imbalance", x.expert_imbalance);
   v("expert_rank_imbalance", x.expert_rank_imbalance);
   v("expert_rank_imbalance_contiguous", x.expert_rank_imbalance_contiguous);
+  v("expert_rank_imbalance_peak", x.expert_rank_imbalance_peak);
+  v("expert_reruns", x.expert_reruns);
   v("expert_exchange_bytes", x.expert_exchange_bytes);
   if (!std::is_const_v<T> || !x.stages.empty()) v("stages", x.stages);
 }
@@ -149,6 +151,7 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("wire_bytes", x.wire_bytes);
   v("skipped_steps", x.skipped_steps);
   v("rolled_back_steps", x.rolled_back_steps);
+  v("expert_reruns", x.expert_reruns);
   v("staleness_mean", x.staleness_mean);
   v("staleness_worst", x.staleness_worst);
   v("expert_imbalance", x.expert_imbalance);
@@ -156,6 +159,7 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("expert_rank_imbalance", x.expert_rank_imbalance);
   v("expert_rank_imbalance_last", x.expert_rank_imbalance_last);
   v("expert_rank_imbalance_contiguous", x.expert_rank_imbalance_contiguous);
+  v("expert_rank_imbalance_peak", x.expert_rank_imbalance_peak);
   v("expert_dropped", x.expert_dropped);
   v("expert_dropped_last", x.expert_dropped_last);
   v("loss_scale", x.loss_scale);

@@ -350,6 +350,8 @@ std::optional<Statement> balance_statement(std::span<const CaseOutcome> cases) {
     if (m.expert_rank_imbalance)
       text += fmt::format(", by rank {:.2f} ({:.2f})", *m.expert_rank_imbalance, *m.expert_rank_imbalance_last);
     if (m.expert_rank_imbalance_contiguous) text += fmt::format(", contiguous {:.2f}", *m.expert_rank_imbalance_contiguous);
+    if (m.expert_rank_imbalance_peak) text += fmt::format(", in a micro-batch up to {:.2f}", *m.expert_rank_imbalance_peak);
+    if (m.expert_reruns > 0) text += fmt::format(", {} ran again", counted(m.expert_reruns, "step", "steps"));
     if (m.expert_dropped)
       text += fmt::format(", {:.1f} % of rows dropped ({:.1f} %)", 100 * *m.expert_dropped, 100 * *m.expert_dropped_last);
   }

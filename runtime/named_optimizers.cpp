@@ -1,5 +1,6 @@
 // Named kernels of optimizers that the core does not know.
 #include <array>
+#include <span>
 #include <vector>
 
 #include "kernels/experts.h"
@@ -119,10 +120,26 @@ Result<ScratchLaunch> bind_update_router_bias(const BoundOp& op, const BindTools
   });
 }
 
+Result<ScratchLaunch> bind_fit_rows(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(3, 2);
+  if (check.good())
+    check.type(op.reads[1], DType::i32)
+        .type(op.writes[0], DType::i32)
+        .same_size(op.reads[1], op.writes[0])
+        .number(op.reads[2], DType::i32)
+        .in_place(op.writes[1], op.reads[2]);
+  if (!check.good()) return check.refusal();
+  const auto n = static_cast<size_t>(elements_of(op.writes[0]));
+  const std::span counts(op.reads[1].as<const int32_t>(), n);
+  const std::span fitted(op.writes[0].as<int32_t>(), n);
+  return plain([counts, fitted, room = rows_of(*op.reads[0].type), overflow = op.writes[1].as<int32_t>()] {
+    if (kernels::fit_rows(counts, room, fitted)) *overflow = 1;
+  });
+}
+
 constexpr std::array kOptimizers{
-    KernelBinder{"update_router_bias", bind_update_router_bias},
-    KernelBinder{"outer_step", bind_outer_step},
-    KernelBinder{"fold_momentum", bind_fold_momentum},
+    KernelBinder{"fit_rows", bind_fit_rows},       KernelBinder{"update_router_bias", bind_update_router_bias},
+    KernelBinder{"outer_step", bind_outer_step},   KernelBinder{"fold_momentum", bind_fold_momentum},
     KernelBinder{"frozen_adam", bind_frozen_adam},
 };
 

@@ -29,8 +29,11 @@ ProcessTransport::ProcessTransport(const kernels::Kernels& kernels, const Placed
       ranks_here_(world_size_ / control.processes()) {}
 
 Result<std::unique_ptr<ProcessTransport>> ProcessTransport::create(const kernels::Kernels& kernels, const PlacedPlan& placed,
-                                                                   Control& control, bool has_storage) {
+                                                                   Control& control, bool has_storage,
+                                                                   const ProcessTransport* beside) {
+  has_storage = has_storage && beside == nullptr;
   std::unique_ptr<ProcessTransport> made(new ProcessTransport(kernels, placed, control, has_storage));
+  made->beside_ = beside;
   const int first = control.process() * made->ranks_here_;
   int64_t bytes = made->channel_place(CommId(static_cast<int32_t>(placed.plan->comms.size())), first, 0);
   bytes = whole_pages(std::max<int64_t>(bytes, 1));
@@ -66,7 +69,8 @@ Channel& ProcessTransport::channel(CommId comm, int from, int to) const {
 
 std::unique_ptr<Communicator> ProcessTransport::join(int rank, CommId comm, std::span<const int> members) {
   return join_by(kernels_, rank, members, [&](int peer) {
-    const CommonMemory memory{memory_->own().data(), memory_->of(peer / ranks_here_).data()};
+    const SharedMemory& arenas = beside_ == nullptr ? *memory_ : *beside_->memory_;
+    const CommonMemory memory{arenas.own().data(), arenas.of(peer / ranks_here_).data()};
     return std::make_unique<MemoryWire>(peer, channel(comm, rank, peer), channel(comm, peer, rank), memory);
   });
 }

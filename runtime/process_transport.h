@@ -16,9 +16,11 @@ namespace shardlab::runtime {
 class ProcessTransport final : public Transport {
  public:
   /// Every process of the group creates one for the same plan. Refuses processes of another machine. `has_storage`: ranks have
-  /// values, which a rehearsal has not.
+  /// values, which a rehearsal has not. `beside`: the transport of a session in whose arenas the ranks lie, and which outlives this; none: it has
+  /// arenas of its own.
   static Result<std::unique_ptr<ProcessTransport>> create(const kernels::Kernels& kernels, const PlacedPlan& placed,
-                                                          Control& control, bool has_storage);
+                                                          Control& control, bool has_storage,
+                                                          const ProcessTransport* beside = nullptr);
   std::unique_ptr<Communicator> join(int rank, CommId comm, std::span<const int> members) override;
   std::byte* storage(int rank, Space space) override;
 
@@ -31,6 +33,7 @@ class ProcessTransport final : public Transport {
   const PlacedPlan& placed_;
   const Control& control_;
   const bool has_storage_;
+  const ProcessTransport* beside_ = nullptr;
   const int world_size_, ranks_here_;
   std::unique_ptr<SharedMemory> memory_;
 };

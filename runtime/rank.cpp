@@ -32,7 +32,7 @@ std::unique_ptr<BlockStore> open_store(const RunOptions& options, int rank, int6
 }  // namespace
 
 Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::unique_ptr<Backend> backend,
-           const std::array<std::byte*, kSpaces>& storage)
+           const std::array<std::byte*, kSpaces>& storage, const Rank* beside)
     : placed_(placed),
       plan_(*placed.plan),
       rank_(rank),
@@ -44,9 +44,11 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       backend_(std::move(backend)),
       device_(backend_->device()),
       arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_, .storage = storage}),
+      is_beside_(beside != nullptr),
       counting_(plan_, role_, program_) {
+  SHARDLAB_CHECK(!is_beside_ || device_ == nullptr, "rank {}: sessions share no arena on a device", rank);
   if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage())
-    store_ = open_store(options_, rank, bytes);
+    store_ = is_beside_ ? beside->store_ : open_store(options_, rank, bytes);
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
   if (backend_->has_storage() && device_ == nullptr) expert_rows_.resize(counting_.numbers());
@@ -185,7 +187,7 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   bound.kind = BoundInstruction::Kind::kLaunch;
   bound.launch = std::move(launch).value();
   if (const int layer = counting_.of(instruction); layer >= 0 && !expert_rows_.empty()) {
-    bound.counts = static_cast<const int32_t*>(address(program_.reads(instruction)[2]));
+    bound.counts = static_cast<const int32_t*>(address(program_.reads(instruction)[RowCounting::read_of(instruction)]));
     bound.layer = layer;
   }
   return {};
@@ -254,6 +256,7 @@ Result<void> Rank::bind_collective(const Instruction& instruction, const Collect
     bound.call.received = static_cast<const int32_t*>(address(received));
     bound.call.counts = sent.type->shape.elements() / bound.comm->size();
     bound.call.row_bytes = bytes_of(source.type->dtype, source.type->shape.last());
+    bound.call.source_room = rows_of(*source.type);
     bound.call.room = rows_of(*target.type);
   }
   const auto prepared = bound.comm->prepare(bound.call);
@@ -319,12 +322,13 @@ void Rank::enter(int stream) {
 }
 
 void Rank::enter_arena() {
-  arena_.touch();
+  if (!is_beside_) arena_.touch();
   for (size_t i = 0; i < role_.buffers.size(); ++i) {
     const Buffer& b = role_.buffers[i];
     if (!b.persistent || b.view) continue;
-    arena_.allocate(b.space, layout_.buffers[i], b.type.bytes());
     ledger_.allocate(b.space, b.kind, b.type.bytes());
+    if (is_beside_ && outlives_steps(b)) continue;
+    arena_.allocate(b.space, layout_.buffers[i], b.type.bytes());
     std::byte* p = arena_.at(b.space, layout_.buffers[i]);
     if (p == nullptr) continue;
     if (device_ != nullptr)
@@ -333,6 +337,13 @@ void Rank::enter_arena() {
       std::memset(p, 0, static_cast<size_t>(b.type.bytes()));
   }
   if (device_ != nullptr) device_->synchronise();
+}
+
+void Rank::take_arena() {
+  for (size_t i = 0; i < role_.buffers.size(); ++i) {
+    const Buffer& b = role_.buffers[i];
+    if (b.persistent && !b.view && !outlives_steps(b)) arena_.allocate(b.space, layout_.buffers[i], b.type.bytes());
+  }
 }
 
 void Rank::read(BufferId buffer, int64_t offset, std::span<std::byte> to) const {

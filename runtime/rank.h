@@ -59,9 +59,10 @@ bool outlives_step(const Role& role, BufferId buffer);
 
 class Rank {
  public:
-  /// `storage`: memory for its arena, of the transport; null: its own.
+  /// `storage`: memory for its arena, of the transport or of `beside`; null: its own. `beside`: the same rank of a session whose state this one
+  /// goes on from, and which outlives it; none: the rank begins with zeros.
   Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::unique_ptr<Backend> backend,
-       const std::array<std::byte*, kSpaces>& storage = {});
+       const std::array<std::byte*, kSpaces>& storage = {}, const Rank* beside = nullptr);
 
   /// Looks everything up. Pointers into the rank stay valid as long as it lives.
   Result<void> bind(Transport& transport, const BatchSource* source);
@@ -70,6 +71,8 @@ class Rank {
   std::vector<int> streams() const;
   /// By the thread of a stream, once, before the first step; stream 0 also makes the persistent storage live and zero.
   void enter(int stream);
+  /// By the thread of stream 0, between steps: makes live what the steps write anew, where another session's steps have had its place.
+  void take_arena();
   /// Before a step, while no stream runs.
   void reset();
   /// One step of one stream.
@@ -168,7 +171,8 @@ class Rank {
   const std::unique_ptr<Backend> backend_;
   Accelerator* const device_;
   Arena arena_;
-  std::unique_ptr<BlockStore> store_;  ///< NVMe space; none where the role has no buffer there
+  std::shared_ptr<BlockStore> store_;  ///< NVMe space; none where the role has no buffer there
+  const bool is_beside_;               ///< another session has the arena too, and began its state
   Ledger ledger_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Communicator>> communicators_;  ///< by CommId; none where the rank does not use it

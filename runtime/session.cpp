@@ -41,6 +41,11 @@ class ThreadSession final : public Session {
   Result<void> build(Transport& transport, const BackendFactory& backends, const BatchSource* source);
 
   bool leads() const override { return options_.control == nullptr || options_.control->process() == 0; }
+  void take_arena() override {
+    run_round([](Rank& rank, int stream, Task&) {
+      if (stream == 0) rank.take_arena();
+    });
+  }
   void initialise_parameters() override;
   StepResult step(int64_t step) override;
   std::vector<StepResult> run(int64_t first, int64_t count) override;
@@ -183,13 +188,19 @@ Result<void> ThreadSession::build(Transport& transport, const BackendFactory& ba
   of_ranks.replay.clear();  // theirs is a copy each
   const auto here = local_ranks(plan_.mesh.world_size(), options_.control);
   if (!here.ok()) return here.error();
+  const auto* beside = dynamic_cast<const ThreadSession*>(options_.beside);
+  SHARDLAB_CHECK(options_.beside == nullptr || beside != nullptr, "a session beside one that is not of this kind");
   for (int r = 0; r < plan_.mesh.world_size(); ++r) {
     const Coordinates at = plan_.mesh.coordinates(r);
     members_.push_back({r, &plan_.roles[static_cast<size_t>(plan_.mesh.role_of(at))], at, nullptr});
     if (r < here->first || r >= here->first + here->count) continue;
+    const Rank* other = beside == nullptr ? nullptr : beside->members_[static_cast<size_t>(r)].local;
     std::array<std::byte*, kSpaces> storage{};
-    for (size_t s = 0; s < storage.size(); ++s) storage[s] = transport.storage(r, static_cast<Space>(s));
-    ranks_.push_back(std::make_unique<Rank>(placed_, r, of_ranks, backends(r), storage));
+    for (size_t s = 0; s < storage.size(); ++s) {
+      const auto space = static_cast<Space>(s);
+      storage[s] = other != nullptr ? other->arena().at(space, 0) : transport.storage(r, space);
+    }
+    ranks_.push_back(std::make_unique<Rank>(placed_, r, of_ranks, backends(r), storage, other));
     members_.back().local = ranks_.back().get();
   }
   reports_.resize(members_.size());
@@ -432,6 +443,7 @@ StepResult ThreadSession::step(int64_t step) {
     if (options_.recorder != nullptr) options_.recorder->record_step(frame_.number, static_cast<int>(r), 0, report.end);
   }
   result.rolled_back = run_number(kRolledBack).value_or(0) != 0;
+  result.overflowed = run_number(kOverflowed).value_or(0) != 0;
   result.skipped = !result.rolled_back && run_number(kAppliedSteps) == static_cast<double>(applied);
   if (result.skipped) result.fault = find_fault(result);
   result.experts = rows_of_experts();

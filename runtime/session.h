@@ -35,6 +35,8 @@
 
 namespace shardlab::runtime {
 
+class Session;
+
 struct RunOptions {
   uint64_t seed = 1;
   LearningRate learning_rate;
@@ -50,6 +52,9 @@ struct RunOptions {
   DeviceTracer* tracer = nullptr;  ///< told which op the work handed to a device belongs to; none: nobody is
   Watch* watch = nullptr;          ///< may be asked what the tasks are at; none: nobody asks
   Control* control = nullptr;      ///< the processes that the ranks are shared out to; none: all are in this one
+  /// A session in whose arenas the ranks lie and whose state they go on from, of a plan that shares its arenas (plan/placed_plan.h). The two take
+  /// turns by `take_arena`, and the other one outlives this. None: arenas of its own.
+  const Session* beside = nullptr;
 };
 
 /// Why the guard (strategies/guard.cpp) left an update out.
@@ -69,7 +74,8 @@ struct StepResult {
   int64_t sent_bytes = 0;                               ///< over all ranks, counted where they were sent
   bool skipped = false;                                 ///< the plan may leave an update out (plan/run_state.h), and did
   bool rolled_back = false;                             ///< the plan took all steps of its period back (kRolledBack)
-  std::optional<Fault> fault;                           ///< of a skipped step, where the guard found one
+  bool overflowed = false;     ///< more rows came to experts than there is room for (kOverflowed): nothing that is kept has changed
+  std::optional<Fault> fault;  ///< of a skipped step, where the guard found one
   std::vector<ExpertRows> experts;  ///< by step of the period and layer with experts; empty on devices, and where workers run apart
   std::optional<double> loss_scale;  ///< after the step, where the plan has one that lives on
 };
@@ -116,6 +122,8 @@ class Session {
 
   /// Whether this process writes the files that are of all ranks.
   virtual bool leads() const = 0;
+  /// Before a step, where two sessions share arenas and the other had the last one: what steps of this one write anew may be written.
+  virtual void take_arena() = 0;
   /// Draws every parameter from the seed by logical element; moments and other persistent state start at zero.
   virtual void initialise_parameters() = 0;
   /// Runs optimizer step number `step`, or the period of the plan that begins with it: each of its steps has the data, the random

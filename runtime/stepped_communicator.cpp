@@ -68,35 +68,39 @@ Result<void> SteppedCommunicator::prepare(const CollectiveCall& call) {
 /// before any row moves, so that every message is of the bytes that its reader expects.
 Moved SteppedCommunicator::exchange_rows(const CollectiveCall& call, Task& task) {
   Moved moved;
-  const auto places = [&](const int32_t* counts) {
-    std::vector<int64_t> begin(static_cast<size_t>(size()) + 1);
+  struct Message {
+    int64_t begin = 0, bytes = 0;
+  };
+  const auto messages = [&](const int32_t* counts, int64_t room, std::string_view side) {
+    std::vector<Message> all(static_cast<size_t>(size()));
+    const int64_t end = room * call.row_bytes;
+    int64_t begin = 0;
     for (int peer = 0; peer < size(); ++peer) {
       int64_t rows = 0;
       for (int64_t i = 0; i < call.counts; ++i) rows += counts[peer * call.counts + i];
-      begin[static_cast<size_t>(peer) + 1] = begin[static_cast<size_t>(peer)] + rows * call.row_bytes;
+      const int64_t bytes = rows * call.row_bytes;
+      SHARDLAB_CHECK(bytes <= end, "rank {} has {} bytes of rows {} rank {} of the group and room for {}", task.rank(), bytes, side,
+                     peer, end);
+      all[static_cast<size_t>(peer)] = {std::min(begin, end - bytes), bytes};
+      begin += bytes;
     }
-    return begin;
+    return all;
   };
-  const std::vector<int64_t> out = places(call.sent), in = places(call.received);
-  SHARDLAB_CHECK(in.back() <= call.room * call.row_bytes, "rank {} is to receive {} bytes of rows and has room for {}", task.rank(),
-                 in.back(), call.room * call.row_bytes);
-  const auto of = [](const std::vector<int64_t>& begin, int peer) {
-    return begin[static_cast<size_t>(peer) + 1] - begin[static_cast<size_t>(peer)];
-  };
-  SHARDLAB_CHECK(of(out, index_) == of(in, index_), "rank {} sends itself {} bytes of rows and expects {}", task.rank(),
-                 of(out, index_), of(in, index_));
-  std::memcpy(bytes_at(call.target, in[static_cast<size_t>(index_)]), bytes_at(call.source, out[static_cast<size_t>(index_)]),
-              static_cast<size_t>(of(in, index_)));
+  const std::vector<Message> out = messages(call.sent, call.source_room, "for"), in = messages(call.received, call.room, "from");
+  const Message &mine_out = out[static_cast<size_t>(index_)], &mine_in = in[static_cast<size_t>(index_)];
+  SHARDLAB_CHECK(mine_out.bytes == mine_in.bytes, "rank {} sends itself {} bytes of rows and expects {}", task.rank(),
+                 mine_out.bytes, mine_in.bytes);
+  std::memcpy(bytes_at(call.target, mine_in.begin), bytes_at(call.source, mine_out.begin), static_cast<size_t>(mine_in.bytes));
   for (int k = 1; k < size(); ++k) {
     task.pause();
     const int to = (index_ + k) % size(), from = (index_ - k + size()) % size();
-    const Slice slice{bytes_at(call.source, out[static_cast<size_t>(to)]), of(out, to)};
+    const Message &going = out[static_cast<size_t>(to)], &coming = in[static_cast<size_t>(from)];
+    const Slice slice{bytes_at(call.source, going.begin), going.bytes};
     wires_[static_cast<size_t>(to)]->offer({slice.at, slice.bytes, std::span(&slice, slice.bytes > 0 ? 1 : 0)});
     moved.sent_bytes += slice.bytes;
     Wire& wire = *wires_[static_cast<size_t>(from)];
-    const Arrived theirs = wire.await_offer(of(in, from), moved, task);
-    if (of(in, from) > 0)
-      std::memcpy(bytes_at(call.target, in[static_cast<size_t>(from)]), theirs.at, static_cast<size_t>(of(in, from)));
+    const Arrived theirs = wire.await_offer(coming.bytes, moved, task);
+    if (coming.bytes > 0) std::memcpy(bytes_at(call.target, coming.begin), theirs.at, static_cast<size_t>(coming.bytes));
     wire.release();
     wires_[static_cast<size_t>(to)]->await_taken(moved, task);
   }

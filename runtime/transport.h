@@ -38,7 +38,10 @@ struct CollectiveCall {
   const int32_t* received = nullptr;
   int64_t counts = 0;
   int64_t row_bytes = 0;
-  int64_t room = 0;  ///< rows that `target` holds
+  /// Rows that `source` and `target` hold: at least those of each message. A message that would reach beyond the end lies at the end, on top
+  /// of others, and goes out from there again: every message has its true size, and what lies twice in one place is of no use to anybody.
+  int64_t source_room = 0;
+  int64_t room = 0;
 };
 
 /// The figures of a call, measured where it was done.

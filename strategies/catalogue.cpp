@@ -10,6 +10,7 @@
 #include "strategies/data_parallel.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
+#include "strategies/expert_bound.h"
 #include "strategies/expert_overlap.h"
 #include "strategies/expert_parallel.h"
 #include "strategies/fp8.h"
@@ -81,6 +82,10 @@ constexpr std::array kCatalogue{
              "per layer and micro-batch 4 all-to-alls of b*s*k*h, and 1 of counts",
              "experts and their states 1/n; rows of experts times n", "Lepikhin et al. 2020; Gale et al. 2022", expert_parallel,
              true},
+    Strategy{"expert-bound", "Room for some even shares of rows of experts; a step that needs more runs again", Tier::kE1,
+             "expert_bound: F (ep)",
+             "two i32 (maximum) a step, over dp and cp and over pp; a step that runs again, all of it again",
+             "rows with the experts F b s k in place of n b s k; of the second run n s k", "", bound_experts},
     Strategy{"expert-overlap", "Exchanges of experts beside what else the layer computes, or beside another micro-batch", Tier::kE1,
              "expert_overlap: layer, micro-batches (ep)", "nothing: the same exchanges, on a stream of their own",
              "layer: the rows that are sent, longer; micro-batches: two micro-batches in flight on one stage",
@@ -178,8 +183,8 @@ constexpr std::array kCatalogue{
              "a few bytes", "Pascanu et al. 2013", clip_norm},
     Strategy{"guard", "NaN guard; spikes of loss and gradient norm", Tier::kE0, "guard",
              "one i32 (maximum) over tp, dp (ZeRO) and pp", "a few bytes", "Chowdhery et al. 2022", guard},
-    Strategy{"skipped-update", "Steps without an update, agreed by all ranks", Tier::kE0, "precision: fp16, guard", "nothing",
-             "a few bytes", "Micikevicius et al. 2018", skip_updates},
+    Strategy{"skipped-update", "Steps without an update, agreed by all ranks", Tier::kE0, "precision: fp16, guard, expert_bound",
+             "nothing", "a few bytes", "Micikevicius et al. 2018", skip_updates},
     Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16, fp16 or fp8", "nothing",
              "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",

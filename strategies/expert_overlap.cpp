@@ -43,24 +43,24 @@ bool is_exchange(const Op& op) {
 }
 
 /// What fills the time of an exchange, by label; `weights`: only the gradients of weights.
-struct Fill {
+struct Filler {
   std::string_view exchange;
   std::string_view label;
   bool weights = false;
 };
-constexpr std::array kForward{Fill{"moe.go", "moe.shared.up"}, Fill{"moe.go", "moe.shared.act"},
-                              Fill{"moe.return", "moe.shared.down"}, Fill{"moe.return", "moe.shared.gate"},
-                              Fill{"moe.return", "moe.shared.gated"}};
-constexpr std::array kBackward{Fill{"moe.return.d", "moe.shared.gated"},
-                               Fill{"moe.return.d", "moe.shared.gate"},
-                               Fill{"moe.return.d", "moe.shared.down"},
-                               Fill{"moe.return.d", "moe.shared.act"},
-                               Fill{"moe.return.d", "moe.shared.up"},
-                               Fill{"moe.go.d", "moe.down", true},
-                               Fill{"moe.go.d", "moe.up", true},
-                               Fill{"moe.go.d", "moe.count"},
-                               Fill{"moe.go.d", "moe.route"},
-                               Fill{"moe.go.d", "moe.router"}};
+constexpr std::array kForward{Filler{"moe.go", "moe.shared.up"}, Filler{"moe.go", "moe.shared.act"},
+                              Filler{"moe.return", "moe.shared.down"}, Filler{"moe.return", "moe.shared.gate"},
+                              Filler{"moe.return", "moe.shared.gated"}};
+constexpr std::array kBackward{Filler{"moe.return.d", "moe.shared.gated"},
+                               Filler{"moe.return.d", "moe.shared.gate"},
+                               Filler{"moe.return.d", "moe.shared.down"},
+                               Filler{"moe.return.d", "moe.shared.act"},
+                               Filler{"moe.return.d", "moe.shared.up"},
+                               Filler{"moe.go.d", "moe.down", true},
+                               Filler{"moe.go.d", "moe.up", true},
+                               Filler{"moe.go.d", "moe.count"},
+                               Filler{"moe.go.d", "moe.route"},
+                               Filler{"moe.go.d", "moe.router"}};
 
 class Overlapped {
  public:
@@ -75,7 +75,7 @@ class Overlapped {
     }
   }
 
-  void fill(std::span<const Fill> fills) {
+  void fill(std::span<const Filler> fills) {
     auto& steps = segment_.steps;
     for (size_t i = 0; i < steps.size(); ++i) {
       const std::string exchange = op(i).label;
@@ -83,7 +83,7 @@ class Overlapped {
       size_t waits = i + 1;
       while (waits < steps.size() && (is_exchange(op(waits)) || !meet(segment_, op(waits).reads, op(i).writes))) ++waits;
       for (size_t k = waits + 1; k < steps.size(); ++k) {
-        const bool fits = std::ranges::any_of(fills, [&](const Fill& f) {
+        const bool fits = std::ranges::any_of(fills, [&](const Filler& f) {
           return f.exchange == exchange && f.label == op(k).label && (!f.weights || phase_of(op(k).work) == Phase::kW);
         });
         if (!fits) continue;

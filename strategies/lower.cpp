@@ -9,10 +9,12 @@
 #include "plan/named_kernels.h"
 #include "plan/pipeline_case.h"
 #include "plan/routing.h"
+#include "plan/techniques.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
 #include "strategies/build_step.h"
 #include "strategies/catalogue.h"
+#include "strategies/draft.h"
 #include "strategies/warm_up.h"
 
 namespace shardlab::strategies {
@@ -90,6 +92,23 @@ void check_kernels(const Plan& plan) {
     }
 }
 
+/// Gives slots whose buffers a pass brings that was left out buffers of their own, so that there is a program to look at.
+void stand_in_for_passes(Draft& draft) {
+  for (StageDraft& stage : draft.stages)
+    for (const int unit : stage.units)
+      for (const DraftSegment* segment : {&draft.of_unit(unit).forward, &draft.of_unit(unit).backward})
+        for (size_t s = 0; s < segment->uses.size(); ++s) {
+          const Slot& slot = segment->segment.slots[s];
+          const auto brings = [&](const auto& named) { return named.first == slot.name || named.first.ends_with("." + slot.name); };
+          if (segment->uses[s].use != Use::kNamed || std::ranges::any_of(stage.named, brings)) continue;
+          Buffer buffer;
+          buffer.name = slot.name;
+          buffer.type = slot.type;
+          buffer.kind = slot.cls;
+          stage.whole_step.push_back(stage.named[slot.name] = add_buffer(stage, std::move(buffer)));
+        }
+}
+
 Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool training) {
   SHARDLAB_TRY(check(config));
   SHARDLAB_TRY(check_decided(config));
@@ -103,6 +122,7 @@ Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool tr
     }
     passed = passed || strategy.name == options.after;
   }
+  if (passed && !options.after.empty()) stand_in_for_passes(draft);
   Plan plan = emit(std::move(draft));
   choose_algorithms(config, plan);
   check_kernels(plan);
@@ -127,7 +147,7 @@ Result<Plan> lower_warm_up(const Case& config) {
 Result<Plan> lower(const Case& config, const LowerOptions& options) { return lower_step(config, options, true); }
 
 Result<Plan> lower_in_step(const Case& config) {
-  Case meeting = config;
+  Case meeting = bounds_experts(config) ? second_run_of(config) : config;
   meeting.train.post_validation = 0;
   return lower(meeting);
 }

@@ -20,8 +20,8 @@ struct LowerOptions {
 /// The plan of one optimizer step. Refuses what `check(Case)` refuses, and a plan that does not verify.
 Result<Plan> lower(const Case& config, const LowerOptions& options = {});
 
-/// With post_validation, the plan of one step in which all stages meet before they update: of steps that were taken back. It keeps the same
-/// state under the same names. Refuses what `lower` refuses.
+/// The plan of a step that is made again. With post_validation, of one step in which all stages meet before they update; with expert_bound, of
+/// the second run, one sequence at a time. It keeps the same state under the same names. Refuses what `lower` refuses.
 Result<Plan> lower_in_step(const Case& config);
 
 /// The plan of the validation step of the same layout: one forward pass over `grad_accumulation` micro-batches, with losses only.

@@ -6,7 +6,7 @@
 // are reduced over the stages on a stream of their own, beside the steps that follow. The end of the period waits for them. Where
 // any step was to be clipped or given up, every stage takes back all K steps: parameters, moments and whatever else is kept from
 // step to step become what they were when the period began, to the bit. The run then makes the same steps under the plan of one
-// step in which all stages meet (runtime/post_validation.h). So every run has the bits of the run without this technique: an
+// step in which all stages meet (runtime/made_again.h). So every run has the bits of the run without this technique: an
 // update by a factor of exactly 1 is an update without a factor.
 //
 // The paper takes back one step, by the inverse of its update, in the warm-up of the next. An inverse loses bits, and of a moment

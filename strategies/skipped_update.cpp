@@ -1,6 +1,6 @@
 // Updates that may be left out: where some rank found a reason to trust no gradient of the step, no rank updates anything.
 //
-// What finds a reason (the loss scale an overflow, the guard a spike) leaves a flag, the same on every rank, in
+// What finds a reason (the loss scale an overflow, the guard a spike, the bound of experts too many rows) leaves a flag, the same on every rank, in
 // `StageDraft::flags`. They become one predicate of every update, and of the count of updates made, by which bias correction and
 // the learning rate's schedule go. All collectives run in either case: a skipped step costs what another does, less the updates.
 //
@@ -14,6 +14,7 @@
 #include "plan/named_kernels.h"
 #include "plan/run_state.h"
 #include "plan/techniques.h"
+#include "strategies/expert_bound.h"
 #include "strategies/guard.h"
 #include "strategies/optimizer.h"
 #include "strategies/shards.h"
@@ -83,6 +84,7 @@ BufferId StageNumbers::found_inf(std::string where) const {
 }
 
 void skip_updates(Draft& draft) {
+  if (bounds_experts(draft.config)) agree_on_overflow(draft);
   for (StageDraft& stage : draft.stages) {
     const StageNumbers numbers(draft, stage, "skipped-update");
     if (validates_later(draft.config)) {  // every update is made, and perhaps taken back with its count
@@ -101,6 +103,7 @@ void skip_updates(Draft& draft) {
     }
     stage.go = numbers.number("go", DType::i32);
     numbers.append("go", {bad, stage.go}, named("not"), {0}, {1});
+    if (!may_skip(draft.config)) continue;  // a step that runs again is updated then: steps are counted by their number
     const BufferId applied = numbers.number(std::string(kAppliedSteps), DType::i32, true);
     numbers.append("count", {applied}, named("count"), {0}, {0}, stage.go);
     take_into_means(draft, stage);

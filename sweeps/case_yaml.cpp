@@ -104,29 +104,19 @@ const std::vector<WrittenKey>& written_keys() {
                                                           "model.dense_layers",      "model.moe_every",
                                                           "model.router_groups",     "model.router_groups_chosen",
                                                           "model.bias_update_rate",  "model.capacity_factor"};
-    static const std::map<std::string_view, std::string_view> unset = {{"checkpoint.save_every", "0"},
-                                                                       {"model.qk_norm", "false"},
-                                                                       {"model.kv_lora_rank", "0"},
-                                                                       {"model.q_lora_rank", "0"},
-                                                                       {"model.qk_nope_head_dim", "0"},
-                                                                       {"model.qk_rope_head_dim", "0"},
-                                                                       {"model.v_head_dim", "0"},
-                                                                       {"model.window", "0"},
-                                                                       {"model.global_layers", "0"},
-                                                                       {"model.global_every", "0"},
-                                                                       {"model.local_rope_theta", "0"},
-                                                                       {"model.qkv_biases", "false"},
-                                                                       {"model.shared_gate", "false"},
-                                                                       {"model.capacity_factor", "0"},
-                                                                       {"model.vocab_multiple", "1"},
-                                                                       {"data.packed", "false"},
-                                                                       {"data.document_end", "-1"},
-                                                                       {"data.document_tokens", "0"},
-                                                                       {"data.routing", "balanced"},
-                                                                       {"layout.expert_overlap", name_of(ExpertOverlap::kNone)},
-                                                                       {"layout.loss_chunks", "1"},
-                                                                       {"layout.cp_ulysses", "0"},
-                                                                       {"layout.cp_kind", name_of(ContextKind::kNone)}};
+    static const std::map<std::string_view, std::string_view> unset = {
+        {"checkpoint.save_every", "0"},  {"model.qk_norm", "false"},
+        {"model.kv_lora_rank", "0"},     {"model.q_lora_rank", "0"},
+        {"model.qk_nope_head_dim", "0"}, {"model.qk_rope_head_dim", "0"},
+        {"model.v_head_dim", "0"},       {"model.window", "0"},
+        {"model.global_layers", "0"},    {"model.global_every", "0"},
+        {"model.local_rope_theta", "0"}, {"model.qkv_biases", "false"},
+        {"model.shared_gate", "false"},  {"model.capacity_factor", "0"},
+        {"model.vocab_multiple", "1"},   {"data.packed", "false"},
+        {"data.document_end", "-1"},     {"data.document_tokens", "0"},
+        {"data.routing", "balanced"},    {"layout.expert_overlap", name_of(ExpertOverlap::kNone)},
+        {"layout.expert_bound", "0"},    {"layout.loss_chunks", "1"},
+        {"layout.cp_ulysses", "0"},      {"layout.cp_kind", name_of(ContextKind::kNone)}};
     std::vector<WrittenKey> written;
     for (const CaseKey& key : case_keys()) {
       const bool of_machine = key.path.starts_with("machine.");

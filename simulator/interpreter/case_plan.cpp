@@ -8,6 +8,7 @@
 #include "plan/base/check.h"
 #include "plan/period.h"
 #include "plan/stage_memory.h"
+#include "plan/techniques.h"
 #include "plan/wire.h"
 #include "simulator/interpreter/predict.h"
 #include "simulator/interpreter/routes.h"
@@ -83,6 +84,26 @@ bool extend(Stages& stages, const Stages& longer, int64_t times) {
 }  // namespace
 
 Result<CasePlan> CasePlan::of(const Case& config, const Lower& lower) {
+  auto first = of_one_run(config, lower);
+  if (!first.ok() || !bounds_experts(config)) return first;
+  auto second = of_one_run(second_run_of(config), lower);
+  if (!second.ok()) return second.error();
+  for (size_t stage = 0; stage < first->stages_.size(); ++stage)
+    for (size_t space = 0; space < kSpaces; ++space) {
+      MemoryPeak& peak = first->stages_[stage][space];
+      const MemoryPeak& again = second->stages_[stage][space];
+      if (space == static_cast<size_t>(Space::kDevice)) first->second_decides_.push_back(again.peak_bytes > peak.peak_bytes);
+      if (again.peak_bytes > peak.peak_bytes) peak = again;
+    }
+  first->second_ = std::make_shared<const CasePlan>(std::move(*second));
+  return first;
+}
+
+const Plan& CasePlan::plan_at_peak(int stage) const {
+  return second_ != nullptr && second_decides_[static_cast<size_t>(stage)] ? second_->plan_ : plan_;
+}
+
+Result<CasePlan> CasePlan::of_one_run(const Case& config, const Lower& lower) {
   CasePlan out;
   out.lower_ = lower;
   const int64_t micro_batches = config.train.grad_accumulation;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,8 @@ std::vector<HeldTensor> held_at_peak(const Plan& plan, int stage);
 
 class CasePlan {
  public:
-  /// Lowers the case, or two cases of fewer micro-batches that stand for it.
+  /// Lowers the case, or two cases of fewer micro-batches that stand for it. Of steps that may run again (expert_bound) the second run is lowered
+  /// too: peaks are those of the run that needs more, wire bytes and seconds those of the first.
   ///
   /// Formula: where the steady phase of the schedule does the same again after r micro-batches (p of an interleaved pipeline, 2 of a
   ///   mirrored one, else 1), the plans are of m1 and of m1 + r micro-batches, if that is fewer than m together. m1 is 4 and what
@@ -70,10 +72,16 @@ class CasePlan {
 
   /// The plan that was folded: of the case, or of fewer micro-batches.
   const Plan& plan() const { return plan_; }
+  /// The plan that decides the stage's peak on the device: of the case, or of the second run of its steps.
+  const Plan& plan_at_peak(int stage) const;
   bool shortened() const { return shortened_; }
 
  private:
+  static Result<CasePlan> of_one_run(const Case& config, const Lower& lower);
+
   Plan plan_;
+  std::shared_ptr<const CasePlan> second_;  ///< of the second run; none: no step runs again
+  std::vector<bool> second_decides_;        ///< by stage, its peak on the device
   bool shortened_ = false;
   Lower lower_;
   std::vector<std::array<MemoryPeak, kSpaces>> stages_;

@@ -6,6 +6,7 @@
 
 #include "plan/memory.h"
 #include "plan/period.h"
+#include "plan/techniques.h"
 #include "plan/wire.h"
 #include "simulator/interpreter/routes.h"
 #include "simulator/interpreter/segments/segments.h"
@@ -35,12 +36,16 @@ void add_wire_of(const Case& config, const Plan& plan, const Routing& routing, c
     p.expert_imbalance = drawn.by_expert;
     p.expert_rank_imbalance = drawn.by_rank;
     p.expert_rank_imbalance_contiguous = drawn.by_rank_contiguous;
+    p.expert_rank_imbalance_peak = drawn.peak;
     p.wire_bytes += exchanged = routes->exchange_bytes();
   } else if (p.expert_rank_imbalance) {
     for (const auto& [comm, bytes] : total_wire_bytes(plan)) exchanged += bytes;
     for (const auto& [comm, bytes] : total_wire_bytes(plan, PackedRows::kLeftOut)) exchanged -= bytes;
   }
   if (p.expert_rank_imbalance) p.expert_exchange_bytes = bytes_of_step(plan, exchanged);
+  if (p.expert_rank_imbalance && routing.is_even()) p.expert_rank_imbalance_peak = 1;
+  if (bounds_experts(config) && p.expert_rank_imbalance_peak)
+    p.expert_reruns = *p.expert_rank_imbalance_peak > static_cast<double>(config.layout.expert_bound) ? 1 : 0;
   p.wire_bytes = bytes_of_step(plan, p.wire_bytes);
 }
 
@@ -95,6 +100,20 @@ void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& p) {
   for (const auto& [highest, space] :
        {std::pair{&p.memory, Space::kDevice}, {&p.host_memory, Space::kHost}, {&p.nvme_memory, Space::kNvme}})
     if (of(space).peak_bytes > highest->total()) *highest = of(space).at_peak;
+}
+
+void add_second_run(const Prediction& second, Prediction& p) {
+  const double both = p.step_s + second.step_s;
+  if (both > 0) p.bubble_fraction = (p.bubble_fraction * p.step_s + second.bubble_fraction * second.step_s) / both;
+  for (double Prediction::*seconds :
+       {&Prediction::step_s, &Prediction::compute_s, &Prediction::exposed_comm_s, &Prediction::exposed_copy_s})
+    p.*seconds += second.*seconds;
+  for (double IdleBreakdown::*cause :
+       {&IdleBreakdown::idle_s, &IdleBreakdown::peer_s, &IdleBreakdown::dependency_s, &IdleBreakdown::host_s,
+        &IdleBreakdown::latency_s, &IdleBreakdown::tail_s, &IdleBreakdown::other_s})
+    p.idle.*cause += second.idle.*cause;
+  for (const StepPartField& part : kStepParts) p.parts.*part.seconds += second.parts.*part.seconds;
+  p.extrapolated = p.extrapolated || second.extrapolated;
 }
 
 void add_routing(const Case& config, const Routing& routing, Prediction& p) {

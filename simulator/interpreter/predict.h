@@ -31,6 +31,9 @@ void add_provenance(const Case& config, const Plan& plan, const PlacedCostModel&
 /// What the routing makes of a case with experts, as far as it is known without a plan: imbalance by expert and by rank.
 void add_routing(const Case& config, const Routing& routing, Prediction& prediction);
 
+/// Adds the seconds of a step's second run (expert_bound): the step takes both, one after the other.
+void add_second_run(const Prediction& second, Prediction& prediction);
+
 /// Predicts one step of `plan` on `config.machine`; the mean step, if the plan's period has several. `programs` are indexed by role
 /// and got arena offsets from `place_arena`; `arena_bytes` is the device-space size on the rank with the largest arena. Times are
 /// of the rank with the longest step, `compute_s` and `exposed_comm_s` as `analyse` (plan/trace.h) has them. `extrapolated` is set

@@ -288,6 +288,7 @@ TEST_CASE("memory of shardlab's run answers or refuses each word of every flag, 
       "memory --model qwen3-30b-a3b --set model.layers=4 --machine hgx-h100-ndr --seq-len 64 --precision fp32 --profile shardlab ";
   // Ranks and micro-batches without which a technique shares nothing out.
   const std::map<std::string_view, std::string> beside = {{"expert_overlap", "--dp 2 --ep 2 --grad-accumulation 2 "},
+                                                          {"expert_bound", "--dp 4 --ep 4 --micro-batch 2 "},
                                                           {"schedule", "--pp 2 --grad-accumulation 4 "},
                                                           {"vpp", "--pp 2 --grad-accumulation 2 --schedule interleaved "},
                                                           {"sequence_parallel", "--tp 2 "},

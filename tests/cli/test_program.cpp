@@ -310,6 +310,7 @@ TEST_CASE("routes that a case leaves predict its rows, its imbalance and its byt
   CHECK(cell(measured, 1, "predicted_expert_rank_imbalance") == "1");
   CHECK(cell(measured, 1, "predicted_expert_imbalance") == "1");
   CHECK(std::stod(cell(measured, 1, "expert_rank_imbalance_last")) > 1);
+  CHECK(std::stod(cell(measured, 1, "expert_rank_imbalance_peak")) > std::stod(cell(measured, 1, "expert_rank_imbalance_last")));
   std::string routes;
   for (const auto& entry : fs::directory_iterator(scratch / "measured"))
     if (fs::exists(entry.path() / "routes.txt")) routes = (entry.path() / "routes.txt").string();
@@ -380,6 +381,71 @@ TEST_CASE("routes that a case leaves predict its rows, its imbalance and its byt
   CHECK(plain["predicted_expert_rank_imbalance"] == 1.0);
   CHECK(skewed["predicted_expert_rank_imbalance"] == zipf["expert_rank_imbalance"]);
   CHECK(skewed["predicted_step_s"] > plain["predicted_step_s"]);
+}
+
+TEST_CASE("steps that run again for want of room have the losses of the worst case, in less memory, and are counted and said") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string sweep = scratch.write(
+      "bound.yaml",
+      "version: 1\nname: bound\nmode: both\n"
+      "model: {inline: {family: llama, layers: 2, hidden: 32, heads: 4, ffn: 64, vocab: 256, max_positions: 32, experts: 4, "
+      "top_k: 2, moe_ffn: 64}}\n"
+      "machine: {local: true}\ndata: {text: text.txt}\n"
+      "train: {seq_len: 32, micro_batch: 4, grad_accumulation: 1}\nlayout: {dp: 2, ep: 2}\ncanonical: true\n"
+      "measure: {warmup: 1, steps: 3, repeat: 1, timeout: 1m}\n"
+      "include:\n  - {name: worst}\n  - {name: bound, expert_bound: 1.01}\n  - {name: between, expert_bound: 1.01, transport: "
+      "processes}\n"
+      "  - {name: roomy, expert_bound: 1.95}\n");
+  const std::string machine = fmt::format(" --machine-file {}/tests/cli/calibrated.yaml ", testing::source_dir());
+  const Output run = shardlab_program(scratch, "run " + sweep + machine + " --out " + (scratch / "out"));
+  INFO(run.err);
+  REQUIRE(run.code == 0);
+  const auto rows = parse_csv(slurp(scratch / "out/results.csv"));
+  const auto bytes = [&](size_t row, const char* column) { return std::stoll(cell(rows, row, column)); };
+  CHECK(cell(rows, 1, "expert_reruns").empty());
+  CHECK(cell(rows, 2, "expert_reruns") == "4");
+  CHECK(cell(rows, 3, "expert_reruns") == "4");
+  CHECK(cell(rows, 4, "expert_reruns") == "0");
+  CHECK(cell(rows, 2, "reason").find("4 of 4 steps ran again, one sequence at a time: a rank had 1.") != std::string::npos);
+  CHECK(cell(rows, 4, "reason").empty());
+  CHECK(cell(rows, 2, "expert_bound") == "1.01");
+  for (const size_t row : {size_t{1}, size_t{2}, size_t{3}, size_t{4}}) {
+    INFO(row);
+    for (const char* column :
+         {"loss_first", "loss_last", "expert_imbalance", "expert_rank_imbalance", "expert_rank_imbalance_last"})
+      CHECK(cell(rows, row, column) == cell(rows, 1, column));
+    // Of a run without second runs the first plan's peak alone was reached.
+    if (row != 4) CHECK(bytes(row, "measured_peak_bytes") == bytes(row, "predicted_peak_bytes"));
+    CHECK(bytes(row, "measured_peak_bytes") <= bytes(row, "predicted_peak_bytes"));
+  }
+  // What lies behind a layer without room is routed by wrong rows, and is not told.
+  const auto peak = [&](size_t row) { return std::stod(cell(rows, row, "expert_rank_imbalance_peak")); };
+  CHECK(peak(2) > 1.01);
+  CHECK(peak(2) <= peak(1));
+  CHECK(peak(4) == peak(1));
+  CHECK(bytes(2, "predicted_peak_bytes") < bytes(4, "predicted_peak_bytes"));
+  CHECK(bytes(4, "predicted_peak_bytes") < bytes(1, "predicted_peak_bytes"));
+  CHECK(bytes(2, "measured_wire_bytes") == bytes(1, "measured_wire_bytes") + 2 * 4);  // of the first run, and the flag
+  // Of a prediction: routes that all go to the first rank exceed every bound, and a step takes both runs.
+  const auto predicted = [&](const std::string& routing) {
+    const Output simulated = shardlab_program(
+        scratch, "run " + sweep + machine + " --mode simulate --set data.routing=" + routing + " --out " + (scratch / routing));
+    INFO(simulated.err);
+    REQUIRE(simulated.code == 0);
+    return parse_csv(slurp(scratch / (routing + "/results.csv")));
+  };
+  const auto even = predicted("balanced"), forced = predicted("forced:2");
+  CHECK(cell(even, 1, "predicted_expert_reruns").empty());
+  CHECK(cell(even, 2, "predicted_expert_reruns") == "0");
+  CHECK(cell(even, 2, "predicted_expert_rank_imbalance_peak") == "1");
+  CHECK(cell(forced, 1, "predicted_expert_rank_imbalance_peak") == "2");
+  CHECK(cell(forced, 1, "predicted_expert_reruns").empty());
+  CHECK(cell(forced, 4, "predicted_expert_reruns") == "1");
+  CHECK(std::stod(cell(forced, 4, "predicted_step_s")) > 1.5 * std::stod(cell(forced, 1, "predicted_step_s")));
+  int second_plans = 0;
+  for (const auto& entry : fs::directory_iterator(scratch / "out")) second_plans += fs::exists(entry.path() / "plan.in-step.txt");
+  CHECK(second_plans == 3);
 }
 
 TEST_CASE("a run in periods, all taken back and made again or none, has the figures of a run in step, loads of experts too") {

@@ -49,6 +49,19 @@ const std::vector<std::pair<int, int>> kChoices = {{0, 1}, {1, 0}, {2, 0}, {0, 3
 
 }  // namespace
 
+TEST_CASE("counts of rows are cut off where the room ends, in order, and it is said whether some are") {
+  const std::vector<int32_t> counts{3, 0, 2, 4, 1};
+  std::vector<int32_t> fitted(counts.size(), -1);
+  const std::pair<int64_t, std::vector<int32_t>> cases[] = {{10, counts},         {11, counts},         {9, {3, 0, 2, 4, 0}},
+                                                            {6, {3, 0, 2, 1, 0}}, {5, {3, 0, 2, 0, 0}}, {0, {0, 0, 0, 0, 0}}};
+  for (const auto& [room, expected] : cases) {
+    INFO(room);
+    CHECK(kernels::fit_rows(counts, room, fitted) == (room < 10));
+    CHECK(fitted == expected);
+  }
+  CHECK(!kernels::fit_rows(std::vector<int32_t>{0, 0, 0, 0, 0}, 0, fitted));
+}
+
 TEST_CASE("a capacity: the first tokens of each sequence that chose an expert have its rows, whatever their weights") {
   const Floats logits = logits_for(kChoices, kExperts);
   const Routed all = route(logits, 0), two = route(logits, 2);

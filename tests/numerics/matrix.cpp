@@ -457,9 +457,12 @@ std::vector<Case> expert_layouts() {
   times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
   times<ExpertOverlap>(list, {ExpertOverlap::kNone, ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches},
                        [](Case& c, ExpertOverlap v) { c.layout.expert_overlap = v; });
-  std::erase_if(list, [](const Case& c) {  // test_experts has the rest
-    return c.layout.expert_overlap != ExpertOverlap::kNone &&
-           (c.layout.recompute != Recompute::kNone || c.layout.ep == 1 || c.layout.cp > 1 || c.layout.tp > 1);
+  // A bound that the routes of some steps exceed.
+  times<float>(list, {0, 1.1f}, [](Case& c, float v) { c.layout.expert_bound = v; });
+  std::erase_if(list, [](const Case& c) {  // test_experts and test_expert_bound have the rest
+    const bool braids = c.layout.expert_overlap != ExpertOverlap::kNone;
+    return (braids && (c.layout.recompute != Recompute::kNone || c.layout.ep == 1 || c.layout.cp > 1 || c.layout.tp > 1)) ||
+           (c.layout.expert_bound > 0 && (c.layout.ep == 1 || braids));
   });
   return list;
 }
@@ -533,6 +536,7 @@ std::string layout_name(const Case& config) {
   if (l.overlap) name += " overlap";
   if (l.tensor_overlap) name += " tensor-overlap";
   if (l.expert_overlap != ExpertOverlap::kNone) name += fmt::format(" expert-overlap-{}", name_of(l.expert_overlap));
+  if (l.expert_bound > 0) name += fmt::format(" expert-bound-{}", l.expert_bound);
   if (config.train.post_validation > 0) name += fmt::format(" validated-every-{}", config.train.post_validation);
   if (l.loss_chunks > 1) name += fmt::format(" chunks{}", l.loss_chunks);
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));

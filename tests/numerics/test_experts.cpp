@@ -763,6 +763,18 @@ TEST_CASE("rows of experts are counted as routers choose, under every layout and
       const Imbalance all = imbalance_of(result.experts);
       CHECK(*all.by_expert > 1.0);
       CHECK(all.by_rank.has_value() == (share > 1));
+      CHECK(all.peak.has_value() == (share > 1));
+      if (share == 1) continue;
+      // A rank's even share of a step's rows is that of each micro-batch times their number: the fullest micro-batch has no fewer.
+      const int micro_batches = config.train.grad_accumulation;
+      const double even = static_cast<double>(rows) / (share * sets);
+      for (const ExpertRows& layer : result.experts) {
+        const double whole_step = static_cast<double>(std::ranges::max(layer.by_rank)) / even;
+        CHECK(layer.fullest >= whole_step);
+        CHECK(layer.fullest <= std::min<double>(share, micro_batches * whole_step));
+        if (micro_batches == 1) CHECK(layer.fullest == whole_step);
+        CHECK(*all.peak >= layer.fullest);
+      }
     }
   }
 }
@@ -844,6 +856,36 @@ TEST_CASE("an imbalance is the most over the mean, of layers the mean") {
   CHECK(imbalance_of(layers).by_expert == 2.5);
   CHECK(imbalance_of(layers).by_rank == 1.5);
   CHECK(!imbalance_of({}).by_expert);
+  CHECK(!imbalance_of({}).peak);
+}
+
+TEST_CASE("the fullest of a layer is one rank in one micro-batch, over what the tokens of a rank choose") {
+  const Mesh mesh{{{"dp", 2}}};
+  Type counts;
+  counts.dtype = DType::i32;
+  counts.shape = {1, 4, 2};  // two parts of each rank's tokens, two experts of a rank
+  counts.place[0] = Placement::shard(0);
+  const CountedLayer layer{.layer = 3, .counts = &counts, .sources = 2, .chosen = 16, .top_k = 1};
+  REQUIRE(layer.numbers() == 6);
+  // By rank and micro-batch: 10 and 20 rows of the first, 22 and 12 of the second.
+  const std::vector<std::vector<std::vector<int32_t>>> rows{{{1, 2, 3, 0, 0, 2, 2, 0}, {5, 2, 3, 2, 1, 4, 2, 1}},
+                                                            {{4, 2, 3, 1, 4, 3, 3, 2}, {1, 1, 1, 1, 4, 0, 4, 0}}};
+  std::vector<std::vector<int64_t>> numbers;
+  std::vector<RankRows> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    numbers.emplace_back(layer.numbers());
+    for (const std::vector<int32_t>& micro_batch : rows[static_cast<size_t>(rank)])
+      add_rows(micro_batch.data(), layer, numbers.back());
+  }
+  for (int rank = 0; rank < 2; ++rank) ranks.push_back({mesh.coordinates(rank), layer, numbers[static_cast<size_t>(rank)]});
+  const std::vector<ExpertRows> counted = expert_rows(mesh, ranks);
+  REQUIRE(counted.size() == 1);
+  CHECK(counted[0].by_rank == std::vector<int64_t>{30, 34});
+  CHECK(counted[0].dropped == 0);
+  CHECK(counted[0].fullest == 22.0 / 16);
+  std::vector<ExpertRows> layers{counted[0], counted[0]};
+  layers[1].fullest = 1.25;
+  CHECK(imbalance_of(layers).peak == 22.0 / 16);
 }
 
 TEST_CASE("experts: what cannot be shared or cut is refused, and says what to set") {
@@ -1046,7 +1088,8 @@ TEST_CASE("a capacity that ops do not share, and a buffer that is smaller than i
        {"layer.F", "moe.go", Phase::kNone, room(47), "room for 47 rows of each rank, and 2 sequences fill 48 with capacity=6"},
        {"layer.B", "moe.return.d", Phase::kNone, room(47), "2 sequences fill 48 with capacity=6"},
        {"layer.F", "moe.return", Phase::kNone, room(1), "2 sequences fill 48 with capacity=6"},
-       {"layer.F", "moe.go", Phase::kNone, room(0), "96 rows of each of 2 ranks may come, and there is room for 96"},
+       {"layer.F", "moe.go", Phase::kNone, room(0),
+        "has room for 96 of 192 rows, and no fit_rows of this layer and micro-batch says whether more have come"},
        {"layer.F", "moe.go", Phase::kNone, room(-1), "room=-1"},
        {"layer.F", "moe.go", Phase::kNone, room(49), "49 rows of each of 2 ranks may come, and there is room for 96"},
        {"layer.F", "moe.counts", Phase::kNone, room(1), "of an op that moves no counted rows"},

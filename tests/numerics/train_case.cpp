@@ -8,8 +8,9 @@
 
 #include "kernels/kernels.h"
 #include "plan/model.h"
+#include "plan/techniques.h"
 #include "runtime/backend.h"
-#include "runtime/post_validation.h"
+#include "runtime/made_again.h"
 #include "runtime/session.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
@@ -53,7 +54,14 @@ Result<float> validate(const Case& config, const BatchSource& source, const Sess
 Result<Trained> train_case(const Case& config, const BatchSource& source, int steps) {
   auto plan = lower(config);
   if (!plan) return plan.error();
-  const PlacedPlan placed = place(std::move(*plan));
+  PlacedPlan placed = place(std::move(*plan));
+  std::optional<PlacedPlan> meeting;  // of steps that are made again
+  if (bounds_experts(config)) {
+    auto lowered = lower_in_step(config);
+    if (!lowered) return lowered.error();
+    meeting.emplace(place(std::move(*lowered)));
+    SHARDLAB_TRY(share_arenas(placed, *meeting));
+  }
   const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   ThreadTransport transport(kernels);
   auto session = Session::create(placed, run_options(config), transport,
@@ -61,26 +69,30 @@ Result<Trained> train_case(const Case& config, const BatchSource& source, int st
   if (!session) return session.error();
   (*session)->initialise_parameters();
 
-  std::optional<PlacedPlan> meeting;  // of steps that are made again
   ThreadTransport meeting_transport(kernels);
   std::unique_ptr<Session> in_step;
   const auto make_in_step = [&]() -> Result<Session*> {
     if (in_step) return in_step.get();
-    auto lowered = lower_in_step(config);
-    if (!lowered) return lowered.error();
-    meeting.emplace(place(std::move(*lowered)));
-    auto made = Session::create(*meeting, run_options(config), meeting_transport,
+    RunOptions options = run_options(config);
+    if (meeting) {
+      options.beside = session->get();
+    } else {
+      auto lowered = lower_in_step(config);
+      if (!lowered) return lowered.error();
+      meeting.emplace(place(std::move(*lowered)));
+    }
+    auto made = Session::create(*meeting, options, meeting_transport,
                                 cpu_backend(kernels, {config.canonical, config.threads_per_rank}), &source);
     if (!made) return made.error();
     in_step = std::move(*made);
-    in_step->initialise_parameters();
+    if (options.beside == nullptr) in_step->initialise_parameters();
     return in_step.get();
   };
 
   Trained trained;
   const int period = placed.plan->period;
   for (int step = 0; step + period <= steps; step += period) {
-    const auto done = run_validated(**session, step, make_in_step);
+    const auto done = run_judged(**session, step, make_in_step);
     if (!done) return done.error();
     trained.rolled_back.push_back(!done->again.empty());
     for (const StepResult& result : done->counted()) {

@@ -16,7 +16,7 @@ struct Trained {
   std::vector<float> losses;                             ///< by step
   std::vector<double> squared_norms;                     ///< of the gradient, by step, where the case asks for it
   std::map<std::string, std::vector<float>> parameters;  ///< logical values; every replica was compared bit for bit
-  std::vector<bool> rolled_back;  ///< by period of the plan: whether its steps were taken back and made again
+  std::vector<bool> rolled_back;  ///< by period of the plan: whether its steps must not stand and were made again
   int skipped = 0;                ///< steps without an update
   float validation_loss = 0;      ///< of the trained parameters on the sequences of step 0, by the validation plan
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "reports/columns.h"
 #include "reports/explain.h"
 #include "tests/namespaces.h"
 #include "tests/reports/sample.h"
@@ -122,7 +123,25 @@ TEST_CASE("how unevenly rows of experts fell is said, by rank where ranks share 
   CHECK(said(
       "The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step); of the ranks that share the "
       "experts the fullest had 1.50 times the mean (1.12 times), and the others wait for it in the exchange."));
-  o.measured->expert_rank_imbalance.reset();
+  o.measured->expert_rank_imbalance_peak = 1.75;
+  CHECK(said(
+      "The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step); of the ranks that share the "
+      "experts the fullest had 1.50 times the mean (1.12 times), and the others wait for it in the exchange; in one micro-batch of "
+      "a layer a rank had up to 1.75 times its even share."));
+  o.config.layout.ep = 4, o.config.layout.expert_bound = 1.25f;
+  o.measured->expert_reruns = 2;
+  o.measured->losses.resize(40);
+  CHECK(said(
+      "The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step); of the ranks that share the "
+      "experts the fullest had 1.50 times the mean (1.12 times), and the others wait for it in the exchange; in one micro-batch of "
+      "a layer a rank had up to 1.75 times its even share. 2 of 40 steps ran again, one sequence at a time: a rank had 1.75 "
+      "times its even share of rows or more, and expert_bound is 1.25; try 1.8."));
+  o.measured->expert_rank_imbalance_peak = 3.95;
+  CHECK(rerun_text(o.config, *o.measured).ends_with("expert_bound is 1.25; expert_bound: 0 holds every row"));
+  o.measured->expert_rank_imbalance_peak = 1.25;
+  CHECK(rerun_text(o.config, *o.measured).ends_with("in the measured ones expert_bound=1.25 had room for every row"));
+  o.measured->expert_reruns = 0;
+  o.measured->expert_rank_imbalance.reset(), o.measured->expert_rank_imbalance_peak.reset();
   o.measured->expert_dropped = 0.125, o.measured->expert_dropped_last = 0.25;
   CHECK(
       said("The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step). Experts had no room for "

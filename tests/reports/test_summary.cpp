@@ -261,13 +261,16 @@ TEST_CASE("how unevenly rows of experts fell is said of a few cases, and of the 
     cases.back().measured->expert_imbalance = 2, cases.back().measured->expert_imbalance_last = 1.5;
   }
   cases[1].measured->expert_rank_imbalance = 1.25, cases[1].measured->expert_rank_imbalance_last = 1;
+  cases[1].measured->expert_rank_imbalance_peak = 1.75;
+  cases[1].measured->expert_reruns = 1;
   cases[2].measured->expert_dropped = 0.125, cases[2].measured->expert_dropped_last = 0;
   std::string said;
   for (const Statement& statement : statements(cases, summarise(cases)))
     if (statement.text.starts_with("Rows of a layer's fullest expert")) said = statement.text;
   INFO(said);
   CHECK(said.starts_with("Rows of a layer's fullest expert over the mean: a"));
-  CHECK(said.find(" 2.00 (last step 1.50), by rank 1.25 (1.00); b") != std::string::npos);
+  CHECK(said.find(" 2.00 (last step 1.50), by rank 1.25 (1.00), in a micro-batch up to 1.75, 1 step ran again; b") !=
+        std::string::npos);
   CHECK(said.find(" 2.00 (last step 1.50), 12.5 % of rows dropped (0.0 %); c") != std::string::npos);
   CHECK(said.ends_with("; 1 more in the table."));
   CHECK(said.find("dense") == std::string::npos);

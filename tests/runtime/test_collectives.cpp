@@ -257,6 +257,7 @@ TEST_CASE("packed rows go by counts and come back: 1,000 random routes, those to
                             .received = received.data(),
                             .counts = kParts,
                             .row_bytes = kWidth * 4,
+                            .source_room = kRows,
                             .room = g * kRows};
         const Moved went = comm->collective(call, task);
         Values expected;
@@ -274,12 +275,64 @@ TEST_CASE("packed rows go by counts and come back: 1,000 random routes, those to
         if (!same_bits(away, expected)) fault = fmt::format("route {} of {}: other rows came", route, g);
         if (went.sent_bytes != sent) fault = fmt::format("route {} of {}: sent {} bytes, not {}", route, g, went.sent_bytes, sent);
         std::swap(call.sent, call.received);
-        call.source = away.data(), call.target = back.data(), call.room = kRows;
+        call.source = away.data(), call.target = back.data(), call.source_room = g * kRows, call.room = kRows;
         comm->collective(call, task);
         Values returned = home;
         if (route == 0) returned.assign(home.size(), -99.0f);
         if (!same_bits(back, returned)) fault = fmt::format("route {} of {}: {} elements came, others returned", route, g, came);
       }
+    });
+    for (const std::string& fault : faults) REQUIRE(fault == "");
+  }
+}
+
+TEST_CASE("rows beyond the room lie on top of others, and every message has its true size", "[collectives]") {
+  // Of each of three ranks 4 rows, all to rank 1, which has room for 4 to 12: a message that would reach beyond the end lies at the end.
+  constexpr int kRanks = 3;
+  constexpr int64_t kWidth = 3;
+  constexpr int32_t kRows = 4;
+  const int64_t elements = kRows * kWidth;
+  for (int64_t room = kRows; room <= kRanks * kRows; ++room) {
+    INFO(room);
+    ThreadTransport transport(kernels::kernels_for_this_processor());
+    std::vector<std::string> faults(kRanks);
+    run_tasks(kRanks, 1, [&](Task& task) {
+      const std::vector<int> members{0, 1, 2};
+      const auto comm = transport.join(task.rank(), CommId(0), members);
+      const bool takes = task.rank() == 1;
+      std::string& fault = faults[static_cast<size_t>(task.rank())];
+      const auto of = [&](int rank) { return noise(5, static_cast<uint32_t>(rank), elements); };
+      const auto at = [&](int rank) { return std::min<int64_t>(rank * kRows, room - kRows) * kWidth; };
+      const std::vector<int32_t> sent{0, kRows, 0}, received(kRanks, takes ? kRows : 0);
+      const Values home = of(task.rank());
+      Values away(static_cast<size_t>(room * kWidth), -99.0f), back(home.size(), -99.0f);
+      CollectiveCall call{.kind = CollectiveKind::kAllToAll,
+                          .elements = elements,
+                          .source = home.data(),
+                          .target = away.data(),
+                          .sent = sent.data(),
+                          .received = received.data(),
+                          .counts = 1,
+                          .row_bytes = kWidth * 4,
+                          .source_room = kRows,
+                          .room = room};
+      const Moved went = comm->collective(call, task);
+      if (went.sent_bytes != (takes ? 0 : elements * 4)) fault = fmt::format("sent {} bytes", went.sent_bytes);
+      const auto lies = [&](int rank) {
+        const Values theirs = of(rank);
+        return std::equal(theirs.begin(), theirs.end(), away.begin() + at(rank));
+      };
+      // What has come in full, and no element that nobody has written.
+      for (int rank = 0; takes && rank < kRanks; ++rank)
+        if (room == kRanks * kRows && !lies(rank)) fault = fmt::format("the rows of rank {} are not there", rank);
+      if (takes && std::ranges::find(away, -99.0f) != away.end()) fault = "a row is as it was";
+      std::swap(call.sent, call.received);
+      call.source = away.data(), call.target = back.data(), call.source_room = room, call.room = kRows;
+      const Values before = away;
+      comm->collective(call, task);
+      if (room == kRanks * kRows && !same_bits(back, home)) fault = "other rows returned";
+      if (std::ranges::find(back, -99.0f) != back.end()) fault = "fewer rows returned";
+      if (!same_bits(before, away)) fault = "rows changed on their way back";
     });
     for (const std::string& fault : faults) REQUIRE(fault == "");
   }

@@ -1,7 +1,7 @@
 // Periods that are taken back: the state is what it was, to the bit, and the steps made again end as they do where all stages meet.
 #include <limits>
 
-#include "runtime/post_validation.h"
+#include "runtime/made_again.h"
 #include "tests/namespaces.h"
 #include "tests/stability/training.h"
 #include "tests/test.h"
@@ -13,9 +13,9 @@ constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
 constexpr int64_t kPeriod = 3;
 
 const Ranks kStaged[] = {{.pp = 2, .accumulation = 2},
-                          {.dp = 2, .pp = 2, .zero = 1, .accumulation = 2},
-                          {.dp = 2, .tp = 2, .pp = 2, .zero = 2, .accumulation = 2},
-                          {.dp = 2, .pp = 2, .zero = 3, .accumulation = 2}};
+                         {.dp = 2, .pp = 2, .zero = 1, .accumulation = 2},
+                         {.dp = 2, .tp = 2, .pp = 2, .zero = 2, .accumulation = 2},
+                         {.dp = 2, .pp = 2, .zero = 3, .accumulation = 2}};
 
 Case later(const Ranks& ranks) {
   Case c = stability_case(ranks);
@@ -38,7 +38,7 @@ TEST_CASE("a NaN takes its period back, and the step ends as the guard ends it w
     const std::vector<Plant> plants{{.rank = c.layout.world_size() - 1, .step = kPeriod, .value = kNoNumber}};
     Training optimistic(c, plants), again(in_step(c), plants), meeting(in_step(c), plants);
     const InStep make = [&]() -> Result<Session*> { return again.session.get(); };
-    const auto first = run_validated(*optimistic.session, 0, make);
+    const auto first = run_judged(*optimistic.session, 0, make);
     REQUIRE(first.ok());
     CHECK(first->again.empty());
     CHECK(optimistic.number("steps.applied") == kPeriod);
@@ -47,10 +47,10 @@ TEST_CASE("a NaN takes its period back, and the step ends as the guard ends it w
     CHECK(bad.rolled_back);
     CHECK_FALSE(bad.skipped);
     CHECK((optimistic.state() == before));  // parameters, moments and the count of steps
-    const auto second = run_validated(*optimistic.session, kPeriod, make);
+    const auto second = run_judged(*optimistic.session, kPeriod, make);
     REQUIRE(second.ok());
     REQUIRE(std::ssize(second->again) == kPeriod);
-    const auto third = run_validated(*optimistic.session, 2 * kPeriod, make);
+    const auto third = run_judged(*optimistic.session, 2 * kPeriod, make);
     REQUIRE(third.ok());
     CHECK(third->again.empty());
     for (int64_t i = 0; i < 3 * kPeriod; ++i) {

@@ -139,6 +139,11 @@ std::vector<Golden> goldens() {
   Case placed = experts;
   placed.layout.expert_placement = "0:2,0,3,1 1:0,3,2,1";
   all.push_back({"expert-placement", placed});
+  Case bound = experts;
+  bound.layout.zero = 0;
+  bound.train.micro_batch = 2;
+  bound.layout.expert_bound = 1.5f;
+  all.push_back({"expert-bound", bound});
   experts.layout.zero = 0;
   experts.canonical = true;
   experts.train.grad_accumulation = 2;

@@ -10,6 +10,7 @@
 #include "plan/pipeline_case.h"
 #include "plan/routing.h"
 #include "plan/wire.h"
+#include "strategies/catalogue.h"
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
@@ -194,7 +195,7 @@ TEST_CASE("an unknown pass is refused with the list of passes") {
   REQUIRE(plan.error().message == "there is no pass called `fusion`");
   REQUIRE(plan.error().hint.starts_with(
       "passes, in order: mixed-precision, tensor-parallel, sequence-parallel, tensor-overlap, context-parallel, "
-      "expert-parallel, expert-overlap, fp8, scaled-loss, chunked-loss, full-recompute"));
+      "expert-parallel, expert-bound, expert-overlap, fp8, scaled-loss, chunked-loss, full-recompute"));
 }
 
 TEST_CASE("leaving later passes out still gives a plan to look at") {
@@ -205,6 +206,19 @@ TEST_CASE("leaving later passes out still gives a plan to look at") {
   const auto plan = lower(c, options);
   REQUIRE(plan.ok());
   REQUIRE(total_wire_bytes(*plan).count("dp.grads") == 0);
+}
+
+TEST_CASE("a plan whose routers follow their load and whose rows have a bound can be looked at after every pass") {
+  Case c = tiny_case(Family::kLlama);
+  c.model.experts = {.count = 4, .top_k = 2, .ffn = 8, .bias_update_rate = 0.001f};
+  c.layout.dp = c.layout.ep = 2, c.layout.expert_bound = 1.5f;
+  c.train.micro_batch = 2, c.train.global_batch_tokens = 64;
+  for (const Strategy& strategy : catalogue()) {
+    INFO(strategy.name);
+    LowerOptions options;
+    options.after = strategy.name;
+    CHECK(lower(c, options).ok());
+  }
 }
 
 TEST_CASE("ZeRO-1 sends what data parallel sends and keeps 1/N of the moments") {

@@ -1,13 +1,20 @@
-#include "runtime/post_validation.h"
+#include "runtime/made_again.h"
 
 namespace shardlab::runtime {
 
-Result<ValidatedPeriod> run_validated(Session& session, int64_t step, const InStep& in_step,
-                                      const std::function<void(const StepResult&, int64_t)>& stop) {
-  ValidatedPeriod period{session.step(step), {}};
-  if (!period.first.rolled_back) return period;
+Result<JudgedPeriod> run_judged(Session& session, int64_t step, const InStep& in_step,
+                                const std::function<void(const StepResult&, int64_t)>& stop) {
+  JudgedPeriod period{session.step(step), {}};
+  if (!period.first.rolled_back && !period.first.overflowed) return period;
   const auto meeting = in_step();
   if (!meeting.ok()) return meeting.error();
+  if (period.first.overflowed) {  // whose state is where it was
+    (*meeting)->take_arena();
+    period.again.push_back((*meeting)->step(step));
+    if (stop) stop(period.again.back(), step);
+    session.take_arena();
+    return period;
+  }
   const auto state = take_state(session);
   if (!state.ok()) return state.error();
   SHARDLAB_TRY(give_state(*state, **meeting));
