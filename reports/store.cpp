@@ -278,14 +278,9 @@ class CaseWriter {
 
   void write(const CaseOutcome& outcome) { write(outcome, row_of(outcome)); }
   void write(const CaseOutcome& outcome, std::span<const Value> values) {
-    if (machine_key_.empty() || !same(last_, outcome.config.machine)) {
-      last_ = outcome.config.machine;
-      const std::string text = machine_to_json(last_);
-      machine_key_ = fmt::format("{:016x}", hash_text(text));
-      machine_.bind(1, machine_key_).bind(2, text).run();
-    }
+    const std::string& machine_key = key_of(outcome.config.machine);
     outcome_to_json(outcome, defaults_, json_);
-    write_case(row_, values, machine_key_, json_);
+    write_case(row_, values, machine_key, json_);
     if (has_losses_) no_losses_.bind(1, outcome.case_id).run();
     if (has_ops_) no_ops_.bind(1, outcome.case_id).run();
     write_losses(outcome);
@@ -293,6 +288,17 @@ class CaseWriter {
   }
 
  private:
+  /// The key of a machine, which is written unless it is one of the last that were. An axis of machines comes back to each of them.
+  const std::string& key_of(const Machine& machine) {
+    constexpr size_t kRemembered = 16;
+    const auto known = std::ranges::find_if(known_, [&](const auto& k) { return same(k.first, machine); });
+    if (known != known_.end()) return known->second;
+    const std::string text = machine_to_json(machine);
+    std::string key = fmt::format("{:016x}", hash_text(text));
+    machine_.bind(1, key).bind(2, text).run();
+    if (known_.size() == kRemembered) known_.clear();
+    return known_.emplace_back(machine, std::move(key)).second;
+  }
   void write_losses(const CaseOutcome& outcome) {
     if (!outcome.measured) return;
     has_losses_ |= !outcome.measured->losses.empty();
@@ -319,10 +325,9 @@ class CaseWriter {
 
   const CaseDefaults& defaults_;
   Query machine_, row_, no_losses_, no_ops_, loss_, op_;
-  bool has_losses_, has_ops_;  ///< of any case: those of a case written before are replaced
-  Machine last_;
-  std::string machine_key_;  ///< of that
-  std::string json_;         ///< of the last outcome
+  bool has_losses_, has_ops_;                           ///< of any case: those of a case written before are replaced
+  std::vector<std::pair<Machine, std::string>> known_;  ///< machines and their keys
+  std::string json_;                                    ///< of the last outcome
 };
 
 }  // namespace

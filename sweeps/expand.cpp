@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -276,14 +277,16 @@ class Expander {
     return std::nullopt;
   }
 
-  /// The machine's text is a function of the settings under "machine.": it is written again only where these differ from those of
-  /// the point before.
+  /// The machine's text is a function of the settings under "machine.": it is written once for each of the last of them.
   std::string id_of(const Draft& draft, const Settings& settings) {
     std::string said;
     for (auto it = settings.lower_bound("machine."); it != settings.end() && it->first.starts_with("machine."); ++it)
       said.append(it->first).append("=").append(it->second.text).append("\n");
-    if (machine_.empty() || said != machine_said_) machine_ = machine_yaml(draft.config.machine), machine_said_ = std::move(said);
-    const std::string id = case_ids_.id(draft.config, machine_);
+    constexpr size_t kRemembered = 64;
+    if (machines_.size() >= kRemembered && !machines_.contains(said)) machines_.clear();
+    const auto [machine, fresh] = machines_.try_emplace(std::move(said));
+    if (fresh) machine->second = machine_yaml(draft.config.machine);
+    const std::string id = case_ids_.id(draft.config, machine->second);
     if (draft.unheld.empty() && !draft.model) return id;
     std::string text = id;
     if (draft.model) text += "\n" + describe(*draft.model);
@@ -298,7 +301,7 @@ class Expander {
   std::vector<std::vector<std::vector<std::string>>> words_;  ///< of a point's name: by axis, row and path
   ExpansionCounts expansion_;
   CaseIds case_ids_;
-  std::string machine_, machine_said_;                  ///< text of the last point's machine, and the settings that made it
+  std::map<std::string, std::string> machines_;         ///< texts of machines by the settings that made them
   bool ended_ = false;                                  ///< the visitor wants no more
   std::unordered_set<uint64_t> seen_;                   ///< ids, which are 16 hex digits
   std::unordered_map<std::string, std::string> names_;  ///< that the file gives, by id

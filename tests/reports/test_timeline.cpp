@@ -14,32 +14,6 @@ using namespace shardlab::testing;
 
 namespace {
 
-/// Two data-parallel ranks, one op: a Fill on the compute stream.
-Plan fill_plan() {
-  Plan plan;
-  plan.name = "fill";
-  plan.mesh.axes = {{"pp", 1}, {"dp", 2}};
-  plan.streams = {"compute", "comm"};
-  Slot slot;
-  slot.name = "x";
-  slot.type.shape = {16};
-  slot.kind = SlotKind::kBound;
-  Op op;
-  op.work = Fill{1.0f};
-  op.writes = {SlotId(0)};
-  op.label = "one";
-  plan.segments = {{"fill.F", {slot}, {op}}};
-  Role role;
-  Buffer buffer;
-  buffer.name = "x";
-  buffer.type = slot.type;
-  buffer.persistent = true;
-  role.buffers = {buffer};
-  role.program = {Call{SegmentId(0), 3, 0, {BufferId(0)}}};
-  plan.roles = {role};
-  return plan;
-}
-
 TraceEvent event(int rank, int step, double begin, double end) {
   TraceEvent e;
   e.rank = rank;
@@ -53,7 +27,7 @@ TraceEvent event(int rank, int step, double begin, double end) {
 }  // namespace
 
 TEST_CASE("a timeline shows the median step, and predictions of a representative for every rank of its role") {
-  const Plan plan = fill_plan();
+  const Plan plan = plan_of_calls(1);
   const std::vector<Program> programs{expand_program(plan, 0)};
   Trace measured;
   measured.world_size = 2;
@@ -84,7 +58,7 @@ TEST_CASE("a timeline shows the median step, and predictions of a representative
 }
 
 TEST_CASE("a timeline above its limits leaves whole ranks out and counts what it left out") {
-  const Plan plan = fill_plan();
+  const Plan plan = plan_of_calls(1);
   const std::vector<Program> programs{expand_program(plan, 0)};
   Trace measured;
   measured.world_size = 2;
@@ -98,7 +72,7 @@ TEST_CASE("a timeline above its limits leaves whole ranks out and counts what it
 }
 
 TEST_CASE("a rank of more intervals than a timeline holds shows those that begin first, and says from when on none are shown") {
-  const Plan plan = fill_plan();
+  const Plan plan = plan_of_calls(1);
   const std::vector<Program> programs{expand_program(plan, 0)};
   Trace measured;
   measured.world_size = 2;
