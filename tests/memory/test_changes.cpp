@@ -106,7 +106,7 @@ TEST_CASE("steps of changes are those of plans where these are short, else the e
   const analytic::Prepared prepared = study(llama_8b(), "shardlab", 1);
   Estimator estimator(prepared);
   const auto lower = [](const Case& c) { return strategies::lower(c, {.after = {}, .verify = false}); };
-  for (const int64_t micro_batches : {8, 9}) {  // of 32 layers
+  for (const int32_t micro_batches : {8, 9}) {  // of 32 layers
     const Point point{.dp = 8, .precision = Precision::kFp32, .micro_batch = 1, .grad_accumulation = micro_batches};
     REQUIRE(estimator.executed(point) != nullptr);
     int timed = 0;
