@@ -137,8 +137,13 @@ int ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& director
     const std::string still = end.still.empty() ? ""
                                                 : fmt::format(", process{} {} stand{} still", one ? "" : "es",
                                                               fmt::join(end.still, ", "), one ? "s" : "");
+    // Ranks that had waited for as long have given up, and ended before somebody could ask them: the group knows why.
+    const auto failure = server ? server->failure() : std::nullopt;
+    const std::string& at = !end.picture.empty()                   ? end.picture
+                            : failure && !failure->message.empty() ? failure->message
+                                                                   : end.stopped;
     outcome.reason = fmt::format("not done after {} s{}{}{}; raise measure.timeout, or see {}", timeout_s, still,
-                                 end.picture.empty() ? "" : ": ", end.picture, files.log());
+                                 at.empty() ? "" : ": ", at, files.log());
     return seated || launches ? 0 : end.taken;
   }
   outcome.status = Status::kFailed;

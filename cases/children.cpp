@@ -228,9 +228,11 @@ ChildEnd wait_for(Children& children, double timeout_s, const CaseFiles& files, 
     kill(children.processes[i], kAskForPicture);
     end_within(children, kAnswer_s, &interrupted);
     if (const auto picture = read_file(files.picture()); picture.ok()) end.picture = *picture;
-    if (end.picture.empty() && !stopped[i].empty() && i + 1 == children.processes.size())
-      end.picture = fmt::format("its process does not say what it is at; of its threads {} stand still, stopped", stopped[i]);
   }
+  for (size_t i = 0; end.stopped.empty() && i < stopped.size(); ++i)
+    if (!stopped[i].empty())
+      end.stopped = fmt::format("{} does not say what it is at; of its threads {} stand still, stopped",
+                                stopped.size() == 1 ? "its process" : fmt::format("process {}", i), stopped[i]);
   if (!end.interrupted) {
     ask_others(children, asked, kAnswer_s, interrupted);
     for (size_t i = 0; i < children.processes.size(); ++i)

@@ -49,7 +49,8 @@ struct Children {
 
 struct ChildEnd {
   bool timed_out = false, interrupted = false;
-  std::string picture;     ///< of one that timed out: what it was at
+  std::string picture;     ///< of one that timed out: what it was at, where a process has said so
+  std::string stopped;     ///< names the first child that has stopped threads, and those threads; empty: no child has
   std::vector<int> still;  ///< children that stood still: a thread was stopped, or nothing answered `kAskForPicture`
   int taken = 0;           ///< children that were lost: a signal from outside has ended them, or they stood still beside no fault
 };

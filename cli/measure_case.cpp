@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -34,6 +35,12 @@ class CaseWatch {
   }
   Watch& watch() { return watch_; }
 
+  /// Returns at once unless somebody has asked: then the answer ends the process. A process whose ranks give up while the answer is
+  /// written would end without one.
+  void let_answer() const {
+    while (asked_.load()) ::pause();
+  }
+
  private:
   [[noreturn]] void answer() {
     sigset_t asked;
@@ -41,6 +48,7 @@ class CaseWatch {
     sigaddset(&asked, kAskForPicture);
     int signal = 0;
     sigwait(&asked, &signal);
+    asked_ = true;
     constexpr double kLook_s = 0.5;
     const std::string picture = watch_.picture(kLook_s);
     try {
@@ -52,7 +60,14 @@ class CaseWatch {
   }
 
   const std::string path_;
+  std::atomic<bool> asked_ = false;
   Watch watch_;
+};
+
+/// Whichever way a case ends, an answer that was asked for comes first.
+struct AnswersFirst {
+  const CaseWatch& watch;
+  ~AnswersFirst() { watch.let_answer(); }
 };
 
 /// Where a process of a group finds the others; none: all ranks are in this one.
@@ -94,7 +109,9 @@ Result<ExitCode> measure_in_group(const Case& config, const std::string& directo
 
 Result<ExitCode> measure_case(const std::string& directory, bool traces, const GroupFlags& group) {
   const CaseFiles files{directory};
-  Watch& watch = (new CaseWatch(files.picture()))->watch();  // never deleted: its thread ends with the process
+  CaseWatch& answers = *new CaseWatch(files.picture());  // never deleted: its thread ends with the process
+  const AnswersFirst first{answers};
+  Watch& watch = answers.watch();
   watch.begin("lowers the plan");
   const auto config = load_case(files.config(), load_options(files.machine()));
   if (!config.ok()) return config.error();

@@ -482,6 +482,17 @@ TEST_CASE("children that are lost: ended from outside, stopped or silent, and no
   CHECK(killed.get() == std::pair(1, Still{}));
   CHECK(fault.get() == std::pair(0, Still{1}));
   CHECK(refused.get() == std::pair(0, Still{}));
+
+  // Over time, the first is stopped, and the other ends without a word: the stopped thread is named all the same.
+  Children children;
+  children.add(start_process({"sh", "-c", "kill -STOP $$"}, "", 0));
+  children.add(start_process({"sh", "-c", answers}, "", children.processes.front()));
+  const std::atomic<bool> interrupted = false;
+  const ChildEnd end = wait_for(children, 0.5, CaseFiles{scratch / "case"}, interrupted);
+  CHECK(end.timed_out);
+  CHECK(end.picture.empty());
+  CHECK(end.stopped == "process 0 does not say what it is at; of its threads `sh` stand still, stopped");
+  CHECK(end.still == Still{0});
 }
 
 TEST_CASE("fewer data-parallel ranks: the most that are left, that share out the micro-batches, in whole processes") {
