@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "kernels/checks.h"
-#include "kernels/cpu/panels.h"
+#include "kernels/expert_rows.h"
 #include "kernels/linear_runs.h"
 #include "plan/base/tree.h"
 
@@ -16,15 +16,6 @@ namespace {
 
 /// What a sum of no scores would be divided by (as DeepSeek-V3's router does).
 constexpr float kLeastSum = 1e-20f;
-
-int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-template <class T>
-T* take(void*& scratch, int64_t n) {
-  T* taken = static_cast<T*>(scratch);
-  scratch = static_cast<char*>(scratch) + rounded(n * static_cast<int64_t>(sizeof(T)));
-  return taken;
-}
 
 /// 16 running sums of value(i), joined by the tree.
 template <class Value>
@@ -62,7 +53,6 @@ void scores(const Kernels& k, const RouteShape& s, const float* logits, float* p
   for (int64_t i = 0; i < s.experts; ++i) p[i] = p[i] * inverse;
 }
 
-bool is_dropped(int32_t choice) { return choice < 0; }
 /// The expert that was chosen, whether the row was dropped or not.
 int32_t expert_of(int32_t choice, const int32_t* by_place) {
   const int32_t place = is_dropped(choice) ? ~choice : choice;
@@ -125,41 +115,6 @@ int64_t leaf_of(int64_t sequence, int64_t t, int64_t tokens, int64_t sequences, 
   while (t >= leaf_begin(tokens, leaf + 1, each)) ++leaf;
   while (t < leaf_begin(tokens, leaf, each)) --leaf;
   return sequence * each + leaf;
-}
-
-/// places[t * top_k + j]: the row of token t and its expert j, rows by expert and then by token; -1 of a dropped row.
-int32_t* places_of(const int32_t* choice, int64_t tokens, int64_t top_k, int64_t experts, void* scratch) {
-  int32_t* places = take<int32_t>(scratch, tokens * top_k);
-  int32_t* next = take<int32_t>(scratch, experts);
-  std::fill(next, next + experts, 0);
-  for (int64_t i = 0; i < tokens * top_k; ++i)
-    if (!is_dropped(choice[i])) ++next[choice[i]];
-  int32_t begin = 0;
-  for (int64_t e = 0; e < experts; ++e) begin += std::exchange(next[e], begin);
-  for (int64_t i = 0; i < tokens * top_k; ++i) places[i] = is_dropped(choice[i]) ? -1 : next[choice[i]]++;
-  return places;
-}
-
-/// Calls body(expert, first row, rows) for each source and expert with rows.
-template <class Body>
-void for_groups(const RowCounts& r, const Body& body) {
-  const int64_t parts = r.leaves / r.sources;
-  int64_t at = 0;
-  for (int source = 0; source < r.sources; ++source)
-    for (int64_t e = 0; e < r.experts; ++e) {
-      int64_t rows = 0;
-      for (int64_t l = source * parts; l < (source + 1) * parts; ++l) rows += r.counts[l * r.experts + e];
-      expect(at + rows <= r.capacity, "grouped linear: rows that are counted fit the buffer; rows", at + rows);
-      if (rows > 0) body(e, at, rows);
-      at += rows;
-    }
-}
-
-int64_t product_bytes(int64_t extent) { return rounded(4 * extent * kMostTileRows) + rounded(4 * extent * block_columns(extent)); }
-/// The most that a product of `extent` or fewer needs.
-int64_t product_bytes_up_to(int64_t extent) {
-  const int64_t packed = std::min<int64_t>(512 * extent, std::max<int64_t>(int64_t{1} << 18, 64 * extent));
-  return rounded(4 * extent * kMostTileRows) + rounded(4 * packed);
 }
 
 }  // namespace
@@ -390,34 +345,19 @@ void grouped_linear(const Kernels& k, const GroupedLinear& a) {
 void grouped_linear_weight(const Kernels& k, const GroupedLinearWeight& a) {
   expect(!a.accumulate || !a.canonical, "grouped linear: canonical mode does not accumulate; plan Add ops", a.accumulate);
   const RowCounts& r = a.rows;
-  const int64_t parts = r.leaves / r.sources, stride = r.experts + 1;
   void* scratch = a.scratch;
-  // begins[source, expert]: the first row; the last one of a source ends its rows.
-  int64_t* begins = take<int64_t>(scratch, r.sources * stride);
-  int64_t at = 0;
-  for (int source = 0; source < r.sources; ++source) {
-    for (int64_t e = 0; e < r.experts; ++e) {
-      begins[source * stride + e] = at;
-      for (int64_t l = source * parts; l < (source + 1) * parts; ++l) at += r.counts[l * r.experts + e];
-    }
-    begins[source * stride + r.experts] = at;
-  }
-  expect(at <= r.capacity, "grouped linear: rows that are counted fit the buffer; rows", at);
-  const auto rows_of = [&](int source, int64_t e) { return begins[source * stride + e + 1] - begins[source * stride + e]; };
+  const ExpertRuns all(r, take<char>(scratch, ExpertRuns::bytes(r)));
   RowRun* runs = a.canonical ? take<RowRun>(scratch, r.sources) : nullptr;
   int64_t* ends = a.canonical ? take<int64_t>(scratch, r.leaves + 1) : nullptr;
   for (int64_t e = 0; e < r.experts; ++e) {
     float* dw = a.dw + e * a.out * a.in;
-    int64_t rows = 0;
-    for (int source = 0; source < r.sources; ++source) rows += rows_of(source, e);
-    if (rows == 0) {
+    if (all.rows(e) == 0) {
       if (!a.accumulate) k.fill(dw, a.out * a.in, 0.0f);
       continue;
     }
     if (a.canonical) {
-      for (int source = 0; source < r.sources; ++source) runs[source] = {begins[source * stride + e], rows_of(source, e)};
-      ends[0] = 0;
-      for (int64_t l = 0; l < r.leaves; ++l) ends[l + 1] = ends[l] + r.counts[l * r.experts + e];
+      for (int source = 0; source < r.sources; ++source) runs[source] = {all.begin(source, e), all.rows(source, e)};
+      all.leaf_ends(e, ends);
       linear_weight_runs(k, {.x = a.x,
                              .dy = a.dy,
                              .dw = dw,
@@ -432,12 +372,12 @@ void grouped_linear_weight(const Kernels& k, const GroupedLinearWeight& a) {
     }
     bool more = a.accumulate;
     for (int source = 0; source < r.sources; ++source) {
-      if (rows_of(source, e) == 0) continue;
-      const int64_t first = begins[source * stride + e];
+      if (all.rows(source, e) == 0) continue;
+      const int64_t first = all.begin(source, e);
       k.linear_weight({.x = a.x + first * a.in,
                        .dy = a.dy + first * a.out,
                        .dw = dw,
-                       .tokens = {1, rows_of(source, e), {}},
+                       .tokens = {1, all.rows(source, e), {}},
                        .in = a.in,
                        .out = a.out,
                        .accumulate = more});
@@ -463,7 +403,7 @@ int64_t places_scratch_bytes(int64_t tokens, int64_t top_k, int64_t experts) {
 }
 int64_t grouped_scratch_bytes(const GroupedLinear& a) { return a.canonical ? product_bytes(a.back ? a.out : a.in) : 0; }
 int64_t grouped_scratch_bytes(const GroupedLinearWeight& a) {
-  const int64_t begins = rounded(8 * a.rows.sources * (a.rows.experts + 1));
+  const int64_t begins = ExpertRuns::bytes(a.rows);
   if (!a.canonical) return begins;
   return begins + rounded(16 * a.rows.sources) + rounded(8 * (a.rows.leaves + 1)) + product_bytes_up_to(a.rows.capacity);
 }

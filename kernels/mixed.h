@@ -13,6 +13,7 @@
 
 #include <memory>
 
+#include "kernels/experts.h"
 #include "kernels/kernels.h"
 #include "kernels/latent_heads.h"
 #include "kernels/storage.h"
@@ -211,6 +212,42 @@ struct MixedCrossEntropy {
   Stored logits;
   CrossEntropy loss;  ///< all but logits
 };
+/// Operands of mixtures of experts (kernels/experts.h). Logits, weights and choices of a router are those of fp32.
+struct MixedDispatch {
+  Stored from, to;
+  Dispatch dispatch;  ///< all but from, to, scratch
+};
+struct MixedCombineForward {
+  Stored rows, y;
+  CombineForward combine;  ///< all but rows, y, scratch
+};
+struct MixedCombineInput {
+  Stored dy, rows, drows;
+  CombineInput combine;  ///< all but dy, rows, drows, scratch
+};
+struct MixedGateForward {
+  Stored x, gate, y;
+  int64_t tokens = 0, width = 0;
+};
+struct MixedGateInput {
+  Stored dy, x, gate, dx, dgate;
+  int64_t tokens = 0, width = 0;
+};
+struct MixedGroupedLinear {
+  Stored x, w, y;
+  GroupedLinear product;  ///< all but x, w, y, scratch
+};
+struct MixedGroupedLinearWeight {
+  Stored x, dy, dw;
+  GroupedLinearWeight product;  ///< all but x, dy, dw, scratch
+};
+/// Of the rows that are counted. `da` absent: forward.
+struct MixedGroupedActivation {
+  Stored u, da, to;
+  RowCounts rows;
+  int64_t width = 0;
+  bool swiglu = false;
+};
 struct MixedAdd {
   Stored a, b, c;
   int64_t n = 0;
@@ -246,7 +283,8 @@ struct MixedAdamW {
 /// The kernels of one variant on mixed operands. Each takes scratch as it goes; called with a counting Scratch it only counts. A
 /// narrow operand needs about 16 KiB of scratch, or one row if that is more. Other needs are blocks, each with the scratch of the
 /// fp32 kernel on such a block. Linear F, I: 128 rows of the activation and 64 rows (columns) of the weight. Linear W: 192 columns
-/// of the micro-batch's tokens. Attention: one sequence of one kv head's group, in and out. CrossEntropy: one row. Embed W: 64
+/// of the micro-batch's tokens. Products with experts: those of Linear on the rows of one; phase W on all rows that fit in canonical
+/// mode, on 1,024 at a time in fast mode. Dispatch and Combine: the rows of one token. Attention: one sequence of one kv head's group, in and out. CrossEntropy: one row. Embed W: 64
 /// columns of the micro-batch's tokens and three integers a token.
 class MixedKernels {
  public:
@@ -277,6 +315,14 @@ class MixedKernels {
   void positions_forward(const MixedPositionsForward& a, Scratch& scratch) const;
   void positions_weight(const MixedPositionsWeight& a, Scratch& scratch) const;
   void cross_entropy(const MixedCrossEntropy& a, Scratch& scratch) const;
+  void dispatch(const MixedDispatch& a, Scratch& scratch) const;
+  void combine_forward(const MixedCombineForward& a, Scratch& scratch) const;
+  void combine_input(const MixedCombineInput& a, Scratch& scratch) const;
+  void gate_forward(const MixedGateForward& a, Scratch& scratch) const;
+  void gate_input(const MixedGateInput& a, Scratch& scratch) const;
+  void grouped_linear(const MixedGroupedLinear& a, Scratch& scratch) const;
+  void grouped_linear_weight(const MixedGroupedLinearWeight& a, Scratch& scratch) const;
+  void grouped_activation(const MixedGroupedActivation& a, Scratch& scratch) const;
   void add(const MixedAdd& a, Scratch& scratch) const;
   void copy(const MixedCopy& a, Scratch& scratch) const;
   void fill(const MixedFill& a, Scratch& scratch) const;

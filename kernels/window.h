@@ -89,9 +89,13 @@ class Panel {
   bool present() const { return x_.data != nullptr; }
   /// The rectangle whose first element is `first`, widened.
   float* read(int64_t first, Size size) {
-    place(first, size);
-    for (int64_t r = 0; r < size.rows && present(); ++r) widen_row(r);
+    read_at(0, first, size);
     return copy_;
+  }
+  /// The same, kept behind `held` elements of rectangles that were read before.
+  void read_at(int64_t held, int64_t first, Size size) {
+    place(first, size);
+    for (int64_t r = 0; r < size.rows && present(); ++r) widen_row(r, copy_ + held + r * size.columns);
   }
   float* place(int64_t first, Size size) {
     first_ = first;
@@ -105,8 +109,7 @@ class Panel {
   }
 
  private:
-  void widen_row(int64_t r) {
-    float* to = copy_ + r * size_.columns;
+  void widen_row(int64_t r, float* to) {
     s_.widen({row(r), x_.dtype, size_.columns, to});
     apply_scales(s_, x_.scales, first_ + r * stride_, size_.columns, to);
   }

@@ -89,6 +89,14 @@ constexpr Fact kAccumulateDtype{is_narrow<&Train::accumulate_dtype>,
                                 [](const Case& c) { return "accumulate_dtype=" + c.train.accumulate_dtype; }};
 constexpr Fact kFp16{scales_loss, precision_text};
 constexpr Fact kNotFp16{[](const Case& c) { return !scales_loss(c); }, precision_text};
+/// A loss of the router itself, under a loss scale.
+constexpr Fact kScaledRouterLoss{
+    [](const Case& c) { return scales_loss(c) && (c.model.experts.balance != 0 || c.model.experts.z_loss != 0); },
+    [](const Case& c) {
+      const Experts& e = c.model.experts;
+      return fmt::format("{} and {}", precision_text(c),
+                         e.balance != 0 ? fmt::format("balance_loss={}", e.balance) : fmt::format("z_loss={}", e.z_loss));
+    }};
 constexpr Fact kFp8{multiplies_in_fp8, precision_text};
 constexpr Fact kDelayedScales{delays_scales, [](const Case&) { return std::string("fp8_scaling=delayed"); }};
 constexpr Fact kGuard{[](const Case& c) { return c.train.guard.any(); }, [](const Case&) { return std::string("guard"); }};
@@ -255,7 +263,9 @@ constexpr Apart kDocumentsApart[] = {
     {kCudnn, ", which is asked for whole sequences", "use attention: auto or own"},
 };
 constexpr Apart kExpertsApart[] = {
-    {kNarrow, "kernels of experts compute in fp32", "use precision: fp32"},
+    {kFp8, ", for which grouped products have no factors", "use precision: bf16"},
+    {kScaledRouterLoss, "the loss scale does not reach the router's own losses",
+     "use precision: bf16, or even the load with model.bias_update_rate and no such loss"},
     {kCuda, ", which has no kernels of experts", "use backend: cpu, or simulate with a described machine"},
     {kPowerSgd, "weights of experts are stacks of matrices", "use compression.kind: int8"},
 };

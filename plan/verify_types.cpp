@@ -443,7 +443,8 @@ void Builder::describe(const Route& w) {
     write("counts", "xre");
     return;
   }
-  read("dweights", "bsk", Pass::kNonlinear);
+  // The router's own losses are in no gradient that comes from behind it.
+  read("dweights", "bsk", w.balance == 0 && w.z_loss == 0 ? Pass::kFactor : Pass::kNonlinear);
   read("logits", "bsE", Pass::kNonlinear);
   read("choice", "bsk", Pass::kNonlinear);
   if (w.sequence != 0) read("load", "bE", Pass::kNonlinear);

@@ -464,6 +464,50 @@ int64_t narrow_scratch(const Activation& w, const Operands& o, bool) {
   return window(o.read(0), kBlock) + window(o.read(1), inputs * kBlock) + window(o.write(0), inputs * kBlock);
 }
 
+/// Rows of one token, dense and one at a time; and their places, which an fp32 kernel counts again.
+int64_t token_rows(const Type& rows, int64_t top_k) { return window(rows, rows.shape.last()) + floats(top_k * rows.shape.last()); }
+int64_t one_token(int64_t top_k, int64_t experts) { return floats(top_k) + floats(experts); }
+
+int64_t narrow_scratch(const Dispatch& w, const Operands& o, bool) {
+  const bool back = w.phase == Phase::kI;
+  const Type &rows = back ? o.read(0) : o.write(0), &token = back ? o.write(0) : o.read(0);
+  const int64_t top_k = o.read(1).shape.last();
+  return scratch_of(w, o, false) + one_token(top_k, w.experts) + token_rows(rows, top_k) + window(token, token.shape.last());
+}
+
+int64_t narrow_scratch(const Combine& w, const Operands& o, bool) {
+  const bool forward = w.phase == Phase::kF;
+  const int64_t top_k = o.read(forward ? 2 : 3).shape.last();
+  const int64_t places = scratch_of(w, o, false) + one_token(top_k, w.experts);
+  if (forward) return places + token_rows(o.read(0), top_k) + window(o.write(0), o.write(0).shape.last());
+  return places + token_rows(o.read(1), top_k) + token_rows(o.write(0), top_k) + window(o.read(0), o.read(0).shape.last());
+}
+
+int64_t narrow_scratch(const Gate& w, const Operands& o, bool) {
+  const int64_t width = o.read(0).shape.last(), rows = block_of_rows(width) / width;
+  const bool forward = w.phase == Phase::kF;
+  int64_t bytes = window(o.read(0), rows * width) + window(o.write(0), rows * width) + window(o.read(forward ? 1 : 2), rows);
+  return forward ? bytes : bytes + window(o.read(1), rows * width) + window(o.write(1), rows);
+}
+
+/// W: an expert's rows are put together, so that there is one run of them.
+int64_t narrow_scratch(const GroupedLinear& w, const Operands& o, bool canonical) {
+  const int64_t rows = o.read(0).shape[1];
+  if (w.phase == Phase::kW) {
+    const Shape &dw = o.write(0).shape, &counts = o.read(2).shape;
+    const int64_t outs = std::min<int64_t>(dw[1], 64), ins = std::min<int64_t>(dw[2], 128);
+    const int64_t held = canonical ? rows : std::min<int64_t>(rows, 1024);
+    const int64_t found = aligned(8 * w.sources * (counts[2] + 1)) + (canonical ? aligned(8 * (counts[1] + 1)) : 0);
+    return found + floats(held * outs) + floats(held * ins) + floats(outs * ins) + (canonical ? product_scratch_up_to(rows) : 0);
+  }
+  const Shape& weight = o.read(1).shape;
+  const bool back = w.phase == Phase::kI;
+  const int64_t from = weight[back ? 1 : 2], to = weight[back ? 2 : 1];
+  const int64_t block = std::min<int64_t>(rows, 128), columns = std::min<int64_t>(to, 64);
+  const int64_t left = window(o.read(0), block * from), result = floats(block * columns);
+  return left + (back ? floats(from * columns) : window(o.read(1), columns * from)) + result + product_scratch(from, canonical);
+}
+
 int64_t narrow_scratch(const Residual& w, const Operands& o, bool) {
   const int64_t width = o.read(0).shape.last(), block = block_of_rows(width);
   if (w.phase == Phase::kW) return floats(rows_at_once(w.over, o.read(0)) * kColumns) + window(o.write(0), kColumns);

@@ -597,16 +597,6 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Regroup& w) {
   return [&storage = kernels::storage_kernels(k_), args](const StepState&) { kernels::regroup(storage, args); };
 }
 
-namespace {
-
-/// Counts of the rows that `rows` has room for.
-kernels::RowCounts row_counts(const Tensor& counts, const Tensor& rows, int sources) {
-  const Shape& c = counts.shape();
-  return {counts.as<const int32_t>(), c[1], c[2], sources, rows.shape()[1]};
-}
-
-}  // namespace
-
 Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
   const bool forward = w.phase == Phase::kF;
   const Tensor &logits = op.reads[forward ? 0 : 1], &choice = forward ? op.writes[1] : op.reads[2];

@@ -484,7 +484,94 @@ ScratchLaunch bind_work(const BoundOp& op, const AttentionMerge& w, const BindTo
   return launch<kernels::MixedAttentionMergeInput>(tools, &MixedKernels::attention_merge_input, args);
 }
 
+ScratchLaunch bind_work(const BoundOp& op, const Dispatch& w, const BindTools& tools) {
+  const Shape& choice = op.reads[1].shape();
+  return launch<kernels::MixedDispatch>(tools, &MixedKernels::dispatch,
+                                        {.from = stored(op.reads[0]),
+                                         .to = stored(op.writes[0]),
+                                         .dispatch = {.choice = op.reads[1].as<const int32_t>(),
+                                                      .tokens = choice[0] * choice[1],
+                                                      .top_k = choice[2],
+                                                      .experts = w.experts,
+                                                      .width = op.reads[0].shape().last(),
+                                                      .back = w.phase == Phase::kI}});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Combine& w, const BindTools& tools) {
+  const bool forward = w.phase == Phase::kF;
+  const Tensor& choice = op.reads[forward ? 2 : 3];
+  const Shape& c = choice.shape();
+  const int64_t tokens = c[0] * c[1], width = op.reads[0].shape().last();
+  if (forward)
+    return launch<kernels::MixedCombineForward>(tools, &MixedKernels::combine_forward,
+                                                {.rows = stored(op.reads[0]),
+                                                 .y = stored(op.writes[0]),
+                                                 .combine = {.weights = statistics(op.reads[1]),
+                                                             .choice = choice.as<const int32_t>(),
+                                                             .tokens = tokens,
+                                                             .top_k = c[2],
+                                                             .experts = w.experts,
+                                                             .width = width}});
+  return launch<kernels::MixedCombineInput>(tools, &MixedKernels::combine_input,
+                                            {.dy = stored(op.reads[0]),
+                                             .rows = stored(op.reads[1]),
+                                             .drows = stored(op.writes[0]),
+                                             .combine = {.weights = statistics(op.reads[2]),
+                                                         .choice = choice.as<const int32_t>(),
+                                                         .dweights = statistics(op.writes[1]),
+                                                         .tokens = tokens,
+                                                         .top_k = c[2],
+                                                         .experts = w.experts,
+                                                         .width = width}});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Gate& w, const BindTools& tools) {
+  const Type& x = *op.reads[0].type;
+  const int64_t tokens = rows_of(x), width = x.shape.last();
+  if (w.phase == Phase::kF)
+    return launch<kernels::MixedGateForward>(tools, &MixedKernels::gate_forward,
+                                             {stored(op.reads[0]), stored(op.reads[1]), stored(op.writes[0]), tokens, width});
+  return launch<kernels::MixedGateInput>(
+      tools, &MixedKernels::gate_input,
+      {stored(op.reads[0]), stored(op.reads[1]), stored(op.reads[2]), stored(op.writes[0]), stored(op.writes[1]), tokens, width});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const GroupedLinear& w, const BindTools& tools) {
+  const kernels::RowCounts rows = row_counts(op.reads[2], op.reads[0], w.sources);
+  if (w.phase == Phase::kW) {
+    const Shape& dw = op.writes[0].shape();
+    return launch<kernels::MixedGroupedLinearWeight>(
+        tools, &MixedKernels::grouped_linear_weight,
+        {.x = stored(op.reads[0]),
+         .dy = stored(op.reads[1]),
+         .dw = stored(op.writes[0]),
+         .product = {.rows = rows, .in = dw[2], .out = dw[1], .accumulate = w.accumulate, .canonical = tools.options.canonical}});
+  }
+  const Shape& weight = op.reads[1].shape();
+  const bool back = w.phase == Phase::kI;
+  return launch<kernels::MixedGroupedLinear>(tools, &MixedKernels::grouped_linear,
+                                             {.x = stored(op.reads[0]),
+                                              .w = stored(op.reads[1]),
+                                              .y = stored(op.writes[0]),
+                                              .product = {.rows = rows,
+                                                          .in = weight[2],
+                                                          .out = weight[1],
+                                                          .part = part_of(op, *op.reads[1].type, back ? 1 : 2),
+                                                          .back = back,
+                                                          .canonical = tools.options.canonical}});
+}
+
 ScratchLaunch bind_work(const BoundOp& op, const Activation& w, const BindTools& tools) {
+  if (w.counted) {
+    const bool forward = w.phase == Phase::kF;
+    return launch<kernels::MixedGroupedActivation>(tools, &MixedKernels::grouped_activation,
+                                                   {.u = stored(op.reads[forward ? 0 : 1]),
+                                                    .da = forward ? Stored{} : stored(op.reads[0]),
+                                                    .to = stored(op.writes[0]),
+                                                    .rows = row_counts(op.reads.back(), op.reads[0], 1),
+                                                    .width = (forward ? op.writes[0] : op.reads[0]).shape().last(),
+                                                    .swiglu = w.swiglu});
+  }
   if (w.phase == Phase::kF)
     return launch<kernels::MixedActivationForward>(
         tools, &MixedKernels::activation_forward,
@@ -664,14 +751,20 @@ FixedOperands statistics_of(const Work& work) {
     return w->part == CrossEntropy::Part::kGrad  ? FixedOperands{{2, 3, 4}, {0}}
            : w->part == CrossEntropy::Part::kMax ? FixedOperands{{}, {0}}
                                                  : FixedOperands{{2}, {0}};
+  if (const auto* w = std::get_if<Combine>(&work)) return w->phase == Phase::kF ? FixedOperands{{1}, {}} : FixedOperands{{2}, {1}};
   if (std::holds_alternative<SquaredNorm>(work)) return {{}, {0}, DType::f64};
   if (std::holds_alternative<Sgd>(work)) return {{2}, {}};
   if (std::holds_alternative<AdamW>(work)) return {{4}, {}};
   return {};
 }
 
-/// Reads that hold token ids or targets.
+/// Reads that hold token ids or targets, choices of experts, or counts of their rows.
 std::vector<size_t> ids_of(const Work& work) {
+  if (const auto* w = std::get_if<Combine>(&work)) return {w->phase == Phase::kF ? size_t{2} : size_t{3}};
+  if (std::holds_alternative<Dispatch>(work)) return {1};
+  if (std::holds_alternative<GroupedLinear>(work)) return {2};
+  if (const auto* w = std::get_if<Activation>(&work); w != nullptr && w->counted)
+    return {w->phase == Phase::kF ? size_t{1} : size_t{2}};
   if (std::holds_alternative<Embed>(work)) return {0};
   if (const auto* w = std::get_if<CrossEntropy>(&work); w != nullptr && w->part != CrossEntropy::Part::kMax) return {1};
   return {};

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/experts.h"
 #include "kernels/leaves.h"
 #include "plan/base/check.h"
 #include "plan/work.h"
@@ -27,6 +28,12 @@ inline kernels::Tokens tokens_of(const BoundOp& op, const Type& type) {
     return {shape[0], shape[1], {part.begin * chunks, part.total * chunks}};
   }
   return {1, shape.elements() / shape.last(), {}};
+}
+
+/// Counts of the rows of experts that `rows` has room for.
+inline kernels::RowCounts row_counts(const Tensor& counts, const Tensor& rows, int sources) {
+  const Shape& c = counts.shape();
+  return {counts.as<const int32_t>(), c[1], c[2], sources, rows.shape()[1]};
 }
 
 /// Runs of the tokens that a rank holds whose positions are consecutive. body(first, n, position of the first).

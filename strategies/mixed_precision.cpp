@@ -2,7 +2,7 @@
 // result once, and the optimizer updates fp32 copies of the parameters, which it rounds to what computes.
 //
 // `mixed_precision` narrows what the model's segments touch. Statistics stay fp32 (norms', the softmax's, the loss's), and so do
-// the loss and the sums over sequences. Gradients of parameters are stored, accumulated and reduced in `accumulate_dtype`: fp32
+// the loss, the sums over sequences and a router's logits and weights. Gradients of parameters are stored, accumulated and reduced in `accumulate_dtype`: fp32
 // unless the case says otherwise. A sum over ranks in 16 bits is rounded after every hop of a ring, once in `direct`.
 // `master_weights` gives each update an fp32 copy of what it updates, a slice of it under ZeRO, from which moments take their type;
 // after the update the copy is rounded into the parameter, and ZeRO gathers 16 bits.
@@ -28,10 +28,30 @@ bool is_statistic(const Slot& slot) {
   return slot.cls == BufferClass::kMetric || slot.name == "lse" || std::string_view(slot.name).ends_with(".stats");
 }
 
+/// Slots of the router's own numbers: logits, scores' weights, loads and bias. A choice that rounding decides would be another at
+/// another layout, and frameworks route in fp32 too.
+std::vector<SlotId> routing_slots(const Segment& segment) {
+  std::vector<SlotId> slots;
+  for (const Step& step : segment.steps) {
+    const Op* op = std::get_if<Op>(&step);
+    if (op == nullptr) continue;
+    if (std::holds_alternative<Route>(op->work) || std::holds_alternative<ExpertLoad>(op->work)) {
+      slots.insert(slots.end(), op->reads.begin(), op->reads.end());
+      slots.insert(slots.end(), op->writes.begin(), op->writes.end());
+    } else if (const auto* combine = std::get_if<Combine>(&op->work)) {
+      slots.push_back(op->reads[combine->phase == Phase::kF ? 1 : 2]);
+      if (combine->phase == Phase::kI) slots.push_back(op->writes[1]);
+    }
+  }
+  return slots;
+}
+
 void narrow(DraftSegment& segment, const ElementTypes& precision) {
+  const std::vector<SlotId> routing = routing_slots(segment.segment);
   for (size_t s = 0; s < segment.uses.size(); ++s) {
     Slot& slot = segment.segment.slots[s];
     if (slot.type.dtype != DType::f32 || is_statistic(slot)) continue;
+    if (std::ranges::any_of(routing, [&](SlotId id) { return id.index() == s; })) continue;
     slot.type.dtype = segment.uses[s].use == Use::kGradient ? precision.gradient : precision.compute;
   }
 }

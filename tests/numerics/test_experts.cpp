@@ -675,6 +675,66 @@ TEST_CASE("norms of heads of a dense model, canonical: parts of sequences too tr
   train_all(subject, cases);
 }
 
+TEST_CASE("experts in 16 bits, canonical: every layout trains to the bits of one rank, near those of fp32") {
+  const auto trained = [](const Case& c) {
+    INFO(c.name);
+    auto result = train(c);
+    INFO((result.ok() ? "" : to_string(result.error())));
+    REQUIRE(result.ok());
+    return std::move(result).value();
+  };
+  constexpr Sizes kSizes[] = {{.dp = 2, .accumulation = 2},
+                              {.dp = 4, .ep = 2, .zero = 1},
+                              {.dp = 4, .ep = 4, .zero = 2, .accumulation = 2},
+                              {.dp = 2, .ep = 2, .zero = 3, .accumulation = 2},
+                              {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4},
+                              {.dp = 2, .ep = 2, .accumulation = 4, .cp = 2}};
+  constexpr Experts kPlain{.count = 8, .top_k = 2, .ffn = 20};
+  for (const Precision precision : {Precision::kBf16, Precision::kFp16})
+    for (Subject subject : {precision == Precision::kBf16 ? subject_of(kSoftmax, Optimizer::kAdamW, 0.25f, 0.5f)
+                                                          : subject_of(kPlain, Optimizer::kAdamW, 0.25f, 0.5f),
+                            gated(true, Optimizer::kAdamW), subject_of(with_capacity(kPlain, 1), Optimizer::kAdamW)}) {
+      subject.train.seq_len = 24;
+      if (precision == Precision::kFp16) subject.model.experts.balance = subject.model.experts.z_loss = 0;
+      const Trained wide = trained(case_of(subject, {}, true));
+      subject.train.precision = precision;
+      const Trained one = trained(case_of(subject, {}, true));
+      CHECK(one.parameters != wide.parameters);
+      CHECK(one.losses.back() == Approx(wide.losses.back()).epsilon(0.02));
+      std::vector<Case> cases;
+      for (const Sizes& sizes : kSizes)
+        if (!subject.model.experts.drops() || sizes.cp == 1) cases.push_back(case_of(subject, sizes, true));
+      cases.push_back(cases[1]);
+      cases.back().layout.recompute = Recompute::kFull;
+      cases.back().layout.offload.activations = OffloadTo::kCpu;
+      cases.push_back(cases[0]);
+      cases.back().layout.offload.optimizer = OffloadTo::kCpu;
+      for (const Case& c : cases) {
+        INFO(c.name << ' ' << name_of(precision));
+        const Trained have = trained(c);
+        CHECK(have.losses == one.losses);
+        CHECK(have.parameters == one.parameters);
+      }
+    }
+}
+
+TEST_CASE("experts in 16 bits, canonical: slices of experts train to the same bits whatever shares them") {
+  for (const Precision precision : {Precision::kBf16, Precision::kFp16}) {
+    Subject subject = subject_of(Experts{.count = 8, .top_k = 2, .ffn = 20}, Optimizer::kAdamW);
+    subject.train.precision = precision;
+    const auto one = train(case_of(subject, {.tp = 2, .sequence_parallel = true}, true));
+    REQUIRE(one.ok());
+    for (const Sizes& sizes : {Sizes{.dp = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
+                               {.dp = 2, .ep = 2, .zero = 1, .tp = 2, .sequence_parallel = true},
+                               {.dp = 2, .ep = 2, .zero = 3, .tp = 2, .sequence_parallel = true}}) {
+      const auto have = train(case_of(subject, sizes, true));
+      REQUIRE(have.ok());
+      CHECK(have->losses == one->losses);
+      CHECK(have->parameters == one->parameters);
+    }
+  }
+}
+
 TEST_CASE("experts, fast: no layout is further from fp64 than 1.5 times one rank") {
   const Subject subject = subject_of(kSoftmax, Optimizer::kSgd);
   const auto expected = expect<double>(subject);
@@ -910,6 +970,14 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
   CHECK(refused(case_of(subject, {.dp = 2, .ep = 8, .cp = 2}, false)) ==
         "ep=8 with dp=2 and cp=2: experts are shared by groups of the dp*cp data ranks | set ep to a divisor of dp*cp, a multiple "
         "of cp");
+  subject.train.precision = Precision::kFp16;
+  CHECK(refused(case_of(subject, {.dp = 2}, false)) ==
+        "model.experts=8 with precision=fp16 and balance_loss=0.05: the loss scale does not reach the router's own losses | use "
+        "precision: bf16, or even the load with model.bias_update_rate and no such loss");
+  subject.train.precision = Precision::kFp8;
+  CHECK(refused(case_of(subject, {.dp = 2}, false)) ==
+        "model.experts=8 with precision=fp8, for which grouped products have no factors | use precision: bf16");
+  subject.train.precision = Precision::kFp32;
   subject.model.qk_norm = true;
   CHECK(refused(case_of(subject, {.tp = 4}, false)) ==
         "model.qk_norm=true with kv_heads 2 and tp=4: ranks that share a kv head would norm it apart | choose a tp that divides "
@@ -932,10 +1000,21 @@ TEST_CASE(
   Subject layers = layered(false, Optimizer::kAdamW, 0, 0.5f), one_gated = gated(false, Optimizer::kAdamW);
   layers.train.seq_len = 24;
   one_gated.model.experts.every = 2;  // of one layer, as the count below
-  Subject full = layers;
-  full.model.experts.capacity_factor = 1;
-  for (const auto& [subject, canonical] :
-       {std::pair(layers, false), {layers, true}, {one_gated, false}, {one_gated, true}, {full, false}, {full, true}})
+  Subject full = layers, narrow = one_gated, scaled = full;
+  full.model.experts.capacity_factor = scaled.model.experts.capacity_factor = 1;
+  narrow.train.precision = Precision::kBf16, scaled.train.precision = Precision::kFp16;
+  scaled.model.qk_norm = false;
+  scaled.model.experts.balance = scaled.model.experts.z_loss = 0;
+  for (const auto& [subject, canonical] : {std::pair(layers, false),
+                                           {layers, true},
+                                           {one_gated, false},
+                                           {one_gated, true},
+                                           {full, false},
+                                           {full, true},
+                                           {narrow, false},
+                                           {narrow, true},
+                                           {scaled, false},
+                                           {scaled, true}})
     for (const Sizes& sizes : kSizes) {
       if (subject.model.experts.drops() && sizes.cp > 1) continue;
       const Case config = case_of(subject, sizes, canonical);
