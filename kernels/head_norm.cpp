@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/checks.h"
+#include "kernels/window.h"
 #include "plan/base/tree.h"
 
 namespace shardlab::kernels {
@@ -50,8 +51,10 @@ void combine(const Kernels& k, const Rows& r, const float* rows, int64_t n, int6
   k.tree_combine({r.at, static_cast<int>(n), to, d});
 }
 
-/// dgamma of `each` heads a group, the first of which is the `first`.
-void sum_heads(const Kernels& k, const HeadNormWeight& a, int64_t first, int64_t each, float* dgamma) {
+/// dgamma of `each` heads a group, the first of which is the `first`. dy(at) and x(at): the head_dim elements from `at` on.
+template <class Gradient, class Input>
+void sum_heads(const Kernels& k, const HeadNormWeight& a, int64_t first, int64_t each, float* dgamma, const Gradient& dy_from,
+               const Input& x_from) {
   const HeadNormShape& s = a.shape;
   const int64_t d = s.head_dim, heads = each * s.kv_heads;
   const Rows r = rows_in(a);
@@ -68,7 +71,8 @@ void sum_heads(const Kernels& k, const HeadNormWeight& a, int64_t first, int64_t
           const int64_t at = row * width(s) + group * group_width(s) + head * d;
           const float inverse = a.stats[row * stats_width(s) + group * (queries(s) + 1) + head];
           float* sum = r.heads + h * d;
-          for (int64_t i = 0; i < d; ++i) sum[i] = sum[i] + a.dy[at + i] * (a.qkv[at + i] * inverse);
+          const float *dy = dy_from(at), *x = x_from(at);
+          for (int64_t i = 0; i < d; ++i) sum[i] = sum[i] + dy[i] * (x[i] * inverse);
         }
       }
       combine(k, r, r.heads, heads, d, a.apart > 1 ? dgamma + (b * a.apart + leaf) * d : r.leaves + leaf * d);
@@ -122,8 +126,64 @@ void head_norm_input(const Kernels& k, const HeadNormInput& a) {
 
 void head_norm_weight(const Kernels& k, const HeadNormWeight& a) {
   const int64_t n = queries(a.shape);
-  sum_heads(k, a, 0, n, a.dgamma_q);
-  sum_heads(k, a, n, 1, a.dgamma_k);
+  const auto dy = [&](int64_t at) { return a.dy + at; };
+  const auto x = [&](int64_t at) { return a.qkv + at; };
+  sum_heads(k, a, 0, n, a.dgamma_q, dy, x);
+  sum_heads(k, a, n, 1, a.dgamma_k, dy, x);
+}
+
+void MixedKernels::head_norm_forward(const MixedHeadNormForward& a, Scratch& scratch) const {
+  HeadNormForward one = a.norm;
+  const int64_t w = width(one.shape), d = one.shape.head_dim, block = rows_per_block(w), rows = one.shape.tokens.rows();
+  Window qkv(s_, a.qkv, block * w, scratch), y(s_, a.y, block * w, scratch);
+  Window gamma_q(s_, a.gamma_q, d, scratch), gamma_k(s_, a.gamma_k, d, scratch);
+  if (scratch.counting()) return;
+  one.gamma_q = gamma_q.read(0, d), one.gamma_k = gamma_k.read(0, d);
+  for_blocks(rows, block, [&](int64_t first, int64_t n) {
+    one.shape.tokens = {1, n, {}};
+    one.qkv = qkv.read(first * w, n * w);
+    one.y = y.place(first * w, n * w);
+    one.stats = a.norm.stats + first * stats_width(one.shape);
+    kernels::head_norm_forward(k_, one);
+    y.write();
+  });
+}
+
+void MixedKernels::head_norm_input(const MixedHeadNormInput& a, Scratch& scratch) const {
+  HeadNormInput one = a.norm;
+  const int64_t w = width(one.shape), d = one.shape.head_dim, block = rows_per_block(w), rows = one.shape.tokens.rows();
+  Window dy(s_, a.dy, block * w, scratch), qkv(s_, a.qkv, block * w, scratch), dqkv(s_, a.dqkv, block * w, scratch);
+  Window gamma_q(s_, a.gamma_q, d, scratch), gamma_k(s_, a.gamma_k, d, scratch);
+  if (scratch.counting()) return;
+  one.gamma_q = gamma_q.read(0, d), one.gamma_k = gamma_k.read(0, d);
+  for_blocks(rows, block, [&](int64_t first, int64_t n) {
+    one.shape.tokens = {1, n, {}};
+    one.dy = dy.read(first * w, n * w);
+    one.qkv = qkv.read(first * w, n * w);
+    one.dqkv = dqkv.place(first * w, n * w);
+    one.stats = a.norm.stats + first * stats_width(one.shape);
+    kernels::head_norm_input(k_, one);
+    dqkv.write();
+  });
+}
+
+void MixedKernels::head_norm_weight(const MixedHeadNormWeight& a, Scratch& scratch) const {
+  HeadNormWeight whole = a.norm;
+  const HeadNormShape& shape = whole.shape;
+  const int64_t d = shape.head_dim, n = queries(shape);
+  const int64_t sums = whole.apart > 0 ? shape.tokens.sequences * whole.apart * d : d;
+  Window dy(s_, a.dy, d, scratch), qkv(s_, a.qkv, d, scratch);
+  Window dgamma_q(s_, a.dgamma_q, sums, scratch), dgamma_k(s_, a.dgamma_k, sums, scratch);
+  whole.scratch = scratch.take_bytes(head_norm_scratch_bytes(shape));
+  if (scratch.counting()) return;
+  const auto sum = [&](int64_t first, int64_t each, Window& dgamma) {
+    float* to = whole.accumulate ? dgamma.read(0, sums) : dgamma.place(0, sums);
+    sum_heads(
+        k_, whole, first, each, to, [&](int64_t at) { return dy.read(at, d); }, [&](int64_t at) { return qkv.read(at, d); });
+    dgamma.write();
+  };
+  sum(0, n, dgamma_q);
+  sum(n, 1, dgamma_k);
 }
 
 int64_t head_norm_scratch_bytes(const HeadNormShape& s) {

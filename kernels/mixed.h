@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "kernels/experts.h"
+#include "kernels/head_norm.h"
 #include "kernels/kernels.h"
 #include "kernels/latent_heads.h"
 #include "kernels/storage.h"
@@ -120,6 +121,18 @@ struct MixedLatentHeads {
   int64_t sequences = 1;
   int64_t positions_stride = 0;  ///< from the positions of one sequence to the next's
   bool back = false;
+};
+struct MixedHeadNormForward {
+  Stored qkv, gamma_q, gamma_k, y;
+  HeadNormForward norm;  ///< all but these
+};
+struct MixedHeadNormInput {
+  Stored dy, qkv, gamma_q, gamma_k, dqkv;
+  HeadNormInput norm;  ///< all but these
+};
+struct MixedHeadNormWeight {
+  Stored dy, qkv, dgamma_q, dgamma_k;
+  HeadNormWeight norm;  ///< all but these and scratch
 };
 struct MixedAttentionForward {
   AttentionShape shape;
@@ -298,6 +311,9 @@ class MixedKernels {
   void linear_weight(const MixedLinearWeight& a, Scratch& scratch) const;
   void rope(const MixedRope& a, Scratch& scratch) const;
   void latent_heads(const MixedLatentHeads& a, Scratch& scratch) const;
+  void head_norm_forward(const MixedHeadNormForward& a, Scratch& scratch) const;
+  void head_norm_input(const MixedHeadNormInput& a, Scratch& scratch) const;
+  void head_norm_weight(const MixedHeadNormWeight& a, Scratch& scratch) const;
   void attention_forward(const MixedAttentionForward& a, Scratch& scratch) const;
   void attention_input(const MixedAttentionInput& a, Scratch& scratch) const;
   void split_heads(const MixedSplitHeads& a, Scratch& scratch) const;

@@ -156,7 +156,6 @@ constexpr Fact kInPlaceAlgorithm{[](const Case& c) {
 bool shares_experts(const Case& c) { return c.layout.ep > 1; }
 constexpr Fact kLatent{[](const Case& c) { return c.model.is_latent(); },
                        [](const Case& c) { return fmt::format("model.kv_lora_rank={}", c.model.latent.kv_rank); }};
-constexpr Fact kNarrow{[](const Case& c) { return c.train.precision != Precision::kFp32; }, precision_text};
 constexpr Fact kPowerSgd{is_compression<Kind::kPowerSgd>, compression_text};
 constexpr Fact kMirrored{[](const Case& c) { return is_mirrored(c.layout.schedule); }, schedule_text};
 constexpr Fact kDense{[](const Case& c) { return !c.model.is_mixture(); },
@@ -270,7 +269,6 @@ constexpr Apart kExpertsApart[] = {
     {kPowerSgd, "weights of experts are stacks of matrices", "use compression.kind: int8"},
 };
 constexpr Apart kHeadNormApart[] = {
-    {kNarrow, "its kernels compute in fp32", "use precision: fp32"},
     {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
 };
 constexpr Apart kLatentApart[] = {

@@ -377,6 +377,21 @@ int64_t narrow_scratch(const Norm& w, const Operands& o, bool) {
          (w.rms ? 0 : window(o.write(1), kColumns));
 }
 
+int64_t narrow_scratch(const HeadNorm& w, const Operands& o, bool canonical) {
+  if (w.phase != Phase::kW) {
+    const int64_t block = block_of_rows(o.write(0).shape.last());
+    const bool forward = w.phase == Phase::kF;
+    return window(o.read(0), block) + window(o.write(0), block) + (forward ? 0 : window(o.read(1), block)) +
+           window(o.read(forward ? 1 : 2), w.head_dim) + window(o.read(forward ? 2 : 3), w.head_dim);
+  }
+  if (w.over == SumOver::kSequences) {  // one sum after another
+    const int64_t widest = std::max(window(o.write(0), kColumns), window(o.write(1), kColumns));
+    return floats(rows_of(o.read(0)) * kColumns) + widest;
+  }
+  return window(o.read(0), w.head_dim) + window(o.read(1), w.head_dim) + window(o.write(0), elements(o.write(0))) +
+         window(o.write(1), elements(o.write(1))) + scratch_of(w, o, canonical);
+}
+
 int64_t narrow_scratch(const Linear& w, const Operands& o, bool canonical) {
   const auto e = extents_of(w, o);  // F [tokens, out, in], I [tokens, in, out], W [out, in, tokens]
   const int64_t product = product_scratch(e[2], canonical);

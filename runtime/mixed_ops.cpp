@@ -392,6 +392,37 @@ ScratchLaunch bind_work(const BoundOp& op, const Rope& w, const BindTools& tools
   return launch<kernels::MixedRope>(tools, &MixedKernels::rope, args);
 }
 
+ScratchLaunch bind_work(const BoundOp& op, const HeadNorm& w, const BindTools& tools) {
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate, tools);
+  const bool forward = w.phase == Phase::kF;
+  const kernels::HeadNormShape shape{tokens_of(op, *op.reads[forward ? 0 : 1].type), w.heads, w.kv_heads, w.head_dim};
+  if (forward)
+    return launch<kernels::MixedHeadNormForward>(
+        tools, &MixedKernels::head_norm_forward,
+        {.qkv = stored(op.reads[0]),
+         .gamma_q = stored(op.reads[1]),
+         .gamma_k = stored(op.reads[2]),
+         .y = stored(op.writes[0]),
+         .norm = {.shape = shape, .stats = statistics(op.writes[1]), .epsilon = w.epsilon}});
+  if (w.phase == Phase::kI)
+    return launch<kernels::MixedHeadNormInput>(tools, &MixedKernels::head_norm_input,
+                                               {.dy = stored(op.reads[0]),
+                                                .qkv = stored(op.reads[1]),
+                                                .gamma_q = stored(op.reads[2]),
+                                                .gamma_k = stored(op.reads[3]),
+                                                .dqkv = stored(op.writes[0]),
+                                                .norm = {.shape = shape, .stats = statistics(op.reads[4])}});
+  return launch<kernels::MixedHeadNormWeight>(tools, &MixedKernels::head_norm_weight,
+                                              {.dy = stored(op.reads[0]),
+                                               .qkv = stored(op.reads[1]),
+                                               .dgamma_q = stored(op.writes[0]),
+                                               .dgamma_k = stored(op.writes[1]),
+                                               .norm = {.shape = shape,
+                                                        .stats = statistics(op.reads[2]),
+                                                        .accumulate = w.accumulate,
+                                                        .apart = w.over == SumOver::kTokens ? op.writes[0].shape()[1] : 0}});
+}
+
 ScratchLaunch bind_work(const BoundOp& op, const LatentHeads& w, const BindTools& tools) {
   const bool back = w.phase == Phase::kI;
   const auto &rows = back ? op.writes : op.reads, &whole = back ? op.reads : op.writes;
@@ -744,6 +775,8 @@ struct FixedOperands {
 FixedOperands statistics_of(const Work& work) {
   if (const auto* w = std::get_if<Norm>(&work); w != nullptr && w->over != SumOver::kSequences)
     return w->phase == Phase::kF ? FixedOperands{{}, {1}} : w->phase == Phase::kI ? FixedOperands{{3}, {}} : FixedOperands{{2}, {}};
+  if (const auto* w = std::get_if<HeadNorm>(&work); w != nullptr && w->over != SumOver::kSequences)
+    return w->phase == Phase::kF ? FixedOperands{{}, {1}} : w->phase == Phase::kI ? FixedOperands{{4}, {}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<Attention>(&work)) return w->phase == Phase::kF ? FixedOperands{{}, {1}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<AttentionBlock>(&work))
     return w->phase == Phase::kF ? FixedOperands{{2, 3}, {0, 1}} : w->partial ? FixedOperands{{2}, {1}} : FixedOperands{{2}, {}};

@@ -179,6 +179,7 @@ class TensorParallel {
         if (place == Placement::shard(1)) place = Placement::partial();
       type.shape = {type.shape[0], draft_.config.canonical ? kContractionLeaves / draft_.config.layout.cp : 1,
                     segment.slot(write).type.shape.last()};
+      type.dtype = DType::f32;  // parts of a sum, whatever the gradient that they are of
       type = placed(std::move(type), axis_, Placement::replicate());
       const SlotId whole = segment.add(gradient + ".tokens", type, Use::kLocal, BufferClass::kTemporary);
       write = segment.add_view(gradient + ".tokens.part", whole, partial(type));

@@ -283,6 +283,61 @@ TEST_CASE("mixed: Linear in fast mode, by blocks and by the library's bf16 produ
   }
 }
 
+TEST_CASE("mixed: norms of heads") {
+  constexpr int kHeads = 6, kKvHeads = 2;
+  for_types([](const Types& t, const kernels::Kernels& k) {
+    for (const int head_dim : {5, 40, 600}) {
+      const kernels::HeadNormShape shape{{2, 17, {}}, kHeads, kKvHeads, head_dim};
+      const int64_t rows = shape.tokens.rows(), n = rows * (kHeads + 2 * kKvHeads) * head_dim, numbers = rows * (kHeads + kKvHeads);
+      Packed qkv = random_packed(t.activation, n, 1), dy = random_packed(t.activation, n, 2), y(t.activation, n), dqkv = y;
+      Packed gamma_q = random_packed(t.parameter, head_dim, 3), gamma_k = random_packed(t.parameter, head_dim, 4);
+      const Floats x = qkv.values(), dys = dy.values(), gq = gamma_q.values(), gk = gamma_k.values();
+      Floats want = poisoned(n), want_stats = poisoned(numbers), stats = want_stats;
+      kernels::HeadNormForward forward{.shape = shape,
+                                       .qkv = x.data(),
+                                       .gamma_q = gq.data(),
+                                       .gamma_k = gk.data(),
+                                       .y = want.data(),
+                                       .stats = want_stats.data()};
+      kernels::head_norm_forward(k, forward);
+      forward.stats = stats.data();
+      run_mixed<kernels::MixedHeadNormForward>(k, &MixedKernels::head_norm_forward,
+                                               {qkv.stored(), gamma_q.stored(), gamma_k.stored(), y.stored(), forward});
+      REQUIRE(bit_difference(y.values(), y.rounded(want)) == "");
+      REQUIRE(bit_difference(stats, want_stats) == "");
+      const kernels::HeadNormInput input{shape, dys.data(), x.data(), gq.data(), gk.data(), stats.data(), want.data()};
+      kernels::head_norm_input(k, input);
+      run_mixed<kernels::MixedHeadNormInput>(k, &MixedKernels::head_norm_input,
+                                             {dy.stored(), qkv.stored(), gamma_q.stored(), gamma_k.stored(), dqkv.stored(), input});
+      REQUIRE(bit_difference(dqkv.values(), dqkv.rounded(want)) == "");
+      struct Form {
+        bool accumulate;
+        int64_t apart, sums;
+      };
+      for (const Form& form : {Form{false, 0, 1}, {true, 0, 1}, {false, 1, 2}, {false, 16, 32}}) {
+        Packed dgamma_q = random_packed(t.gradient, form.sums * head_dim, 5),
+               dgamma_k = random_packed(t.gradient, form.sums * head_dim, 6);
+        Floats want_q = dgamma_q.values(), want_k = dgamma_k.values();
+        kernels::HeadNormWeight weight{.shape = shape,
+                                       .dy = dys.data(),
+                                       .qkv = x.data(),
+                                       .stats = stats.data(),
+                                       .dgamma_q = want_q.data(),
+                                       .dgamma_k = want_k.data(),
+                                       .accumulate = form.accumulate,
+                                       .apart = form.apart};
+        Scratch lent(kernels::head_norm_scratch_bytes(shape));
+        weight.scratch = lent.data();
+        kernels::head_norm_weight(k, weight);
+        run_mixed<kernels::MixedHeadNormWeight>(k, &MixedKernels::head_norm_weight,
+                                                {dy.stored(), qkv.stored(), dgamma_q.stored(), dgamma_k.stored(), weight});
+        REQUIRE(bit_difference(dgamma_q.values(), dgamma_q.rounded(want_q)) == "");
+        REQUIRE(bit_difference(dgamma_k.values(), dgamma_k.rounded(want_k)) == "");
+      }
+    }
+  });
+}
+
 TEST_CASE("mixed: attention and rope, with grouped-query heads") {
   for_types([](const Types& t, const kernels::Kernels& k) {
     for (const int kv_heads : {1, 2, 4}) {

@@ -693,7 +693,8 @@ TEST_CASE("experts in 16 bits, canonical: every layout trains to the bits of one
   for (const Precision precision : {Precision::kBf16, Precision::kFp16})
     for (Subject subject : {precision == Precision::kBf16 ? subject_of(kSoftmax, Optimizer::kAdamW, 0.25f, 0.5f)
                                                           : subject_of(kPlain, Optimizer::kAdamW, 0.25f, 0.5f),
-                            gated(true, Optimizer::kAdamW), subject_of(with_capacity(kPlain, 1), Optimizer::kAdamW)}) {
+                            gated(true, Optimizer::kAdamW), subject_of(with_capacity(kPlain, 1), Optimizer::kAdamW),
+                            layered(true, Optimizer::kAdamW)}) {
       subject.train.seq_len = 24;
       if (precision == Precision::kFp16) subject.model.experts.balance = subject.model.experts.z_loss = 0;
       const Trained wide = trained(case_of(subject, {}, true));
@@ -716,6 +717,26 @@ TEST_CASE("experts in 16 bits, canonical: every layout trains to the bits of one
         CHECK(have.parameters == one.parameters);
       }
     }
+}
+
+TEST_CASE("norms of heads in 16 bits and fp8: a dense model trains to the bits of one rank") {
+  Subject subject = subject_of(Experts{}, Optimizer::kAdamW);
+  subject.model.qk_norm = true;
+  subject.train.seq_len = 24;
+  for (const Precision precision : {Precision::kBf16, Precision::kFp16, Precision::kFp8}) {
+    subject.train.precision = precision;
+    // Scales of blocks do not depend on how the batch is cut.
+    if (precision == Precision::kFp8) subject.train.fp8_scaling = Fp8Scaling::kBlock;
+    const auto one = train(case_of(subject, {}, true));
+    INFO((one.ok() ? "" : to_string(one.error())));
+    REQUIRE(one.ok());
+    for (const Sizes& sizes : {Sizes{.dp = 2, .accumulation = 2}, {.dp = 4, .zero = 3}, {.dp = 2, .pp = 2, .accumulation = 4}}) {
+      const auto have = train(case_of(subject, sizes, true));
+      REQUIRE(have.ok());
+      CHECK(have->losses == one->losses);
+      CHECK(have->parameters == one->parameters);
+    }
+  }
 }
 
 TEST_CASE("experts in 16 bits, canonical: slices of experts train to the same bits whatever shares them") {
@@ -1003,7 +1024,6 @@ TEST_CASE(
   Subject full = layers, narrow = one_gated, scaled = full;
   full.model.experts.capacity_factor = scaled.model.experts.capacity_factor = 1;
   narrow.train.precision = Precision::kBf16, scaled.train.precision = Precision::kFp16;
-  scaled.model.qk_norm = false;
   scaled.model.experts.balance = scaled.model.experts.z_loss = 0;
   for (const auto& [subject, canonical] : {std::pair(layers, false),
                                            {layers, true},
