@@ -317,6 +317,7 @@ constexpr Apart kExpertBoundApart[] = {
     {{validates_later, [](const Case& c) { return fmt::format("post_validation={}", c.train.post_validation); }},
      "two plans would make steps again, each its own",
      "set post_validation: 0, or expert_bound: 0"},
+    {kFp16, "a loss scale starts and moves in a step that is made again too", "use precision: bf16, or expert_bound: 0"},
 };
 bool braids(const Case& c) { return c.layout.expert_overlap == ExpertOverlap::kMicroBatches; }
 std::string braid_text(const Case&) { return "expert_overlap=micro-batches"; }
