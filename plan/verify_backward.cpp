@@ -1226,6 +1226,7 @@ void Replay::play_again(const Act& act, int32_t node) {
   if (rule_.node(node).reads != act.reads.size() || rule_.node(node).writes != act.writes.size())
     return fault(Rule::kValues, act, "runs again with other operands than the first time");
   for (size_t i = 0; i < act.reads.size(); ++i) check_same(act, i, rule_.read(node, i), "what the op read when it first ran");
+  check_fitted(act);  // its rows may have less room than the first time
   const bool strip = multiplies_strip(act.op->work), summand = strip && is_summand(act);
   if (strip) check_strip(act, node);
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
