@@ -129,7 +129,7 @@ class FlagReplay {
  public:
   FlagReplay(const Plan& plan, int role, AxisSet axes, Report& report)
       : plan_(plan), role_(plan.roles[static_cast<size_t>(role)]), number_(role), axes_(axes), report_(report), kept_(plan.mesh) {
-    for (size_t b = 0; b < role_.buffers.size(); ++b) { buffers_.push_back(window_of(role_, BufferId(static_cast<int32_t>(b)))); }
+    for (size_t b = 0; b < role_.buffers.size(); ++b) buffers_.push_back(window_of(role_, BufferId(static_cast<int32_t>(b))));
   }
 
   /// `meetings` must hold those of every stage where the plan has several (`note_meetings`).

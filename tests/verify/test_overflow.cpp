@@ -227,6 +227,25 @@ TEST_CASE("room for some rows: the rows that came are judged, by the counts of t
         }) == "rows=32 of %rows.in.there, which has 31");
 }
 
+TEST_CASE("room for some rows: counts of which nothing is known cut nothing off") {
+  // A kernel that the core does not know makes counts that are of no micro-batch.
+  for (const auto& [segment, label] : {std::pair<std::string, std::string>{"layer.F", "moe.up"}, {"layer.B", "moe.down"}}) {
+    Text text;
+    const std::string head = "\nsegment " + segment + "\n", slot = text.line(segment, "%rows.counts.fit"),
+                      op = text.line(segment, label),
+                      loose =
+                          replaced(replaced(replaced(slot, "bound %rows.counts.fit", "local %loose"), "activation", "temporary"),
+                                   " micro:slice", "");
+    text.replace(slot, slot + loose, head)
+        .replace(op,
+                 "  alloc %loose\n  kernel loosen (%rows.counts.there) -> (%loose) name=loosen rule=opaque\n" +
+                     replaced(op, "%rows.counts.fit", "%loose") + "  free %loose\n",
+                 head);
+    INFO(segment);
+    CHECK(text.found().ends_with(" by %loose, and no router is known to have counted that"));
+  }
+}
+
 TEST_CASE("room for some rows: the flag is begun once, knows of every layer and micro-batch, and is the word of all ranks") {
   CHECK(found([](Plan& p) {
           p.roles[0].program.erase(p.roles[0].program.begin() + static_cast<std::ptrdiff_t>(call_of(p, kBegin)));
