@@ -301,6 +301,9 @@ Result<sweeps::Point> searched_point(const SearchFlags& flags) {
   if (!flags.assume.empty()) words.push_back("model.assume=" + flags.assume);
   for (const std::string& word : flags.set) {
     const bool of_trained = std::ranges::find(kTrainedKeys, std::string_view(word).substr(0, word.find('='))) != kTrainedKeys.end();
+    if (word.starts_with("layout.expert_bound="))
+      return refusal(fmt::format("--set {}: a search estimates room for all rows that may come to a rank", word),
+                     "ask `shardlab memory --profile shardlab --expert-bound F` of a layout that it finds, or sweep expert_bound");
     if (!word.starts_with("model.") && !word.starts_with("machine.") && !word.starts_with("data.rout") &&
         word != "layout.expert_placement=balanced" && !of_trained)
       return refusal(fmt::format("--set {}", word),

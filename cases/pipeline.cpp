@@ -470,13 +470,12 @@ class LoadBalance {
       all_.chosen += drops.chosen, all_.dropped += drops.dropped;
     }
   }
-  /// Adds what one run of a step asked for in room. Of one in which rows came beyond `bound`, layer after layer up to the first of which that
-  /// is known: what lies behind it is routed by wrong rows. 0: all had room.
-  void add_peak(std::span<const ExpertRows> layers, double bound) {
-    const auto lacks = [&](const ExpertRows& layer) { return bound > 0 && layer.fullest > bound; };
-    const auto first = std::ranges::find_if(layers, lacks);
-    const auto told = layers.first(static_cast<size_t>(first - layers.begin()) + (first == layers.end() ? 0 : 1));
-    if (const auto peak = imbalance_of(told).peak) peak_ = std::max(peak_.value_or(0), *peak);
+  /// Adds what a step asked for in room.
+  void add_peak(const JudgedPeriod& period, const Case& config) {
+    if (!period.first.overflowed || second_run_keeps_micro_batches(config))
+      for (const StepResult& r : period.counted()) add_peak(r.experts, 0);
+    else
+      add_peak(period.first.experts, config.layout.expert_bound);
   }
   /// Into the figures; `tells`: and, layer by layer, to the log. `drops`: experts have a capacity.
   void note(Measurement& m, bool drops, bool tells) const {
@@ -512,6 +511,14 @@ class LoadBalance {
   std::span<const ExpertRows> all_rows() const { return rows_; }
 
  private:
+  /// Adds what one run of a step asked for. Of one in which rows came beyond `bound`, layer after layer up to the first of which that
+  /// is known: what lies behind it is routed by wrong rows. 0: all had room.
+  void add_peak(std::span<const ExpertRows> layers, double bound) {
+    const auto lacks = [&](const ExpertRows& layer) { return bound > 0 && layer.fullest > bound; };
+    const auto first = std::ranges::find_if(layers, lacks);
+    const auto told = layers.first(static_cast<size_t>(first - layers.begin()) + (first == layers.end() ? 0 : 1));
+    if (const auto peak = imbalance_of(told).peak) peak_ = std::max(peak_.value_or(0), *peak);
+  }
   void add_rows_of(std::span<const ExpertRows> step) {
     if (rows_.empty()) return rows_.assign(step.begin(), step.end());
     SHARDLAB_CHECK(rows_.size() == step.size(), "a step has rows of {} layers, and the step before of {}", step.size(),
@@ -604,7 +611,10 @@ class MadeAgain {
     if (session_ != nullptr) return session_.get();
     ExecutionOptions of_execution = execution_options(config_, 0, options_.control);
     RunOptions options = options_;
-    if (shares_arenas_) of_execution.beside = &first_.transport(), options.beside = &first;
+    if (shares_arenas_) {
+      of_execution.beside = &first_.transport(), options.beside = &first;
+      options.rows_together = static_cast<int>(config_.train.micro_batch);  // sequences of the first run's micro-batch
+    }
     auto execution = Execution::create(*placed_, of_execution);
     if (!execution.ok()) return execution.error();
     execution_ = std::move(*execution);
@@ -720,13 +730,8 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
       SHARDLAB_TRY(save_where_due(config, **session, step, period, step == end));
       if (step <= warm) continue;
       seconds.push_back(p.seconds() / period);
-      for (const StepResult& r : p.counted()) {
-        balance.add(r.experts);
-        if (p.first.overflowed)
-          balance.add_peak(p.first.experts, config.layout.expert_bound);
-        else
-          balance.add_peak(r.experts, 0);
-      }
+      for (const StepResult& r : p.counted()) balance.add(r.experts);
+      balance.add_peak(p, config);
       if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, p.first.sent_bytes);
     }
     at = step;

@@ -23,7 +23,7 @@ bool cuts_counts(const Instruction& instruction) {
 
 size_t RowCounting::read_of(const Instruction& instruction) { return cuts_counts(instruction) ? 1 : 2; }
 
-RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& program) {
+RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& program, int together) {
   const std::vector<int32_t> steps = steps_of_calls(plan, role);
   std::set<std::tuple<int32_t, int32_t, int32_t>> seen;  // step, layer and micro-batch: two weights of an expert see the same rows
   std::map<std::pair<int32_t, int32_t>, CountedLayer> layers;  // by step and layer
@@ -44,6 +44,7 @@ RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& prog
     if (!seen.emplace(step, i.layer, i.micro_batch).second) continue;
     CountedLayer layer = routed[i.layer];
     layer.step = step, layer.layer = i.layer, layer.counts = program.reads(i)[2].type, layer.sources = w->sources;
+    layer.together = together;
     layer.expected = w->rows, layer.placement = placement_of(plan.expert_placement, i.layer);
     CountedLayer& counts = layers.try_emplace({step, i.layer}, layer).first->second;
     ++counts.micro_batches;
@@ -100,18 +101,16 @@ RowOwners::RowOwners(const Type& counts, const Mesh& mesh, int stage) {
   copies = ranks.empty() ? 1 : members / static_cast<int>(ranks.size());
 }
 
-void add_rows(const int32_t* counts, const CountedLayer& layer, std::span<int64_t> numbers) {
+void add_rows(const int32_t* counts, const CountedLayer& layer, int micro_batch, std::span<int64_t> numbers) {
   const Shape& shape = layer.counts->shape;
   const int64_t parts = shape[1] / layer.sources, experts = shape.last();
-  int64_t worked = 0;
+  int64_t& worked = numbers[layer.worked_at() + static_cast<size_t>(micro_batch % layer.micro_batches / layer.together)];
   for (int64_t part = 0; part < shape[1]; ++part)
     for (int64_t e = 0; e < experts; ++e, ++counts) {
       numbers[static_cast<size_t>(part / parts * experts + e)] += *counts;
       worked += *counts;
     }
   numbers[layer.chosen_at()] += layer.chosen;
-  int64_t& fullest = numbers[layer.fullest_at()];
-  fullest = std::max(fullest, worked);
 }
 
 namespace {
@@ -161,8 +160,9 @@ std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> 
     layer.dropped += r.numbers[r.layer.chosen_at()];  // all that were chosen; those that were worked at are taken off below
     if (of.shares) {
       layer.by_rank.push_back(worked);
-      layer.fullest =
-          std::max(layer.fullest, static_cast<double>(r.numbers[r.layer.fullest_at()]) / static_cast<double>(r.layer.chosen));
+      const auto even = static_cast<double>(r.layer.chosen * r.layer.together);
+      for (const int64_t rows : r.numbers.subspan(r.layer.worked_at()))
+        layer.fullest = std::max(layer.fullest, static_cast<double>(rows) / even);
     }
     if (of.shares && r.layer.placement != nullptr) placed[{r.layer.step, r.layer.layer}] = &of;
   }

@@ -27,7 +27,7 @@ struct ExpertRows {
   /// `by_rank` of the same rows if experts were contiguous; empty where they are.
   std::vector<int64_t> by_rank_contiguous;
   /// Rows that a rank's experts work at in one micro-batch, over the rows that the tokens of one rank choose in it: the largest of all ranks
-  /// and micro-batches, 1 where routes are even. 0 where no ranks share the experts.
+  /// and micro-batches, 1 where routes are even. 0 where no ranks share the experts. `RowCounting` may take several micro-batches for one.
   double fullest = 0;
   friend bool operator==(const ExpertRows&, const ExpertRows&) = default;
 };
@@ -44,14 +44,15 @@ struct CountedLayer {
   int64_t capacity = 0;                        ///< rows that an expert takes of a sequence; 0: all
   int64_t expected = 0;                        ///< rows that the rank's experts work at in a micro-batch where routes are even
   int micro_batches = 0;                       ///< of the step
+  int together = 1;                            ///< micro-batches whose rows are one number of `fullest_at`
   const ExpertPlacement* placement = nullptr;  ///< of the plan; null: experts lie in order
   /// The expert at a place.
   size_t expert_at(size_t place) const { return placement != nullptr ? static_cast<size_t>(placement->experts[place]) : place; }
   /// Numbers that are kept of it: rows by source and by expert of the rank, those that its own tokens chose, and the rows that its experts
-  /// work at in the micro-batch that has most of them.
-  size_t numbers() const { return chosen_at() + 2; }
+  /// work at, micro-batch by micro-batch or by as many as are taken together.
+  size_t numbers() const { return worked_at() + static_cast<size_t>((micro_batches + together - 1) / together); }
   size_t chosen_at() const { return static_cast<size_t>(sources * counts->shape.last()); }
-  size_t fullest_at() const { return chosen_at() + 1; }
+  size_t worked_at() const { return chosen_at() + 1; }
 };
 
 /// The ranks of one stage by the tokens that they have: ranks that have the same tokens count the same rows, and the first of them
@@ -71,7 +72,9 @@ struct RowOwners {
 /// counts that are cut off the op that cuts them, which reads all that have come.
 class RowCounting {
  public:
-  RowCounting(const Plan& plan, const Role& role, const Program& program);
+  /// `together`: neighbouring micro-batches that are one for the fullest rank. The second run of a step takes one sequence at a time; as many
+  /// of its micro-batches as the first had sequences in one have the rows of one of the first.
+  RowCounting(const Plan& plan, const Role& role, const Program& program, int together = 1);
   /// By step and layer, ascending.
   std::span<const CountedLayer> layers() const { return layers_; }
   /// Of all of them.
@@ -88,7 +91,7 @@ class RowCounting {
 };
 
 /// Adds what the counts of a micro-batch say to the layer's `numbers`.
-void add_rows(const int32_t* counts, const CountedLayer& layer, std::span<int64_t> numbers);
+void add_rows(const int32_t* counts, const CountedLayer& layer, int micro_batch, std::span<int64_t> numbers);
 
 /// What one rank has counted of a layer.
 struct RankRows {

@@ -318,11 +318,11 @@ Result<void> check_expert_bound(const Case& c) {
   const float bound = c.layout.expert_bound;
   if (bound < 1)
     return refusal(fmt::format("expert_bound={}: even routes give each rank one share of the rows", bound),
-                   fmt::format("set expert_bound between 1 and ep={}, or to 0", c.layout.ep));
+                   fmt::format("set expert_bound to 1 or more, below ep={}, or to 0", c.layout.ep));
   if (bound >= static_cast<float>(c.layout.ep))
     return refusal(fmt::format("expert_bound={} with ep={}: a rank never gets more than ep even shares, which no bound is room for",
                                bound, c.layout.ep),
-                   fmt::format("set expert_bound between 1 and {}, or to 0", c.layout.ep));
+                   fmt::format("set expert_bound to 1 or more, below {}, or to 0", c.layout.ep));
   if (c.train.micro_batch == 1)
     return refusal(
         fmt::format("expert_bound={} with micro_batch=1: a step that runs again takes one sequence at a time, as this one does, "

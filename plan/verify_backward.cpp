@@ -1096,6 +1096,9 @@ void Replay::check_fitted(const Act& act) {
   if (!std::holds_alternative<GroupedLinear>(act.op->work) && (activation == nullptr || !activation->counted)) return;
   const size_t at = activation == nullptr || activation->phase == Phase::kI ? 2 : 1;
   const Held& counts = held_[at];
+  if (counts.kind == Held::Kind::kUnknown)
+    return fault(Rule::kValues, act, "goes through %{} by %{}, and no router is known to have counted that", name(act.reads[0]),
+                 name(act.reads[at]));
   Held all = counts;
   all.fitted = 0;
   const int32_t route = route_of(all, 2);
@@ -1136,7 +1139,6 @@ void Replay::play_fit(const Act& act) {
 /// Packed rows go by the counts of the router that chose where they go, exchanged.
 void Replay::check_packed(const Act& act) {
   for (const int32_t slot : act.reads) held_.push_back(read(slot));
-  const auto known = [&](size_t i) { return held_[i].kind != Held::Kind::kUnknown; };
   int32_t route = route_of_rows(held_[0]);
   for (const size_t i : {size_t{1}, size_t{2}}) {
     if (held_[i].fitted != 0)
@@ -1144,7 +1146,7 @@ void Replay::check_packed(const Act& act) {
             name(act.reads[i]), held_[i].fitted);
     held_[i].fitted = 0;
     const int32_t counted = route_of(held_[i], 2);
-    if (counted < 0 && known(i)) fault(Rule::kValues, act, "moves rows by %{}, and no router counted that", name(act.reads[i]));
+    if (counted < 0) fault(Rule::kValues, act, "moves rows by %{}, and no router counted that", name(act.reads[i]));
     if (route >= 0 && counted >= 0 && counted != route)
       fault(Rule::kValues, act, "moves %{} by %{}, and {} is there: the rows go by {}", name(act.reads[0]), name(act.reads[i]),
             rule_.name_of(held_[i]), rule_.name_of(rule_.made(route, 1)));
@@ -1226,6 +1228,7 @@ void Replay::play_again(const Act& act, int32_t node) {
   if (rule_.node(node).reads != act.reads.size() || rule_.node(node).writes != act.writes.size())
     return fault(Rule::kValues, act, "runs again with other operands than the first time");
   for (size_t i = 0; i < act.reads.size(); ++i) check_same(act, i, rule_.read(node, i), "what the op read when it first ran");
+  check_fitted(act);  // its rows may have less room than the first time
   const bool strip = multiplies_strip(act.op->work), summand = strip && is_summand(act);
   if (strip) check_strip(act, node);
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);

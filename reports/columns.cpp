@@ -297,8 +297,10 @@ const std::vector<CaseColumn> kColumns = {
                [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_contiguous) : kNotApplicable; }},
     CaseColumn{
         "expert_rank_imbalance_peak", Unit::kNone, "",
-        "rows of the fullest rank in one layer and micro-batch over an even share; the largest of the measured steps, of those "
-        "that ran again as far as the first run tells: up to the first layer without room",
+        "rows of the fullest rank in one layer and micro-batch over an even share; the largest of the measured steps. Of steps "
+        "that "
+        "ran again in canonical mode, where ep is not all data ranks, as far as the first run tells: up to the first layer without "
+        "room",
         [](Outcome o) { return o.measured ? maybe(o.measured->expert_rank_imbalance_peak) : kNotApplicable; }},
     CaseColumn{"predicted_expert_imbalance", Unit::kNone, "",
                "rows of the fullest expert of a layer over the mean, by data.routing or data.routes; mean over layers",
@@ -490,8 +492,18 @@ std::string rerun_text(const Case& config, const Measurement& m) {
                enough = std::ceil(10 * peak) / 10;
   std::string text = fmt::format("{} of {} steps ran again, one sequence at a time", m.expert_reruns, m.losses.size());
   if (peak <= bound) return text + fmt::format(": in the measured ones expert_bound={:g} had room for every row", bound);
-  text += fmt::format(": a rank had {:.2f} times its even share of rows or more, and expert_bound is {:g}", peak, bound);
-  return text + (enough < config.layout.ep ? fmt::format("; try {:g}", enough) : std::string("; expert_bound: 0 holds every row"));
+  const bool knows = second_run_keeps_micro_batches(config);
+  text += is_bound_tight(config, m) ? fmt::format(": expert_bound={:g} is too tight. A rank had up to ", bound) : ": a rank had ";
+  text += fmt::format("{:.2f} times its even share of rows{}", peak, knows ? "" : ", or more");
+  if (!is_bound_tight(config, m)) text += fmt::format(", and expert_bound is {:g}", bound);
+  if (enough >= config.layout.ep) return text + "; expert_bound: 0 holds every row";
+  text += knows ? "; expert_bound: " : "; try ";
+  return text + fmt::format("{:g}{}", enough, knows ? " would have held every row of the measured steps" : "");
+}
+
+bool is_bound_tight(const Case& config, const Measurement& m) {
+  return m.expert_rank_imbalance_peak.value_or(0) > static_cast<double>(config.layout.expert_bound) &&
+         10 * m.expert_reruns > std::ssize(m.losses);
 }
 
 std::string case_title(const Case& config) {

@@ -45,6 +45,9 @@ std::string schedule_words(const Case& config);
 std::string case_title(const Case& config);
 /// "2 of 40 steps ran again: ...": of a run with expert_bound, and a bound to try instead.
 std::string rerun_text(const Case& config, const Measurement& m);
+/// Whether the measured steps had too little room, and more than one step in ten ran again: a run with expert_bound that costs more than it
+/// saves.
+bool is_bound_tight(const Case& config, const Measurement& m);
 
 /// Dense peak flop/s of the devices that the case can keep busy, at its precision: the denominator of MFU. On the local machine a
 /// device is a core, and ranks that outnumber the cores share them. Nothing where the machine states no peak for the precision.

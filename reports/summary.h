@@ -21,7 +21,9 @@ struct Accuracy {
   int worst_case = -1;          ///< index into the outcomes
   double median_unplanned = 0;  ///< unplanned_time / measured step
   int peak_exact = 0;           ///< predicted peak equals measured peak to the byte
-  int wire_cases = 0;           ///< cases whose transport counts the bytes that it sends
+  /// Cases with expert_bound whose predicted peak is larger, and no step of which made the second run, of which that may be.
+  int peak_unseen = 0;
+  int wire_cases = 0;  ///< cases whose transport counts the bytes that it sends
   int wire_exact = 0;
   int64_t peak_largest_miss = 0;  ///< largest |predicted - measured|, bytes
   int64_t wire_largest_miss = 0;

@@ -45,7 +45,7 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       device_(backend_->device()),
       arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_, .storage = storage}),
       is_beside_(beside != nullptr),
-      counting_(plan_, role_, program_) {
+      counting_(plan_, role_, program_, options.rows_together) {
   SHARDLAB_CHECK(!is_beside_ || device_ == nullptr, "rank {}: sessions share no arena on a device", rank);
   if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage())
     store_ = is_beside_ ? beside->store_ : open_store(options_, rank, bytes);
@@ -188,7 +188,7 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   bound.launch = std::move(launch).value();
   if (const int layer = counting_.of(instruction); layer >= 0 && !expert_rows_.empty()) {
     bound.counts = static_cast<const int32_t*>(address(program_.reads(instruction)[RowCounting::read_of(instruction)]));
-    bound.layer = layer;
+    bound.layer = layer, bound.micro_batch = instruction.micro_batch;
   }
   return {};
 }
@@ -613,7 +613,7 @@ double Rank::end_of_step() const {
 /// Adds what the counts say to the rows of the layer's experts. The ops of a layer run on one stream.
 void Rank::count_rows(const BoundInstruction& bound) {
   const CountedLayer& layer = counting_.layers()[static_cast<size_t>(bound.layer)];
-  add_rows(bound.counts, layer, std::span(expert_rows_).subspan(layer.first, layer.numbers()));
+  add_rows(bound.counts, layer, bound.micro_batch, std::span(expert_rows_).subspan(layer.first, layer.numbers()));
 }
 
 /// Copies a metric out of its buffer, in the order of stream 0.

@@ -40,6 +40,7 @@ struct BoundInstruction {
   int64_t bytes = 0;                  ///< also of those, and of kSend and kReceive
   const int32_t* counts = nullptr;    ///< of a kLaunch whose rows of experts are counted
   int layer = -1;                     ///< of these: which step and layer of `RowCounting`
+  int micro_batch = -1;               ///< of these
   int metric = -1;                    ///< of a kFree that ends the life of a metric: which
   std::span<const EventWait> events;  ///< on a device, instead of `waits`
   int32_t record = -1;                ///< on a device: the event recorded behind it, or -1

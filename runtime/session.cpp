@@ -204,7 +204,8 @@ Result<void> ThreadSession::build(Transport& transport, const BackendFactory& ba
     members_.back().local = ranks_.back().get();
   }
   reports_.resize(members_.size());
-  for (size_t i = 0; i < plan_.roles.size(); ++i) counting_.emplace_back(plan_, plan_.roles[i], placed_.programs[i]);
+  for (size_t i = 0; i < plan_.roles.size(); ++i)
+    counting_.emplace_back(plan_, plan_.roles[i], placed_.programs[i], options_.rows_together);
   for (const auto& rank : ranks_) SHARDLAB_TRY(rank->bind(transport, source));
   if (options_.staleness >= 0 && options_.control != nullptr && options_.control->processes() > 1)
     return Error{ExitCode::kUsage,

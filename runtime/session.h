@@ -55,6 +55,7 @@ struct RunOptions {
   /// A session in whose arenas the ranks lie and whose state they go on from, of a plan that shares its arenas (plan/placed_plan.h). The two take
   /// turns by `take_arena`, and the other one outlives this. None: arenas of its own.
   const Session* beside = nullptr;
+  int rows_together = 1;  ///< micro-batches that are one where rows of experts are counted (`RowCounting`)
 };
 
 /// Why the guard (strategies/guard.cpp) left an update out.

@@ -133,7 +133,7 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
               if (sender == o) stays += r;
             }
           }
-          add_rows(counts.data(), layer, numbers[begin + o]);
+          add_rows(counts.data(), layer, m, numbers[begin + o]);
           const int64_t made = std::accumulate(rows[o].begin(), rows[o].end(), int64_t{0});
           const double even = static_cast<double>(layer.expected) * (layer.sources - 1) / layer.sources;
           const Share share{static_cast<float>(static_cast<double>(works) / static_cast<double>(layer.expected)),

@@ -526,6 +526,8 @@ TEST_CASE("what makes no search is refused in words") {
       {good + "--margin 5", "write --margin 5%"},
       {good + "--tp '<x'", "not a range of numbers"},
       {good + "--format xml", "markdown"},
+      {good + "--set layout.dp=2", "layouts and what is trained have flags of their own"},
+      {good + "--set layout.expert_bound=2", "ask `shardlab memory --profile shardlab --expert-bound F` of a layout"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 0 --global-batch-tokens 16Ki", "devices 0"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 1000 --seq-len 256",
        "is not a multiple of seq_len 256\n  set 768 or 1024"},

@@ -946,8 +946,8 @@ TEST_CASE("the fullest of a layer is one rank in one micro-batch, over what the 
   counts.dtype = DType::i32;
   counts.shape = {1, 4, 2};  // two parts of each rank's tokens, two experts of a rank
   counts.place[0] = Placement::shard(0);
-  const CountedLayer layer{.layer = 3, .counts = &counts, .sources = 2, .chosen = 16, .top_k = 1};
-  REQUIRE(layer.numbers() == 6);
+  const CountedLayer layer{.layer = 3, .counts = &counts, .sources = 2, .chosen = 16, .top_k = 1, .micro_batches = 2};
+  REQUIRE(layer.numbers() == 7);
   // By rank and micro-batch: 10 and 20 rows of the first, 22 and 12 of the second.
   const std::vector<std::vector<std::vector<int32_t>>> rows{{{1, 2, 3, 0, 0, 2, 2, 0}, {5, 2, 3, 2, 1, 4, 2, 1}},
                                                             {{4, 2, 3, 1, 4, 3, 3, 2}, {1, 1, 1, 1, 4, 0, 4, 0}}};
@@ -955,8 +955,7 @@ TEST_CASE("the fullest of a layer is one rank in one micro-batch, over what the 
   std::vector<RankRows> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     numbers.emplace_back(layer.numbers());
-    for (const std::vector<int32_t>& micro_batch : rows[static_cast<size_t>(rank)])
-      add_rows(micro_batch.data(), layer, numbers.back());
+    for (int m = 0; m < 2; ++m) add_rows(rows[static_cast<size_t>(rank)][static_cast<size_t>(m)].data(), layer, m, numbers.back());
   }
   for (int rank = 0; rank < 2; ++rank) ranks.push_back({mesh.coordinates(rank), layer, numbers[static_cast<size_t>(rank)]});
   const std::vector<ExpertRows> counted = expert_rows(mesh, ranks);
@@ -967,6 +966,16 @@ TEST_CASE("the fullest of a layer is one rank in one micro-batch, over what the 
   std::vector<ExpertRows> layers{counted[0], counted[0]};
   layers[1].fullest = 1.25;
   CHECK(imbalance_of(layers).peak == 22.0 / 16);
+  // Both micro-batches as one, of 32 rows that the tokens of a rank choose.
+  CountedLayer both = layer;
+  both.together = 2;
+  REQUIRE(both.numbers() == 6);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    numbers[rank].assign(both.numbers(), 0);
+    for (int m = 0; m < 2; ++m) add_rows(rows[rank][static_cast<size_t>(m)].data(), both, m, numbers[rank]);
+    ranks[rank] = {mesh.coordinates(static_cast<int>(rank)), both, numbers[rank]};
+  }
+  CHECK(expert_rows(mesh, ranks)[0].fullest == 34.0 / 32);
 }
 
 TEST_CASE("experts: what cannot be shared or cut is refused, and says what to set") {

@@ -135,7 +135,19 @@ TEST_CASE("how unevenly rows of experts fell is said, by rank where ranks share 
       "The fullest expert of a layer had 2.50 times the mean of rows (1.25 times in the last step); of the ranks that share the "
       "experts the fullest had 1.50 times the mean (1.12 times), and the others wait for it in the exchange; in one micro-batch of "
       "a layer a rank had up to 1.75 times its even share. 2 of 40 steps ran again, one sequence at a time: a rank had 1.75 "
-      "times its even share of rows or more, and expert_bound is 1.25; try 1.8."));
+      "times its even share of rows, and expert_bound is 1.25; expert_bound: 1.8 would have held every row of the measured "
+      "steps."));
+  o.measured->expert_reruns = 5;
+  CHECK(
+      rerun_text(o.config, *o.measured) ==
+      "5 of 40 steps ran again, one sequence at a time: expert_bound=1.25 is too tight. A rank had up to 1.75 times its even share "
+      "of rows; expert_bound: 1.8 would have held every row of the measured steps");
+  // Ranks of another group had other sequences in the first run.
+  o.config.layout.dp = 8, o.config.canonical = true;
+  CHECK(rerun_text(o.config, *o.measured).ends_with("up to 1.75 times its even share of rows, or more; try 1.8"));
+  o.config.layout.dp = 4;
+  CHECK(rerun_text(o.config, *o.measured).ends_with("would have held every row of the measured steps"));
+  o.measured->expert_reruns = 4;
   o.measured->expert_rank_imbalance_peak = 3.95;
   CHECK(rerun_text(o.config, *o.measured).ends_with("expert_bound is 1.25; expert_bound: 0 holds every row"));
   o.measured->expert_rank_imbalance_peak = 1.25;

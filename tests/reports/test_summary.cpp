@@ -41,6 +41,29 @@ TEST_CASE("what a transport does not count is no measurement, and is not called 
   CHECK(said);
 }
 
+TEST_CASE("a second run that no step made is no miss of the predicted peak, and one that was made may be") {
+  std::vector<CaseOutcome> cases{variant("all", 0.096), variant("bounded", 0.08)};
+  CaseOutcome& bounded = cases[1];
+  bounded.config.layout.ep = 4, bounded.config.layout.expert_bound = 1.5f;
+  bounded.predicted->peak_bytes += 1000;
+  const auto said = [&] {
+    for (const Statement& statement : statements(cases, summarise(cases)))
+      if (statement.text.starts_with("Peak memory was ")) return statement.text;
+    return std::string();
+  };
+  CHECK(summarise(cases).all.peak_exact == 1);
+  CHECK(said() ==
+        "Peak memory was predicted exactly, 0 bytes off, in all 1 case; wire bytes in the 2 whose transport counts them. In 1 "
+        "further case no step ran "
+        "again, and the second run may decide the predicted peak.");
+  bounded.measured->expert_reruns = 1;
+  CHECK(said() == "Peak memory was exact in 1 of 2 cases (largest miss 1000 B), wire bytes in 2 of 2 (largest miss 0 B).");
+  // More than was predicted is a miss, whichever run it was.
+  bounded.measured->expert_reruns = 0;
+  bounded.measured->peak_bytes = bounded.predicted->peak_bytes + 8;
+  CHECK(said() == "Peak memory was exact in 1 of 2 cases (largest miss 8 B), wire bytes in 2 of 2 (largest miss 0 B).");
+}
+
 TEST_CASE("fastest, smallest and accuracy of three cases") {
   std::vector<CaseOutcome> cases{variant("a", 0.096), variant("b", 0.08), variant("c", 0.12, 2)};
   cases[2].measured->peak_bytes = 40'000'000;
@@ -274,4 +297,21 @@ TEST_CASE("how unevenly rows of experts fell is said of a few cases, and of the 
   CHECK(said.find(" 2.00 (last step 1.50), 12.5 % of rows dropped (0.0 %); c") != std::string::npos);
   CHECK(said.ends_with("; 1 more in the table."));
   CHECK(said.find("dense") == std::string::npos);
+  // One step in ten is few, one more is not; a bound that holds the measured rows is none too tight.
+  const auto warned = [&] {
+    for (const Statement& statement : statements(cases, summarise(cases)))
+      if (statement.text.starts_with("Steps take twice their time. ")) return statement.text;
+    return std::string();
+  };
+  Measurement& m = *cases[1].measured;
+  cases[1].config.layout.ep = 4, cases[1].config.layout.expert_bound = 1.5f;
+  m.losses.resize(10);
+  CHECK(warned().empty());
+  m.expert_reruns = 2;
+  CHECK(
+      warned().ends_with(": 2 of 10 steps ran again, one sequence at a time: expert_bound=1.5 is too tight. A rank had up to 1.75 "
+                         "times its even share "
+                         "of rows; expert_bound: 1.8 would have held every row of the measured steps."));
+  m.expert_rank_imbalance_peak = 1.5;
+  CHECK(warned().empty());
 }

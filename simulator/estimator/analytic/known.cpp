@@ -55,12 +55,13 @@ void clear_unknown(Case& c) {
 }
 
 Result<void> check_known(const Case& c) {
+  // Other frameworks are estimated in closed forms alone.
+  const std::string instead =
+      c.profile == "shardlab" ? "leave it out, or resolution: timeline" : "leave it out, or profile: shardlab, which has a plan";
   for (const auto& [key, neutral] : unknown_keys())
-    if (key->get(c) != neutral)
-      return Error{
-          ExitCode::kUsage, fmt::format("{} has no closed form", key->word()), "leave it out, or resolution: timeline", {}};
+    if (key->get(c) != neutral) return Error{ExitCode::kUsage, fmt::format("{} has no closed form", key->word()), instead, {}};
   if (c.layout.schedule >= Schedule::kNaive)  // naive, a table
-    return Error{ExitCode::kUsage, "schedule has no closed form", "leave it out, or resolution: timeline", {}};
+    return Error{ExitCode::kUsage, "schedule has no closed form", instead, {}};
   for (const Own& key : kOwn)
     if (c.profile != "shardlab" && key.set(c))
       return Error{ExitCode::kUsage, fmt::format("{} is not estimated by the profile {}", key.key, c.profile), "leave it out", {}};
