@@ -206,7 +206,11 @@ CaseOutcome AnalyticCaseRunner::run(const sweeps::Point& said, Mode) {
 }
 
 BatchSink::BatchSink(RunDirectory& directory, std::string version)
-    : directory_(directory), version_(std::move(version)), writer_([this] { work(); }) {}
+    : directory_(directory),
+      version_(std::move(version)),
+      maker_(directory.store().defaults()),
+      is_large_(directory.is_large()),
+      writer_([this] { work(); }) {}
 
 BatchSink::~BatchSink() {
   {
@@ -223,13 +227,19 @@ std::optional<CaseOutcome> BatchSink::recorded(std::string_view id, std::string_
 }
 
 void BatchSink::append(const CaseOutcome& outcome) {
-  constexpr size_t kMost = 4096;
-  CaseOutcome named = outcome;
-  if (named.program_version.empty()) named.program_version = version_;
+  constexpr size_t kMost = 2048;
+  if (outcome.program_version.empty()) {
+    CaseOutcome named = outcome;
+    named.program_version = version_;
+    return append(named);
+  }
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return waiting_.size() < kMost || failed_; });
   tell_failure();
-  waiting_.push_back(std::move(named));
+  if (is_large_)
+    maker_.add(outcome, waiting_.rows);
+  else
+    waiting_.outcomes.push_back(outcome);
   if (waiting_.size() == kBatch) changed_.notify_all();
 }
 
@@ -247,12 +257,12 @@ void BatchSink::tell_failure() {
 
 void BatchSink::work() {
   constexpr std::chrono::milliseconds kPeriod(500);
-  std::vector<CaseOutcome> batch;
+  Batch batch;
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait_for(lock, kPeriod, [&] { return asked_ || ended_ || waiting_.size() >= kBatch; });
-    batch.clear();
-    batch.swap(waiting_);
+    batch.outcomes.clear(), batch.rows.clear();
+    std::swap(batch, waiting_);
     const bool all = asked_ || ended_ || batch.size() < kBatch, last = ended_;
     const bool asked = asked_;
     changed_.notify_all();
@@ -263,19 +273,17 @@ void BatchSink::work() {
     } catch (...) { failure = std::current_exception(); }
     lock.lock();
     if (failure) failure_ = failure, failed_ = true;
+    is_large_ = directory_.is_large();  // only this thread lets the directory grow
     if (asked) asked_ = false;
     changed_.notify_all();
     if (failed_ || last) return;
   }
 }
 
-void BatchSink::save(std::span<const CaseOutcome> outcomes, bool all) {
+void BatchSink::save(const Batch& batch, bool all) {
   const std::lock_guard lock(of_directory_);
-  if (!directory_.is_large()) {
-    if (!outcomes.empty()) directory_.append(outcomes);
-    return;
-  }
-  for (const CaseOutcome& outcome : outcomes) directory_.add(outcome);
+  if (!batch.outcomes.empty()) directory_.append(batch.outcomes);
+  if (batch.rows.size() > 0) directory_.add(batch.rows);
   if (all) directory_.save();
 }
 

@@ -62,7 +62,8 @@ class AnalyticCaseRunner final : public CaseRunner {
   std::vector<std::unique_ptr<Study>> studies_;  ///< the one asked last at the end
 };
 
-/// Keeps outcomes in the run directory on a thread of its own, many at a time: those of half a second, or a few hundred.
+/// Keeps outcomes in the run directory on a thread of its own, many at a time: those of half a second, or a few hundred. Rows of a large
+/// directory are made on the caller's thread, which has the outcome at hand.
 class BatchSink final : public ResultSink {
  public:
   /// `version` of the program is that of outcomes which do not say one.
@@ -80,9 +81,15 @@ class BatchSink final : public ResultSink {
 
  private:
   static constexpr size_t kBatch = 256;
+  /// What is to be saved. The outcomes came before the rows.
+  struct Batch {
+    std::vector<CaseOutcome> outcomes;  ///< of a directory that holds its cases in memory
+    StoredRows rows;
+    size_t size() const { return outcomes.size() + rows.size(); }
+  };
   void work();
   /// `all`: what the directory took earlier, too.
-  void save(std::span<const CaseOutcome> outcomes, bool all);
+  void save(const Batch& batch, bool all);
   void tell_failure();
 
   RunDirectory& directory_;
@@ -90,7 +97,9 @@ class BatchSink final : public ResultSink {
   mutable std::mutex of_directory_;  ///< one thread at a time uses the directory
   std::mutex mutex_;                 ///< guards what follows
   std::condition_variable changed_;
-  std::vector<CaseOutcome> waiting_;
+  Batch waiting_;
+  RowMaker maker_;              ///< of the rows of `waiting_`
+  bool is_large_;               ///< `RunDirectory::is_large`, once what was saved is
   std::exception_ptr failure_;  ///< that nobody was told of
   bool failed_ = false;         ///< nothing more is saved
   bool asked_ = false;          ///< all that waits is to be saved now

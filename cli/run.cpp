@@ -426,7 +426,8 @@ class PointParts {
   void make(const Sweep& sweep) {
     std::vector<Point> part;
     try {
-      const auto expanded = expand_each(sweep, Resolution::kAnalytic, [&](Point point) {
+      const auto expanded = expand_each(sweep, Resolution::kAnalytic, [&](Point&& point) {
+        if (part.empty()) part.reserve(kPart);
         part.push_back(std::move(point));
         return part.size() < kPart || hand_over(std::exchange(part, {}));
       });

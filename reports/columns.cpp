@@ -101,23 +101,17 @@ Value seconds_to_loss(Outcome o, double step_s) {
   [](Outcome o) { return o.predicted && o.predicted->step_s > 0 ? number(o.predicted->expression) : kNotApplicable; }
 #define MEASURED(expression) [](Outcome o) { return o.measured ? number(o.measured->expression) : kNotApplicable; }
 
-/// What a key is worth in a case: a number, a truth, or a word.
-Value value_of(const CaseKey& key, const Case& c) {
-  const std::string written = key.get(c);
-  switch (key.form) {
-    case Form::kInteger:
-    case Form::kCount: return number(parse_count(written).value());
-    case Form::kNumber: return number(parse_number(written).value());
-    case Form::kBool: return Value(parse_bool(written).value());
-    default: return text(written);
-  }
-}
-
 /// A column of a key of the case, called by its short form unless `name` calls it otherwise.
 CaseColumn of_key(std::string_view path, Unit unit = Unit::kNone, std::string_view heading = "", std::string_view name = "") {
   const CaseKey* key = find_key(path);
   SHARDLAB_CHECK(key != nullptr, "no key is called `{}`", path);
-  return {name.empty() ? key->word() : name, unit, heading, key->help, [key](Outcome o) { return value_of(*key, o.config); }, true};
+  return {name.empty() ? key->word() : name,
+          unit,
+          heading,
+          key->help,
+          [key](Outcome o) { return value_of(*key, key->get(o.config)); },
+          true,
+          key};
 }
 
 /// Classes as tables name them: what is neither state nor activation counts as buffers, so that the six add up.
@@ -415,6 +409,16 @@ constexpr std::array<std::string_view, 11> kSummary{"name",
                                                     "reason"};
 
 }  // namespace
+
+Value value_of(const CaseKey& key, const std::string& written) {
+  switch (key.form) {
+    case Form::kInteger:
+    case Form::kCount: return number(parse_count(written).value());
+    case Form::kNumber: return number(parse_number(written).value());
+    case Form::kBool: return Value(parse_bool(written).value());
+    default: return text(written);
+  }
+}
 
 std::span<const CaseColumn> case_columns() { return kColumns; }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "plan/keys.h"
 #include "plan/outcome.h"
 #include "reports/table.h"
 
@@ -20,8 +21,12 @@ struct CaseColumn {
   std::string_view heading;  ///< of people's tables; the name when empty
   std::string_view help;     ///< one line: what it is and how it is defined
   std::function<Value(const CaseOutcome&)> get;
-  bool is_setting = false;  ///< it says what the case is, not what came of it
+  bool is_setting = false;       ///< it says what the case is, not what came of it
+  const CaseKey* key = nullptr;  ///< the key whose `value_of` the column is; null: of none
 };
+
+/// What a key is worth whose text in a case is `written`: a number, a truth, or a word.
+Value value_of(const CaseKey& key, const std::string& written);
 
 /// Every column, in the order of results.csv. The first 48 are the fixed contract of ARCHITECTURE.md, section 3.
 std::span<const CaseColumn> case_columns();

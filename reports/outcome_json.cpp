@@ -293,8 +293,12 @@ inline constexpr bool kIsSparse =
 /// JSON has no nan and no infinity: those are written as words.
 class Writer {
  public:
-  explicit Writer(std::string& out, const CaseDefaults& defaults = CaseDefaults::of_build(), bool sparse = false)
-      : out_(out), defaults_(defaults), sparse_(sparse) {}
+  /// `config`: the object of the case within, where it is written already; else it is written with the defaults of this build.
+  explicit Writer(std::string& out, std::string_view config = {}, bool sparse = false)
+      : out_(out), config_(config), sparse_(sparse) {}
+
+  /// A member that is a text.
+  void member(std::string_view key, std::string_view said) { name(key), text(said); }
 
   template <class T>
   void operator()(const char* key, const T& value) {
@@ -304,7 +308,8 @@ class Writer {
     if constexpr (std::is_arithmetic_v<T>) {
       if (sparse_ && value == T{}) return;
     }
-    name(key);
+    comma();
+    out_.append(1, '"').append(key).append("\":");  // a name of ours, which needs no escape
     write(value);
   }
 
@@ -321,9 +326,10 @@ class Writer {
     } else if constexpr (std::is_enum_v<T>) {
       text(word_of(value));
     } else if constexpr (std::is_same_v<T, Case>) {  // by its keys; the machine is kept apart
+      if (!config_.empty()) return void(out_ += config_);
       Writer keys(out_);
       out_ += '{';
-      defaults_.for_each_said(value, [&](std::string_view path, std::string_view said) { keys.name(path), keys.text(said); });
+      CaseDefaults::of_build().for_each_said(value, [&](std::string_view path, std::string_view said) { keys.member(path, said); });
       out_ += '}';
     } else if constexpr (kIsOptional<T> || kIsShared<T>) {
       write(*value);
@@ -340,7 +346,7 @@ class Writer {
       for (const auto& [k, v] : value) map.name(k), map.write(v);
       out_ += '}';
     } else {
-      Writer inner(out_, defaults_, kIsSparse<T>);
+      Writer inner(out_, config_, kIsSparse<T>);
       out_ += '{';
       visit_fields(inner, value);
       out_ += '}';
@@ -348,9 +354,13 @@ class Writer {
   }
 
  private:
-  void name(std::string_view key) {
+  void comma() {
     if (!first_) out_ += ',';
     first_ = false;
+  }
+
+  void name(std::string_view key) {
+    comma();
     text(key);
     out_ += ':';
   }
@@ -371,7 +381,7 @@ class Writer {
   }
 
   std::string& out_;
-  const CaseDefaults& defaults_;
+  std::string_view config_;
   bool sparse_, first_ = true;
 };
 
@@ -517,6 +527,12 @@ Result<CaseDefaults> CaseDefaults::of(std::span<const Text> texts) {
   return out;
 }
 
+std::vector<const CaseKey*> CaseDefaults::keys() const {
+  std::vector<const CaseKey*> keys;
+  for (const Key& key : keys_) keys.push_back(key.key);
+  return keys;
+}
+
 std::vector<CaseDefaults::Text> CaseDefaults::texts() const {
   std::vector<Text> texts;
   for (const Key& key : keys_) texts.emplace_back(key.key->path, key.text);
@@ -524,9 +540,13 @@ std::vector<CaseDefaults::Text> CaseDefaults::texts() const {
 }
 
 std::string outcome_to_json(const CaseOutcome& outcome) { return to_text(outcome); }
-void outcome_to_json(const CaseOutcome& outcome, const CaseDefaults& defaults, std::string& text) {
-  text.clear();
-  Writer(text, defaults).write(outcome);
+void add_outcome_json(const CaseOutcome& outcome, std::string_view config, std::string& text) {
+  Writer(text, config).write(outcome);
+}
+std::string json_member(std::string_view key, std::string_view said) {
+  std::string text;
+  Writer(text).member(key, said);
+  return text;
 }
 std::string machine_to_json(const Machine& machine) { return to_text(machine); }
 std::string run_to_json(const RunMetadata& run) { return to_text(run); }

@@ -33,9 +33,13 @@ class CaseDefaults {
   /// Writes the keys of `config` that are not at their text.
   template <class F>
   void for_each_said(const Case& config, F&& visit) const {
-    for (const Key& key : keys_)
-      if (std::string said = key.key->get(config); !key.has_text || said != key.text) visit(key.key->path, said);
+    for (size_t k = 0; k < keys_.size(); ++k)
+      if (std::string said = keys_[k].key->get(config); !leaves_out(k, said)) visit(keys_[k].key->path, said);
   }
+  /// The keys that cases are stored by.
+  std::vector<const CaseKey*> keys() const;
+  /// Whether a stored case leaves out the key at this place of `keys` where it has the text `said`.
+  bool leaves_out(size_t key, std::string_view said) const { return keys_[key].has_text && said == keys_[key].text; }
   /// The case where nothing is said.
   const Case& unsaid() const { return unsaid_; }
 
@@ -51,8 +55,10 @@ class CaseDefaults {
 
 /// Everything but the losses, the ops and the machine, which the store keeps in tables of their own.
 std::string outcome_to_json(const CaseOutcome& outcome);
-/// The same over what is in `text`, whose storage it takes.
-void outcome_to_json(const CaseOutcome& outcome, const CaseDefaults& defaults, std::string& text);
+/// Adds the same to `text`. `config`: JSON of the outcome's case, an object of the texts of its keys.
+void add_outcome_json(const CaseOutcome& outcome, std::string_view config, std::string& text);
+/// A member of such an object: `"layout.tp":"4"`.
+std::string json_member(std::string_view key, std::string_view said);
 /// A machine with its calibration.
 std::string machine_to_json(const Machine& machine);
 std::string run_to_json(const RunMetadata& run);

@@ -84,9 +84,13 @@ bool Query::step() {
 }
 
 void Query::run() {
+  run_bound();
+  sqlite3_clear_bindings(handle_);
+}
+
+void Query::run_bound() {
   while (step()) {}
   sqlite3_reset(handle_);
-  sqlite3_clear_bindings(handle_);
 }
 
 int64_t Query::integer(int column) const { return sqlite3_column_int64(handle_, column); }

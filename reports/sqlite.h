@@ -37,6 +37,8 @@ class Query {
   bool step();
   /// Runs a statement that returns no rows, and makes it ready for new parameters.
   void run();
+  /// The same of a statement each of whose parameters is bound anew before it runs again.
+  void run_bound();
 
   int64_t integer(int column) const;
   double real(int column) const;  ///< NULL reads as nan

@@ -43,25 +43,20 @@ std::string_view sql_type(Unit unit) {
   }
 }
 
-/// The value stays where it is until the query has run.
-void bind_value(Query& s, int index, const Value& value) {
-  std::visit(Overload{[&](std::monostate) { s.bind_null(index); }, [&](bool v) { s.bind(index, int64_t{v}); },
-                      [&](int64_t v) { s.bind(index, v); }, [&](double v) { s.bind(index, v); },
-                      [&](const std::string& v) { s.bind_in_place(index, v); }},
-             value);
-}
-
-/// "INSERT INTO cases (...) VALUES (...) ON CONFLICT DO UPDATE": a replaced row keeps its rowid and so its place.
-std::string upsert_case_sql() {
+/// "INSERT INTO cases (...) VALUES (...) ON CONFLICT DO UPDATE", of rows with values in these columns and NULL in the others: a replaced row
+/// keeps its rowid and so its place.
+std::string upsert_case_sql(std::span<const StoredRows::Cell> cells) {
   std::string names, marks, updates;
-  const auto add = [&](std::string_view name) {
-    names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", name);
-    marks += marks.empty() ? "?" : ", ?";
+  const auto update = [&](std::string_view name) {
     if (name != "case_id") updates += fmt::format("{}\"{}\" = excluded.\"{}\"", updates.empty() ? "" : ", ", name, name);
   };
-  for (const CaseColumn& c : case_columns()) add(c.name);
-  add("machine_key");
-  add("outcome");
+  const auto insert = [&](std::string_view name) {
+    names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", name);
+    marks += marks.empty() ? "?" : ", ?";
+  };
+  for (const StoredRows::Cell& cell : cells) insert(case_columns()[cell.column].name);
+  for (const CaseColumn& c : case_columns()) update(c.name);
+  for (const std::string_view name : {"machine_key", "outcome"}) insert(name), update(name);
   return fmt::format("INSERT INTO cases ({}) VALUES ({}) ON CONFLICT (case_id) DO UPDATE SET {}", names, marks, updates);
 }
 
@@ -248,27 +243,57 @@ bool Store::has_columns_of_this_build() const {
 
 namespace {
 
-/// The value of every column.
-std::vector<Value> row_of(const CaseOutcome& outcome) {
-  std::vector<Value> row;
-  row.reserve(case_columns().size());
-  for (const CaseColumn& c : case_columns()) row.push_back(c.get(outcome));
-  return row;
-}
+/// Writes rows of `cases` with a statement for each set of columns that hold values. Half of the columns of an estimate are NULL: to bind
+/// and read NULL for each takes a third of the time of a row.
+class RowWriter {
+ public:
+  explicit RowWriter(sqlite3* handle) : handle_(handle) {}
 
-void write_case(Query& row, std::span<const Value> values, std::string_view machine_key, std::string_view json) {
-  int index = 0;
-  for (const Value& value : values) bind_value(row, ++index, value);
-  row.bind_in_place(index + 1, machine_key).bind_in_place(index + 2, json).run();
-}
+  void write(const StoredRows& rows, const StoredRows::Row& row) { write(rows, row, row.machine_key, row.outcome); }
+  /// With another machine and outcome than the row has.
+  void write(const StoredRows& rows, const StoredRows::Row& row, std::string_view machine_key, std::string_view outcome) {
+    using Kind = StoredRows::Cell::Kind;
+    Query& query = query_of(row.cells);
+    int index = 0;
+    for (const StoredRows::Cell& cell : row.cells) {
+      ++index;
+      switch (cell.kind) {
+        case Kind::kInteger: query.bind(index, cell.integer); break;
+        case Kind::kReal: query.bind(index, cell.real); break;
+        case Kind::kText: query.bind_in_place(index, rows.text(cell)); break;
+      }
+    }
+    query.bind_in_place(index + 1, machine_key).bind_in_place(index + 2, outcome).run_bound();
+  }
+
+ private:
+  struct Statement {
+    std::vector<uint16_t> columns;
+    Query query;
+  };
+  Query& query_of(std::span<const StoredRows::Cell> cells) {
+    constexpr size_t kRemembered = 32;
+    const auto known = std::ranges::find_if(
+        statements_, [&](const auto& s) { return std::ranges::equal(s->columns, cells, {}, {}, &StoredRows::Cell::column); });
+    if (known != statements_.end()) return (*known)->query;
+    if (statements_.size() == kRemembered) statements_.clear();
+    std::vector<uint16_t> columns;
+    for (const StoredRows::Cell& cell : cells) columns.push_back(cell.column);
+    statements_.emplace_back(new Statement{std::move(columns), Query(handle_, upsert_case_sql(cells))});
+    return statements_.back()->query;
+  }
+
+  sqlite3* handle_;
+  std::vector<std::unique_ptr<Statement>> statements_;
+};
 
 /// Writes outcomes with statements that are prepared once: preparing them takes longer than running them.
 class CaseWriter {
  public:
   CaseWriter(sqlite3* handle, const CaseDefaults& defaults)
-      : defaults_(defaults),
+      : maker_(defaults),
         machine_(handle, "INSERT OR IGNORE INTO machines VALUES (?, ?)"),
-        row_(handle, upsert_case_sql()),
+        cases_(handle),
         no_losses_(handle, "DELETE FROM losses WHERE case_id = ?"),
         no_ops_(handle, "DELETE FROM ops WHERE case_id = ?"),
         loss_(handle, "INSERT INTO losses VALUES (?, ?, ?, ?)"),
@@ -276,29 +301,26 @@ class CaseWriter {
         has_losses_(Query(handle, "SELECT 1 FROM losses LIMIT 1").step()),
         has_ops_(Query(handle, "SELECT 1 FROM ops LIMIT 1").step()) {}
 
-  void write(const CaseOutcome& outcome) { write(outcome, row_of(outcome)); }
-  void write(const CaseOutcome& outcome, std::span<const Value> values) {
-    const std::string& machine_key = key_of(outcome.config.machine);
-    outcome_to_json(outcome, defaults_, json_);
-    write_case(row_, values, machine_key, json_);
-    if (has_losses_) no_losses_.bind(1, outcome.case_id).run();
-    if (has_ops_) no_ops_.bind(1, outcome.case_id).run();
+  void write(const CaseOutcome& outcome) {
+    rows_.clear();
+    maker_.add(outcome, rows_);
+    write(rows_);
     write_losses(outcome);
     write_ops(outcome);
   }
+  /// Rows of cases without losses and ops.
+  void write(const StoredRows& rows) {
+    for (const auto& [key, text] : rows.machines()) machine_.bind(1, key).bind(2, text).run();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const StoredRows::Row row = rows.row(i);
+      cases_.write(rows, row);
+      const std::string_view case_id = rows.text(row.cells.front());
+      if (has_losses_) no_losses_.bind(1, case_id).run();
+      if (has_ops_) no_ops_.bind(1, case_id).run();
+    }
+  }
 
  private:
-  /// The key of a machine, which is written unless it is one of the last that were. An axis of machines comes back to each of them.
-  const std::string& key_of(const Machine& machine) {
-    constexpr size_t kRemembered = 16;
-    const auto known = std::ranges::find_if(known_, [&](const auto& k) { return same(k.first, machine); });
-    if (known != known_.end()) return known->second;
-    const std::string text = machine_to_json(machine);
-    std::string key = fmt::format("{:016x}", hash_text(text));
-    machine_.bind(1, key).bind(2, text).run();
-    if (known_.size() == kRemembered) known_.clear();
-    return known_.emplace_back(machine, std::move(key)).second;
-  }
   void write_losses(const CaseOutcome& outcome) {
     if (!outcome.measured) return;
     has_losses_ |= !outcome.measured->losses.empty();
@@ -323,19 +345,19 @@ class CaseWriter {
     }
   }
 
-  const CaseDefaults& defaults_;
-  Query machine_, row_, no_losses_, no_ops_, loss_, op_;
-  bool has_losses_, has_ops_;                           ///< of any case: those of a case written before are replaced
-  std::vector<std::pair<Machine, std::string>> known_;  ///< machines and their keys
-  std::string json_;                                    ///< of the last outcome
+  RowMaker maker_;
+  StoredRows rows_;  ///< of the last outcome
+  Query machine_;
+  RowWriter cases_;
+  Query no_losses_, no_ops_, loss_, op_;
+  bool has_losses_, has_ops_;  ///< of any case: those of a case written before are replaced
 };
 
 }  // namespace
 
 /// What `add` has not saved yet.
 struct Store::Unsaved {
-  Unsaved(sqlite3* handle, CaseDefaults defaults) : defaults(std::move(defaults)), writer(handle, this->defaults) {}
-  const CaseDefaults defaults;
+  Unsaved(sqlite3* handle, const CaseDefaults& defaults) : writer(handle, defaults) {}
   std::optional<sqlite::Transaction> transaction;
   CaseWriter writer;
   std::chrono::steady_clock::time_point saved = std::chrono::steady_clock::now();
@@ -343,14 +365,14 @@ struct Store::Unsaved {
 
 void Store::Drop::operator()(Unsaved* unsaved) const { delete unsaved; }
 
-void Store::add(const CaseOutcome& outcome, std::span<const Value> row) {
+void Store::add(const StoredRows& rows) {
   if (!unsaved_) {
     // The index of a million ids: what does not fit is read again for every row.
     sqlite::execute(handle_.get(), "PRAGMA cache_size = -49152");
     unsaved_.reset(new Unsaved(handle_.get(), defaults_));
   }
   if (!unsaved_->transaction) unsaved_->transaction.emplace(handle_.get());
-  unsaved_->writer.write(outcome, row);
+  unsaved_->writer.write(rows);
   if (std::chrono::steady_clock::now() - unsaved_->saved >= interval_) save();
 }
 
@@ -371,8 +393,14 @@ void Store::project_cases_anew() {
   sqlite::Transaction transaction(handle_.get());
   sqlite::execute(handle_.get(), "DROP TABLE cases");
   create_cases();
-  Query row(handle_.get(), upsert_case_sql());
-  for (size_t i = 0; i < outcomes.size(); ++i) write_case(row, row_of(outcomes[i]), kept[i].first, kept[i].second);
+  RowMaker maker(defaults_);
+  RowWriter writer(handle_.get());
+  StoredRows rows;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    rows.clear();
+    maker.add(outcomes[i], rows);
+    writer.write(rows, rows.row(0), kept[i].first, kept[i].second);
+  }
   transaction.commit();
 }
 
@@ -553,33 +581,37 @@ void RunDirectory::append(const CaseOutcome& given) {
 }
 
 void RunDirectory::append(std::span<const CaseOutcome> outcomes) {  // predicted without training: there is no loss to ask for
-  if (!in_memory_) {
-    for (const CaseOutcome& outcome : outcomes) add(outcome);
-    return store_.save();
-  }
   store_.append(outcomes);
+  if (!in_memory_) {
+    RowMaker maker(store_.defaults());
+    StoredRows rows;
+    for (const CaseOutcome& given : outcomes) {
+      if (!given.program_version.empty()) {
+        maker.add(given, rows);
+        continue;
+      }
+      CaseOutcome outcome = given;
+      outcome.program_version = program_version_;
+      maker.add(outcome, rows);
+    }
+    return add_csv(rows);
+  }
   for (const CaseOutcome& outcome : outcomes) keep(outcome);
   if (cases_.size() > kInMemory) return leave_memory();
   if (2 * unwritten_ >= static_cast<int64_t>(cases_.size())) finish();
 }
 
-void RunDirectory::add(const CaseOutcome& outcome) {
-  constexpr size_t kText = 1 << 20;
+void RunDirectory::add(const StoredRows& rows) {
   SHARDLAB_CHECK(!in_memory_, "a directory of {} cases is held in memory", cases_.size());
-  if (outcome.program_version.empty()) {
-    CaseOutcome named = outcome;
-    named.program_version = program_version_;
-    return add(named);
-  }
-  std::array<std::byte, 16384> storage;  // large blocks of a heap that is full of small ones are dear
-  std::pmr::monotonic_buffer_resource memory(storage.data(), storage.size());
-  std::pmr::vector<Value> row(&memory);
-  row.reserve(case_columns().size());
-  for (const CaseColumn& c : case_columns()) row.push_back(c.get(outcome));
-  store_.add(outcome, row);
+  store_.add(rows);
+  add_csv(rows);
+}
+
+void RunDirectory::add_csv(const StoredRows& rows) {
+  constexpr size_t kText = 1 << 20;
   if (!csv_) return;  // a directory that was large when it was opened: rows may be replaced, and are written at the end
-  add_csv_row(csv_text_, row);
-  ++csv_rows_;
+  csv_text_ += rows.csv();
+  csv_rows_ += static_cast<int64_t>(rows.size());
   if (csv_text_.size() < kText) return;
   csv_->write(csv_text_);
   csv_text_.clear();

@@ -18,6 +18,7 @@
 #include "reports/metadata.h"
 #include "reports/outcome_json.h"
 #include "reports/run_lock.h"
+#include "reports/stored_rows.h"
 #include "reports/table.h"
 
 struct sqlite3;
@@ -49,12 +50,13 @@ class Store {
   void append(const CaseOutcome& outcome);
   /// The same of many, in one transaction.
   void append(std::span<const CaseOutcome> outcomes);
-  /// The same of one of many that come fast, and have a program version: saved with others, once in an interval, and by `save`. `row`
-  /// is the value of every column.
-  void add(const CaseOutcome& outcome, std::span<const Value> row);
+  /// The same of rows of many cases that come fast: saved with others, once in an interval, and by `save`.
+  void add(const StoredRows& rows);
   void save();
   void save_every(std::chrono::nanoseconds interval) { interval_ = interval; }
 
+  /// What outcomes leave out here: of a `RowMaker` for this store.
+  const CaseDefaults& defaults() const { return defaults_; }
   /// The outcome stored for this case by this build of the program.
   std::optional<CaseOutcome> recorded(std::string_view case_id, std::string_view program_version) const;
   /// Every outcome, in the order of first appending.
@@ -114,10 +116,10 @@ class RunDirectory {
   void append(const CaseOutcome& outcome);
   /// Saves many outcomes in one go, none of them half; the CSV when it has doubled, and in `finish`.
   void append(std::span<const CaseOutcome> outcomes);
-  /// Whether there are more cases than are held in memory: then `add` takes one of many that come fast, and saves it within a second
+  /// Whether there are more cases than are held in memory: then `add` takes rows of many that come fast, and saves them within a second
   /// or with the next; until `finish`, the last may not be saved.
   bool is_large() const { return !in_memory_; }
-  void add(const CaseOutcome& outcome);
+  void add(const StoredRows& rows);
   /// Saves what `add` took.
   void save() { store_.save(); }
   /// Brings the CSV up to date; to be called once at the end.
@@ -140,6 +142,7 @@ class RunDirectory {
   std::string program_version_;
   LossTarget loss_target_;
   void keep(CaseOutcome outcome);
+  void add_csv(const StoredRows& rows);
   bool in_memory_ = true;
   std::unique_ptr<PendingFile> csv_;  ///< rows of the cases so far, where they are not in memory
   std::string csv_text_;              ///< rows that are not written yet

@@ -340,26 +340,28 @@ std::string print_csv(const Table& table) {
 }
 
 void add_csv_row(std::string& out, std::span<const Value> row) {
-  const auto add = [&](auto number) {
-    std::array<char, 32> digits;
-    out.append(digits.begin(), std::to_chars(digits.begin(), digits.end(), number).ptr);
-  };
+  for (size_t c = 0; c < row.size(); ++c) {
+    if (c > 0) out += ',';
+    add_csv_field(out, row[c]);
+  }
+  out += '\n';
+}
+
+void add_csv_field(std::string& out, const Value& value) {
   const auto plain = [](const std::string& text) {  // nothing that a reader of CSV or a spreadsheet takes for more than text
     return !text.empty() && std::isalnum(static_cast<unsigned char>(text[0])) != 0 &&
            std::ranges::all_of(text, [](char c) { return c >= ' ' && c < 0x7f && c != ',' && c != '"'; });
   };
-  for (size_t c = 0; c < row.size(); ++c) {
-    if (c > 0) out += ',';
-    if (const auto* whole = std::get_if<int64_t>(&row[c]))
-      add(*whole);
-    else if (const auto* text = std::get_if<std::string>(&row[c]); text != nullptr && plain(*text))
-      out += *text;
-    else if (const auto* real = std::get_if<double>(&row[c]); real != nullptr && *real == 0 && !std::signbit(*real))
-      out += '0';
-    else if (!std::holds_alternative<std::monostate>(row[c]))
-      out += csv_field(exact_text(row[c]));
+  if (const auto* whole = std::get_if<int64_t>(&value)) {
+    std::array<char, 32> digits;
+    out.append(digits.begin(), std::to_chars(digits.begin(), digits.end(), *whole).ptr);
+  } else if (const auto* real = std::get_if<double>(&value); real != nullptr && std::isfinite(*real)) {
+    fmt::format_to(std::back_inserter(out), "{}", *real);  // `number_text`
+  } else if (const auto* text = std::get_if<std::string>(&value); text != nullptr && plain(*text)) {
+    out += *text;
+  } else if (!std::holds_alternative<std::monostate>(value)) {
+    out += csv_field(exact_text(value));
   }
-  out += '\n';
 }
 
 std::string print_markdown(const Table& table) {

@@ -69,8 +69,9 @@ Table without_empty_columns(Table table);
 
 /// Header and one line a row, LF line ends.
 std::string print_csv(const Table& table);
-/// One line of it.
+/// One line of it, and one field of a line.
 void add_csv_row(std::string& out, std::span<const Value> row);
+void add_csv_field(std::string& out, const Value& value);
 
 /// A GitHub table of human texts.
 std::string print_markdown(const Table& table);

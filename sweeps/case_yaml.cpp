@@ -200,11 +200,34 @@ std::string to_yaml(const Case& config) {
 
 std::string case_id(const Case& config) { return CaseIds().id(config, machine_yaml(config.machine)); }
 
+namespace {
+
+/// The place of the first key behind the machine.
+size_t behind_machine() {
+  const std::vector<WrittenKey>& keys = written_keys();
+  return static_cast<size_t>(std::ranges::find(keys.rbegin(), keys.rend(), true, &WrittenKey::of_machine).base() - keys.begin());
+}
+
+std::vector<const CaseKey*> keys_behind_machine() {
+  std::vector<const CaseKey*> keys;
+  for (size_t i = behind_machine(); i < written_keys().size(); ++i) {
+    SHARDLAB_CHECK(!written_keys()[i].of_experts, "the key {} of experts is behind the machine", written_keys()[i].key->path);
+    keys.push_back(written_keys()[i].key);
+  }
+  return keys;
+}
+
+}  // namespace
+
+CaseIds::CaseIds() : values_(keys_behind_machine()) {
+  for (size_t i = behind_machine(); i < written_keys().size(); ++i) lines_.emplace_back(i);
+}
+
 /// The hash of the text up to the end of the machine: written again where model or machine have changed.
 uint64_t CaseIds::hash_head(const Case& config, std::string_view machine) {
   if (has_head_ && machine == machine_ && config.model == model_) return head_hash_;
-  text_ = kVersionLine;
-  KeyWriter out(text_);
+  std::string text(kVersionLine);
+  KeyWriter out(text);
   for (const WrittenKey& written : written_keys()) {
     if (written.of_machine) break;
     SHARDLAB_CHECK(written.of_model || written.key->path == "name", "the key {} is of no model", written.key->path);
@@ -213,25 +236,43 @@ uint64_t CaseIds::hash_head(const Case& config, std::string_view machine) {
   }
   out.append(machine);
   machine_ = machine, model_ = config.model, has_head_ = true;
-  return head_hash_ = hash_text(text_);
+  return head_hash_ = hash_text(text);
+}
+
+/// The line of a value. The last values of a key are remembered: an axis comes back to them.
+void CaseIds::take(Line& line, const std::string& value) {
+  constexpr size_t kRemembered = 64;
+  auto known = line.known.find(value);
+  if (known == line.known.end()) {
+    if (line.known.size() == kRemembered) line.known.clear();
+    known = line.known.emplace(value, HashedText(line_of(written_keys()[line.written], value))).first;
+  }
+  HashedText* text = known->second.text().empty() ? nullptr : &known->second;
+  has_openers_ &= (text == nullptr) == (line.text == nullptr);
+  line.text = text;
+}
+
+void CaseIds::open_sections() {
+  std::string text;
+  KeyWriter out(text);
+  for (Line& line : lines_) {
+    if (line.text == nullptr) continue;
+    text.clear();
+    out.write(written_keys()[line.written].section, "");
+    if (text != line.opener.text()) line.opener = HashedText(text);
+  }
+  has_openers_ = true;
 }
 
 std::string CaseIds::id(const Case& config, std::string_view machine) {
-  const uint64_t head = hash_head(config, machine);
-  const std::vector<WrittenKey>& keys = written_keys();
-  lines_.resize(keys.size());
-  text_.clear();
-  KeyWriter out(text_);
-  bool behind = false;  // the machine
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const WrittenKey& written = keys[i];
-    behind |= written.of_machine;
-    if (!behind || written.of_machine || !says(written, config, false)) continue;
-    std::string value = written.key->get(config);
-    if (Line& line = lines_[i]; value != line.value) line.text = line_of(written, value), line.value = std::move(value);
-    if (!lines_[i].text.empty()) out.write(written.section, lines_[i].text);
+  uint64_t hash = hash_head(config, machine);
+  for (const size_t changed : values_.read(config)) take(lines_[changed], values_[changed]);
+  if (!has_openers_) open_sections();
+  for (Line& line : lines_) {
+    if (line.text == nullptr) continue;
+    if (!line.opener.text().empty()) hash = line.opener.behind(hash);
+    hash = line.text->behind(hash);
   }
-  uint64_t hash = hash_text(text_, head);
   // Predictions follow from what the file says: a file that has changed makes another case, whatever its name.
   if (!config.data.routes.empty()) {
     if (config.data.routes != routes_) {

@@ -3,10 +3,12 @@
 
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "plan/base/hash.h"
+#include "plan/base/hashed_text.h"
+#include "plan/key_texts.h"
 #include "plan/outcome.h"
 #include "sweeps/expression.h"
 #include "sweeps/resolution.h"
@@ -74,23 +76,30 @@ std::string short_name(std::string_view path);
 /// calibration changes from day to day and is no part of the question.
 std::string machine_yaml(const Machine& machine);
 
-/// Ids of cases, one after the other. Most points of a sweep have the same model and machine, whose text is hashed once, and most of their
-/// other keys say what they said of the point before.
+/// Ids of cases, one after the other. Most points of a sweep have the same model and machine, whose text is hashed once, and a line that was
+/// hashed behind some lines is hashed behind others with one product.
 class CaseIds {
  public:
+  CaseIds();
   /// `case_id` of a case whose machine has the text `machine`.
   std::string id(const Case& config, std::string_view machine);
 
  private:
-  uint64_t hash_head(const Case& config, std::string_view machine);
-
-  /// What the text of a case says of a key.
+  /// A key behind the machine, as a case file has it.
   struct Line {
-    std::string value;  ///< of the last case
-    std::string text;   ///< the line that it makes; none of an empty value
+    explicit Line(size_t written) : written(written) {}
+    size_t written;              ///< its place among the keys that are written
+    HashedText* text = nullptr;  ///< what the case says; null: nothing, and the line is left out
+    HashedText opener{""};       ///< lines that open the sections of the key, where the line before is in others
+    std::unordered_map<std::string, HashedText> known;  ///< lines by value
   };
-  std::string text_;
-  std::vector<Line> lines_;  ///< by key that is written
+  uint64_t hash_head(const Case& config, std::string_view machine);
+  void take(Line& line, const std::string& value);
+  void open_sections();
+
+  std::vector<Line> lines_;
+  KeyTexts values_;           ///< of `lines_`
+  bool has_openers_ = false;  ///< which depend on the lines that are left out
   bool has_head_ = false;
   Model model_;          ///< of the last case
   std::string machine_;  ///< its text

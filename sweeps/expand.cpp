@@ -7,10 +7,11 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "plan/base/hash.h"
+#include "plan/base/id_set.h"
 #include "plan/base/limits.h"
 #include "sweeps/document.h"
 #include "sweeps/expression_keys.h"
@@ -19,12 +20,6 @@
 namespace shardlab::sweeps {
 
 namespace {
-
-/// A point before it is resolved.
-struct Candidate {
-  std::string name;
-  Settings settings;
-};
 
 /// Where `word` stands in `text` by itself; npos where it does not.
 size_t word_in(std::string_view text, std::string_view word) {
@@ -39,7 +34,7 @@ size_t word_in(std::string_view text, std::string_view word) {
 
 class Expander {
  public:
-  Expander(const Sweep::Content& content, Resolution resolution, const std::function<bool(Point)>& visit)
+  Expander(const Sweep::Content& content, Resolution resolution, const std::function<bool(Point&&)>& visit)
       : content_(content), resolution_(resolution), problems_(content.file), visit_(visit) {
     for (const SweepAxis& axis : content_.axes) {
       auto& rows = words_.emplace_back();
@@ -49,6 +44,7 @@ class Expander {
           words.push_back(fmt::format("{}={}", short_name(axis.paths[k]), value_in_name(axis, k, row[k])));
       }
     }
+    axes_are_apart_ = are_apart(content_.axes);
   }
 
   Result<ExpansionCounts> run() {
@@ -131,44 +127,77 @@ class Expander {
     return std::ranges::any_of(axis.rows, alike) ? text : stem(text);
   }
 
-  void add_combination(const std::vector<size_t>& row) {
-    Candidate candidate{"", content_.base};
-    for (size_t a = 0; a < row.size(); ++a)
-      for (size_t k = 0; k < content_.axes[a].paths.size(); ++k) {
-        const std::string& path = content_.axes[a].paths[k];
-        merge(candidate.settings, path, content_.axes[a].rows[row[a]][k]);
-        if (!candidate.name.empty()) candidate.name += ' ';
-        candidate.name += words_[a][row[a]][k];
-      }
-    if (candidate.name.empty()) candidate.name = content_.name;
-    for (const SweepWhen& when : content_.whens)
-      if (holds(when.condition, when.mark, draft_of(candidate.settings, content_.sources), &candidate.settings))
-        merge(candidate.settings, when.set);
-    if (is_excluded(candidate.settings))
-      ++expansion_.excluded;
-    else if (visit_)
-      hand_over(resolved(std::move(candidate)));
-    else
-      check_constraints(std::move(candidate));
+  /// Whether no key, and no source of the model or the machine, is set by two of the axes.
+  static bool are_apart(const std::vector<SweepAxis>& axes) {
+    std::set<std::string_view> set;
+    for (const SweepAxis& axis : axes) {
+      std::set<std::string_view> by_axis;
+      for (const std::string& path : axis.paths) by_axis.insert(source_group(path).empty() ? path : source_group(path));
+      for (const std::string_view key : by_axis)
+        if (!set.insert(key).second) return false;
+    }
+    return true;
   }
 
-  void check_constraints(Candidate candidate) {
+  /// Brings `combined_` from the combination before to this one. Where no two axes set one key, only axes with another row are merged: what
+  /// the last row of an axis set or left out, its next row sets or leaves out, too.
+  void combine(const std::vector<size_t>& row) {
+    const bool anew = combined_row_.empty() || !axes_are_apart_;
+    if (anew) combined_ = content_.base;
+    for (size_t a = 0; a < row.size(); ++a) {
+      if (!anew && combined_row_[a] == row[a]) continue;
+      const std::vector<Setting>& values = content_.axes[a].rows[row[a]];
+      for (size_t k = 0; k < values.size(); ++k) merge(combined_, content_.axes[a].paths[k], values[k]);
+    }
+    combined_row_ = row;
+  }
+
+  std::string name_of(const std::vector<size_t>& row) const {
+    std::string name;
+    for (size_t a = 0; a < row.size(); ++a)
+      for (const std::string& word : words_[a][row[a]]) {
+        if (!name.empty()) name += ' ';
+        name += word;
+      }
+    return name.empty() ? content_.name : name;
+  }
+
+  void add_combination(const std::vector<size_t>& row) {
+    combine(row);
+    const Settings* settings = &combined_;
+    Settings own;  // where rules or the command line say more than the axes
+    const auto add = [&](const Settings& more) {
+      if (settings != &own) own = combined_, settings = &own;
+      merge(own, more);
+    };
+    for (const SweepWhen& when : content_.whens)
+      if (holds(when.condition, when.mark, draft_of(*settings, content_.sources), settings)) add(when.set);
+    if (is_excluded(*settings)) return void(++expansion_.excluded);
+    if (!content_.overrides.empty()) add(content_.overrides);
+    if (visit_)
+      hand_over(resolved(name_of(row), *settings));
+    else
+      check_constraints(*settings);
+  }
+
+  void check_constraints(const Settings& settings) {
     ++expansion_.points;
     if (content_.constraints.empty()) return;
-    merge(candidate.settings, content_.overrides);
-    Draft draft = draft_of(candidate.settings, content_.sources);
-    if (derive(draft.config, candidate.settings).ok()) (void)broken_constraint(draft);
+    Draft draft = draft_of(settings, content_.sources);
+    if (derive(draft.config, settings).ok()) (void)broken_constraint(draft);
   }
 
   Point included(const SweepInclusion& inclusion) {
-    Candidate candidate{inclusion.name, content_.base};
-    merge(candidate.settings, inclusion.settings);
-    if (candidate.name.empty())
+    Settings settings = content_.base;
+    merge(settings, inclusion.settings);
+    std::string name = inclusion.name;
+    if (name.empty())
       for (const auto& [path, setting] : inclusion.settings)
-        candidate.name += fmt::format("{}{}={}", candidate.name.empty() ? "" : " ", short_name(path),
-                                      setting.shown.empty() ? setting.text : setting.shown);
+        name +=
+            fmt::format("{}{}={}", name.empty() ? "" : " ", short_name(path), setting.shown.empty() ? setting.text : setting.shown);
     ++expansion_.included;
-    Point point = resolved(std::move(candidate));
+    merge(settings, content_.overrides);
+    Point point = resolved(std::move(name), settings);
     if (!inclusion.name.empty() && !content_.overrides.contains("name")) take_name(point, inclusion.mark);
     return point;
   }
@@ -205,24 +234,23 @@ class Expander {
     });
   }
 
-  /// Resolves a candidate; a refused point keeps the first reason in the order: derived values, constraints, what this version and
-  /// the machine can do, what a plan can be made of.
-  Point resolved(Candidate candidate) {
-    merge(candidate.settings, content_.overrides);
-    if (const auto name = content_.overrides.find("name"); name != content_.overrides.end()) candidate.name = name->second.text;
-    Draft draft = draft_of(candidate.settings, content_.sources);
-    draft.config.name = candidate.name;
+  /// The point of these settings, those of the command line among them. A refused point keeps the first reason in the order: derived values,
+  /// constraints, what this version and the machine can do, what a plan can be made of.
+  Point resolved(std::string name, const Settings& settings) {
+    if (const auto said = content_.overrides.find("name"); said != content_.overrides.end()) name = said->second.text;
+    Draft draft = draft_of(settings, content_.sources);
+    draft.config.name = name;
     Point point;
-    point.name = candidate.name;
-    if (auto derived = derive(draft.config, candidate.settings); !derived.ok()) point.refusal = derived.error();
+    point.name = std::move(name);
+    if (auto derived = derive(draft.config, settings); !derived.ok()) point.refusal = derived.error();
     point.derived = !point.refusal;
     if (!point.refusal) point.refusal = broken_constraint(draft);
     if (!point.refusal)
       if (auto possible = check_point(draft, content_.mode, resolution_); !possible.ok()) point.refusal = possible.error();
     if (!point.refusal && resolution_ != Resolution::kAnalytic)
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
-    if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
-    point.id = id_of(draft, candidate.settings);
+    if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, settings);
+    point.id = id_of(draft, settings);
     point.config = std::move(draft.config);
     point.unheld = std::move(draft.unheld);
     point.model = std::move(draft.model);
@@ -230,9 +258,9 @@ class Expander {
   }
 
   /// Of points equal but for their names the first stays, under the name that the file gives one of them.
-  void hand_over(Point point) {
+  void hand_over(Point&& point) {
     if (!visit_) return void(++expansion_.points);
-    if (!seen_.insert(std::strtoull(point.id.c_str(), nullptr, 16)).second) {
+    if (!seen_.insert(std::strtoull(point.id.c_str(), nullptr, 16))) {
       ++expansion_.duplicates;
       return;
     }
@@ -297,13 +325,16 @@ class Expander {
   const Sweep::Content& content_;
   const Resolution resolution_;
   Problems problems_;
-  const std::function<bool(Point)>& visit_;                   ///< empty: rules are checked, and no points are made
+  const std::function<bool(Point&&)>& visit_;                 ///< empty: rules are checked, and no points are made
   std::vector<std::vector<std::vector<std::string>>> words_;  ///< of a point's name: by axis, row and path
+  bool axes_are_apart_ = false;                               ///< no two of them set one key
+  Settings combined_;                                         ///< base and axes, of the last combination
+  std::vector<size_t> combined_row_;                          ///< of each axis in it
   ExpansionCounts expansion_;
   CaseIds case_ids_;
   std::map<std::string, std::string> machines_;         ///< texts of machines by the settings that made them
   bool ended_ = false;                                  ///< the visitor wants no more
-  std::unordered_set<uint64_t> seen_;                   ///< ids, which are 16 hex digits
+  IdSet seen_;                                          ///< ids, which are 16 hex digits
   std::unordered_map<std::string, std::string> names_;  ///< that the file gives, by id
 };
 
@@ -405,12 +436,12 @@ Result<Expansion> expand(const Sweep& sweep, Resolution resolution) {
   return expansion;
 }
 
-Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point)>& visit) {
+Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point&&)>& visit) {
   return Expander(sweep.content(), resolution, visit).run();
 }
 
 Result<ExpansionCounts> check_rules(const Sweep& sweep) {
-  const std::function<bool(Point)> nobody;
+  const std::function<bool(Point &&)> nobody;
   return Expander(sweep.content(), resolution_of(sweep), nobody).run();
 }
 

@@ -41,7 +41,7 @@ struct ExpansionCounts {
 
 /// The points of `expand`, each handed to `visit` as it is made, in order, and none of them kept: a million points take the memory
 /// of their ids. `visit` returns false to end it. An expression that cannot be evaluated is found at the point where it cannot.
-Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point)>& visit);
+Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point&&)>& visit);
 
 /// Evaluates the rules of the sweep (when, exclude, constraints) at every point, and makes no points: the error is an expression that cannot be
 /// evaluated somewhere. Points that differ in their names only are each counted, and none is refused.

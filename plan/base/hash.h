@@ -6,9 +6,11 @@
 
 namespace shardlab {
 
+inline constexpr uint64_t kHashPrime = 0x100000001b3ull;  ///< of FNV-1a with 64 bits
+
 /// FNV-1a of `text`, continued from `seed`.
 constexpr uint64_t hash_text(std::string_view text, uint64_t seed = 0xcbf29ce484222325ull) {
-  for (const char c : text) seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  for (const char c : text) seed = (seed ^ static_cast<unsigned char>(c)) * kHashPrime;
   return seed;
 }
 

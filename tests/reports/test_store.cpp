@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "plan/base/pending_file.h"
@@ -462,6 +463,81 @@ TEST_CASE("a stored case leaves out the keys at their defaults: no value of a ke
   }
 }
 
+/// `o` with a key at another value than it has by default, where the case has a word for one.
+CaseOutcome with_key_changed(CaseOutcome o, const CaseKey& key) {
+  std::vector<std::string> values = words_of(key);
+  for (const char* text : {"3", "0.5", "true", "false", "a, \"b\""}) values.emplace_back(text);
+  for (const std::string& value : values)
+    if (Case c; has_form(key, value) && key.set(c, value) && key.get(c) != key.get(Case())) return key.set(o.config, value), o;
+  return o;
+}
+
+TEST_CASE("rows of cases one after another are those of each case alone") {
+  std::vector<CaseOutcome> cases = sweep_outcomes();
+  for (const CaseKey& key : case_keys()) {
+    if (key.get == nullptr) continue;
+    cases.push_back(with_key_changed(small_outcome(), key));
+    cases.push_back(small_outcome());
+    if (key.path.starts_with("layout.")) cases.back().predicted.reset();
+    if (key.path.starts_with("train.")) cases.back().measured.reset(), cases.back().reason = "said, with a \"comma\"";
+  }
+  const Folder folder;
+  Store store = opened(folder / "results.sqlite");
+  RowMaker maker(store.defaults());
+  StoredRows rows;
+  std::set<std::string> machines;
+  for (int pass = 0; pass < 2; ++pass) {
+    rows.clear();
+    std::string csv;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      cases[i].case_id = fmt::format("{:016x}", i);
+      maker.add(cases[i], rows);
+      std::vector<Value> values;
+      for (const CaseColumn& c : case_columns()) values.push_back(c.get(cases[i]));
+      add_csv_row(csv, values);
+    }
+    CHECK(rows.csv() == csv);
+    REQUIRE(rows.size() == cases.size());
+    for (const auto& [key, text] : rows.machines()) machines.insert(key);
+    std::set<std::vector<uint16_t>> sets_of_columns;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const StoredRows::Row row = rows.row(i);
+      CAPTURE(i);
+      CHECK(row.outcome == outcome_to_json(cases[i]));
+      CHECK(machines.contains(std::string(row.machine_key)));
+      std::vector<uint16_t> columns;
+      for (const StoredRows::Cell& cell : row.cells) columns.push_back(cell.column);
+      sets_of_columns.insert(columns);
+      auto cell = row.cells.begin();
+      for (uint16_t c = 0; c < case_columns().size(); ++c) {
+        const Value value = case_columns()[c].get(cases[i]);
+        if (value.index() == 0) continue;
+        REQUIRE(cell != row.cells.end());
+        CHECK(cell->column == c);
+        const Value held = cell->kind == StoredRows::Cell::Kind::kText   ? Value(std::string(rows.text(*cell)))
+                           : cell->kind == StoredRows::Cell::Kind::kReal ? Value(cell->real)
+                           : std::holds_alternative<bool>(value)         ? Value(cell->integer == 1)
+                                                                         : Value(cell->integer);
+        CHECK(exact_text(held) == exact_text(value));
+        ++cell;
+      }
+      CHECK(cell == row.cells.end());
+    }
+    CHECK(sets_of_columns.size() > 5);
+    // The second time every row takes the place of another.
+    store.add(rows);
+    store.save();
+    CHECK(store.size() == static_cast<int64_t>(cases.size()));
+    for (const CaseOutcome& stored : store.outcomes()) {
+      CaseOutcome without = cases[static_cast<size_t>(std::stoull(stored.case_id, nullptr, 16))];
+      without.ops.clear();
+      if (without.measured) without.measured->losses.clear();
+      REQUIRE(fingerprint(stored) == fingerprint(without));
+    }
+    std::ranges::reverse(cases);
+  }
+}
+
 TEST_CASE("cases that come fast are saved once in an interval, and at once when asked") {
   const Folder folder;
   const std::string path = folder / "results.sqlite";
@@ -470,9 +546,9 @@ TEST_CASE("cases that come fast are saved once in an interval, and at once when 
   outcome.program_version = "0.1.0";
   const auto add = [&](const char* id) {
     outcome.case_id = id;
-    std::vector<Value> row;
-    for (const CaseColumn& c : case_columns()) row.push_back(c.get(outcome));
-    store.add(outcome, row);
+    StoredRows rows;
+    RowMaker(store.defaults()).add(outcome, rows);
+    store.add(rows);
   };
   store.save_every(std::chrono::hours(1));
   add("first"), add("second"), add("third");

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <set>
 
+#include "plan/base/hash.h"
 #include "sweeps/resolution.h"
 #include "sweeps/search.h"
 #include "tests/namespaces.h"
@@ -139,6 +140,42 @@ TEST_CASE("when sets values, and what becomes equal is one point") {
   CHECK(points_of(small("when: [{if: model.layers == 4 and machine.devices_per_node == 2, set: {seed: 7}}]\n"))
             .points[0]
             .config.train.seed == 7);
+}
+
+TEST_CASE("each point of many is the point of its own words, and its id the hash of its case file without the name") {
+  // Values leave keys out, come back, and set what others derive; one line (routes) is not written at all, others open sections.
+  const std::string axes =
+      "axes: {tp: [1, 2], dp: [auto, 1, 2], schedule: [auto, afab], pp: [1, 2], fsdp.unit: [1, 2], data.packed: [false, true], "
+      "model.layers: [4, 2]}\n";
+  for (const std::string& rules : {"", "when: [{if: tp == 2, set: {seed: 9, dp: 1}}]\n"})
+    for (const std::vector<std::string>& words : {std::vector<std::string>{}, {"train.beta1=0.8", "schedule=1f1b"}}) {
+      const Expansion e = points_of(small("train: {seq_len: 64}\nlayout: {dp: 2}\n" + axes + rules), with_local(words));
+      CHECK(e.combinations == (words.empty() ? 192 : 96));
+      for (const Point& point : e.points) {
+        INFO(point.name);
+        std::string text = to_yaml(point.config);
+        const size_t name = text.find("name: ");
+        text.erase(name, text.find('\n', name) + 1 - name);
+        CHECK(point.id == fmt::format("{:016x}", hash_text(text)));
+        // The same words without axes.
+        std::string alone = small("train: {seq_len: 64}\nlayout: {dp: 2}\n" + rules);
+        std::vector<std::string> said;
+        for (size_t at = 0; at < point.name.size();) {
+          const size_t end = std::min(point.name.find(' ', at), point.name.size());
+          said.push_back(point.name.substr(at, end - at));
+          at = end + 1;
+        }
+        std::string values;
+        for (const std::string& word : said)
+          values += fmt::format("{}{}: [{}]", values.empty() ? "" : ", ", word.substr(0, word.find('=')),
+                                word.substr(word.find('=') + 1));
+        const Expansion one = points_of(alone + "axes: {" + values + "}\n", with_local(words));
+        REQUIRE(one.points.size() == 1);
+        CHECK(one.points[0].id == point.id);
+        CHECK(one.points[0].name == point.name);
+        CHECK(to_yaml(one.points[0].config) == to_yaml(point.config));
+      }
+    }
 }
 
 TEST_CASE("exclude removes partial matches, include adds points") {
