@@ -14,6 +14,7 @@
 #include <set>
 
 #include "plan/named_kernels.h"
+#include "plan/optimizers.h"
 #include "plan/run_state.h"
 #include "plan/verify_internal.h"
 
@@ -176,7 +177,7 @@ class FlagReplay {
 
   /// An optimizer, or a kernel that writes kept state over what it reads there.
   bool changes_state(const Op& op) const {
-    const bool updates = std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work);
+    const bool updates = update_of(op.work) != nullptr;
     if (!updates && !std::holds_alternative<Kernel>(op.work)) return false;
     return std::ranges::any_of(op.writes, [&](SlotId w) {
       const auto place = at(w);

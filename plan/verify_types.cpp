@@ -21,6 +21,7 @@
 #include "plan/collective_steps.h"
 #include "plan/limits.h"
 #include "plan/named_kernels.h"
+#include "plan/optimizers.h"
 #include "plan/verify_internal.h"
 #include "plan/work.h"
 
@@ -88,12 +89,12 @@ class Builder {
   /// One letter a dim, for operands that are taken element by element.
   static std::string by_position(const Type& t) { return std::string("abcd").substr(0, static_cast<size_t>(t.shape.rank)); }
 
-  void read(const char* name, std::string dims, Pass pass) {
+  void read(std::string_view name, std::string dims, Pass pass) {
     names_ += fmt::format("{}%{}", names_.empty() ? "" : ", ", name);
     const size_t i = equation.reads.size();
     equation.reads.push_back({i < op_.reads.size() ? op_.reads[i] : SlotId(), std::move(dims), pass});
   }
-  void write(const char* name, std::string dims, uint32_t uses = ~0u, SlotId replaces = SlotId(), bool trusted = false) {
+  void write(std::string_view name, std::string dims, uint32_t uses = ~0u, SlotId replaces = SlotId(), bool trusted = false) {
     outs_ += fmt::format("{}%{}", outs_.empty() ? "" : ", ", name);
     const size_t i = equation.writes.size();
     equation.writes.push_back({i < op_.writes.size() ? op_.writes[i] : SlotId(), std::move(dims), uses, replaces, trusted});
@@ -140,6 +141,7 @@ class Builder {
   void describe(const SquaredNorm&);
   void describe(const Sgd&);
   void describe(const AdamW&);
+  void describe_update(const OptimizerRow& row);
   void describe(const Copy&);
   void describe(const Kernel& w);
   void describe(const Collective&);
@@ -580,17 +582,17 @@ void Builder::describe(const SquaredNorm&) {
   write("norm", "k");
 }
 
-void Builder::describe(const Sgd&) {
+void Builder::describe(const Sgd&) { describe_update(row_of(Optimizer::kSgd)); }
+
+void Builder::describe(const AdamW&) { describe_update(row_of(Optimizer::kAdamW)); }
+
+void Builder::describe_update(const OptimizerRow& row) {
   read("grad", first_dims(), Pass::kNonlinear);
   read("param", first_dims(), Pass::kNonlinear);
-  if (op_.reads.size() == 3) read("factor", "k", Pass::kNonlinear);
+  for (const OptimizerState& state : row.state) read(state.name, first_dims(), Pass::kNonlinear);
+  if (op_.reads.size() > update_operands(row)) read("factor", "k", Pass::kNonlinear);
   write("param", first_dims(), ~0u, slot_of_read(1));
-}
-
-void Builder::describe(const AdamW&) {
-  for (const char* name : {"grad", "param", "m", "v"}) read(name, first_dims(), Pass::kNonlinear);
-  if (op_.reads.size() == 5) read("factor", "k", Pass::kNonlinear);
-  for (size_t i = 1; i < 4; ++i) write(i == 1 ? "param" : i == 2 ? "m" : "v", first_dims(), ~0u, slot_of_read(i));
+  for (size_t i = 0; i < row.state.size(); ++i) write(row.state[i].name, first_dims(), ~0u, slot_of_read(2 + i));
 }
 
 void Builder::describe(const Copy&) {
@@ -1250,8 +1252,7 @@ void TypeChecker::check(const Op& op) {
     if (w->words < 0 || w->words > columns)
       fault(op, Rule::kTypes, "words={}, and the vocabulary has {} columns", w->words, columns);
   }
-  if (std::holds_alternative<Sgd>(op.work)) return check_optimizer(op, 1);
-  if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
+  if (const OptimizerRow* row = update_of(op.work)) return check_optimizer(op, 1 + row->state.size());
   Builder builder(segment_, op);
   builder.build();
   if (std::holds_alternative<Strips>(op.work) || builder.equation.strips > 1)

@@ -7,6 +7,7 @@
 #include "kernels/fp8.h"
 #include "kernels/library_product.h"
 #include "plan/base/check.h"
+#include "plan/optimizers.h"
 #include "plan/precision.h"
 #include "runtime/operands.h"
 #include "runtime/positions.h"
@@ -665,8 +666,7 @@ FixedOperands statistics_of(const Work& work) {
            : w->part == CrossEntropy::Part::kMax ? FixedOperands{{}, {0}}
                                                  : FixedOperands{{2}, {0}};
   if (std::holds_alternative<SquaredNorm>(work)) return {{}, {0}, DType::f64};
-  if (std::holds_alternative<Sgd>(work)) return {{2}, {}};
-  if (std::holds_alternative<AdamW>(work)) return {{4}, {}};
+  if (const OptimizerRow* row = update_of(work)) return {{update_operands(*row)}, {}};
   return {};
 }
 
@@ -726,9 +726,8 @@ void check_in_place(const BoundOp& op) {
     check(0, 2);
     check(1, 3);
   }
-  if (std::holds_alternative<Sgd>(work)) check(0, 1);
-  if (std::holds_alternative<AdamW>(work))
-    for (size_t i = 0; i < 3; ++i) check(i, 1 + i);
+  if (const OptimizerRow* row = update_of(work))
+    for (size_t i = 0; i <= row->state.size(); ++i) check(i, 1 + i);
   if (const auto* w = std::get_if<CrossEntropy>(&work))
     if (w->part == CrossEntropy::Part::kFused || w->part == CrossEntropy::Part::kGrad) check(1, 0);
 }
@@ -738,8 +737,7 @@ void check_in_place(const BoundOp& op) {
 bool is_mixed(const BoundOp& op) {
   const auto narrow = [](const Tensor& t) { return is_narrow(t.type->dtype); };
   const Work& work = op.op().work;
-  if ((std::holds_alternative<Sgd>(work) && op.reads.size() > 2) || (std::holds_alternative<AdamW>(work) && op.reads.size() > 4))
-    return true;
+  if (const OptimizerRow* row = update_of(work); row != nullptr && op.reads.size() > update_operands(*row)) return true;
   if (std::holds_alternative<Copy>(work) && op.reads[0].type->dtype == op.writes[0].type->dtype) return false;
   return std::ranges::any_of(op.reads, narrow) || std::ranges::any_of(op.writes, narrow);
 }
