@@ -206,6 +206,8 @@ int64_t update_flops(const OptimizerRow& row, float weight_decay, const Operands
 }
 int64_t flops_of(const Sgd& w, const Operands& o) { return update_flops(row_of(Optimizer::kSgd), w.weight_decay, o); }
 int64_t flops_of(const AdamW& w, const Operands& o) { return update_flops(row_of(Optimizer::kAdamW), w.weight_decay, o); }
+int64_t flops_of(const Lion& w, const Operands& o) { return update_flops(row_of(Optimizer::kLion), w.weight_decay, o); }
+int64_t flops_of(const AdamW8bit& w, const Operands& o) { return update_flops(row_of(Optimizer::kAdamW8bit), w.weight_decay, o); }
 int64_t flops_of(const Copy&, const Operands&) { return 0; }
 int64_t flops_of(const Kernel& w, const Operands& o) { return static_cast<int64_t>(kernel_flops(o.segment(), o.op(), w)); }
 int64_t flops_of(const Collective&, const Operands&) { return 0; }
@@ -504,6 +506,9 @@ int64_t update_scratch(const Operands& o) {
 }
 int64_t narrow_scratch(const Sgd&, const Operands& o, bool) { return update_scratch(o); }
 int64_t narrow_scratch(const AdamW&, const Operands& o, bool) { return update_scratch(o); }
+int64_t narrow_scratch(const Lion&, const Operands& o, bool) { return update_scratch(o); }
+/// And a block of both moments.
+int64_t narrow_scratch(const AdamW8bit&, const Operands& o, bool) { return update_scratch(o) + floats(2 * kMomentBlock); }
 /// A canonical tree over `rows` parts, a block of each at a time: the parts, and where they lie.
 int64_t tree_scratch(int64_t rows, int64_t block) { return floats(rows * block) + aligned(8 * rows); }
 
@@ -619,7 +624,7 @@ WorkAmount work_of(const Segment& segment, const Op& op, const Mesh& mesh, const
 
 int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {
   const Operands operands(segment, op);
-  if (scales_gradient(operands) || any_narrow(operands))
+  if (scales_gradient(operands) || any_narrow(operands) || std::holds_alternative<AdamW8bit>(op.work))
     return std::visit([&](const auto& w) { return narrow_scratch(w, operands, canonical); }, op.work);
   if (const Kernel* kernel = std::get_if<Kernel>(&op.work)) return kernel_scratch(*kernel, operands);
   return std::visit([&](const auto& w) { return scratch_of(w, operands, canonical); }, op.work);

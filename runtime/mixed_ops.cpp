@@ -636,6 +636,37 @@ ScratchLaunch bind_work(const BoundOp& op, const AdamW& w, const BindTools& tool
                                             });
 }
 
+ScratchLaunch bind_work(const BoundOp& op, const Lion& w, const BindTools& tools) {
+  kernels::MixedLion args;
+  args.grad = stored(op.reads[0]);
+  args.param = stored(op.writes[0]);
+  args.m = stored(op.writes[1]);
+  args.lion = {.n = op.writes[0].shape().elements(), .beta1 = w.beta1, .beta2 = w.beta2, .weight_decay = w.weight_decay};
+  return launch_update<kernels::MixedLion>(
+      tools, &MixedKernels::lion, args, factor_of(op, 3),
+      [](kernels::MixedLion& a, const StepState& state) { a.lion.learning_rate = state.learning_rate; });
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const AdamW8bit& w, const BindTools& tools) {
+  kernels::MixedAdamW8bit args;
+  args.grad = stored(op.reads[0]);
+  args.param = stored(op.writes[0]);
+  args.m = op.writes[1].as<uint8_t>();
+  args.v = op.writes[2].as<uint8_t>();
+  args.m_scale = op.writes[3].as<float>();
+  args.v_scale = op.writes[4].as<float>();
+  args.adamw = {.n = op.writes[0].shape().elements(),
+                .beta1 = w.beta1,
+                .beta2 = w.beta2,
+                .epsilon = w.epsilon,
+                .weight_decay = w.weight_decay};
+  return launch_update<kernels::MixedAdamW8bit>(tools, &MixedKernels::adamw8bit, args, factor_of(op, 6),
+                                                [](kernels::MixedAdamW8bit& a, const StepState& state) {
+                                                  a.adamw.step = state.applied;
+                                                  a.adamw.learning_rate = state.learning_rate;
+                                                });
+}
+
 ScratchLaunch bind_work(const BoundOp& op, const Copy&, const BindTools& tools) {
   return launch<kernels::MixedCopy>(tools, &MixedKernels::copy,
                                     {stored(op.reads[0]), stored(op.writes[0]), op.writes[0].shape().elements()});
@@ -688,6 +719,13 @@ Result<void> check_mixed_types(const BoundOp& op) {
   const FixedOperands fixed = statistics_of(op.op().work);
   std::vector<size_t> ids = ids_of(op.op().work);
   if (const auto positions = positions_read(op.op())) ids.push_back(*positions);
+  if (const OptimizerRow* row = update_of(op.op().work); row != nullptr && has_blocks(*row)) {  // whose state has types of its own
+    for (size_t i = 0; i < row->state.size(); ++i)
+      SHARDLAB_TRY(check(op.reads[2 + i], op.reads[2 + i].type->dtype == row->state[i].dtype, name_of(row->state[i].dtype)));
+    for (const size_t i : {size_t{0}, size_t{1}})
+      SHARDLAB_TRY(check(op.reads[i], kernels::is_float_storage(op.reads[i].type->dtype), "f32, bf16 or f16"));
+    return {};
+  }
   const auto check_one = [&](const Tensor& t, bool is_fixed, bool is_id) -> Result<void> {
     const DType type = t.type->dtype;
     if (is_id) return check(t, type == DType::i32, "i32");
@@ -737,7 +775,8 @@ void check_in_place(const BoundOp& op) {
 bool is_mixed(const BoundOp& op) {
   const auto narrow = [](const Tensor& t) { return is_narrow(t.type->dtype); };
   const Work& work = op.op().work;
-  if (const OptimizerRow* row = update_of(work); row != nullptr && op.reads.size() > update_operands(*row)) return true;
+  if (const OptimizerRow* row = update_of(work); row != nullptr && (has_blocks(*row) || op.reads.size() > update_operands(*row)))
+    return true;
   if (std::holds_alternative<Copy>(work) && op.reads[0].type->dtype == op.writes[0].type->dtype) return false;
   return std::ranges::any_of(op.reads, narrow) || std::ranges::any_of(op.writes, narrow);
 }

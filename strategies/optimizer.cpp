@@ -8,7 +8,8 @@
 // Adds     nothing; the loss travels as one scalar over data-parallel ranks
 // Memory   what the optimizer keeps beside a parameter (plan/optimizers.h)
 // Refuses  nothing
-// Paper    Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019)
+// Paper    Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019); Chen et al., "Symbolic Discovery of Optimization
+//          Algorithms" (2023): Lion; Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022)
 #include "strategies/optimizer.h"
 
 #include <algorithm>
@@ -32,14 +33,21 @@ namespace {
 
 constexpr std::string_view kOptimizerName = "optimizer";
 
+Work update_work(const Train& t, float weight_decay) {
+  switch (t.optimizer) {
+    case Optimizer::kAdamW: return AdamW{t.beta1, t.beta2, t.epsilon, weight_decay};
+    case Optimizer::kSgd: return Sgd{weight_decay};
+    case Optimizer::kLion: return Lion{t.beta1, t.beta2, weight_decay};
+    case Optimizer::kAdamW8bit: return AdamW8bit{t.beta1, t.beta2, t.epsilon, weight_decay};
+  }
+  SHARDLAB_CHECK(false, "optimizer {} has no update", static_cast<int>(t.optimizer));
+}
+
 Op update_op(const Draft& draft, bool decay) {
   const Train& t = draft.config.train;
   const float weight_decay = decay ? t.weight_decay : 0;
   Op op;
-  if (t.optimizer == Optimizer::kAdamW && !steps_by_direction(draft))
-    op.work = AdamW{t.beta1, t.beta2, t.epsilon, weight_decay};
-  else
-    op.work = Sgd{weight_decay};
+  op.work = steps_by_direction(draft) ? Work(Sgd{weight_decay}) : update_work(t, weight_decay);
   op.label = "update";
   op.strategy = kOptimizerName;
   return op;
@@ -63,6 +71,11 @@ Buffer state_buffer(const Buffer& value, const OptimizerState& state) {
   buffer.type = value.type;
   buffer.type.dtype = state.dtype;
   buffer.kind = BufferClass::kMoment;
+  if (state.by_block) {
+    buffer.type.shape = Shape{state.elements(value.type.shape.elements())};
+    for (Placement& along : buffer.type.place) along = block_placement(along);
+    return buffer;  // no part of a parameter, and of no other layout
+  }
   buffer.packed_as = value.packed_as;
   buffer.parameter = value.parameter;
   return buffer;
