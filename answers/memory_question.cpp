@@ -77,7 +77,7 @@ Result<FrameworkProfile> profile_for(const Case& c) {
   const auto bytes = [](const std::string& dtype) { return dtype == "bf16" || dtype == "fp16" ? 2.0 : 4.0; };
   if (!c.train.reduce_dtype.empty()) p.state.gradient_wire = bytes(c.train.reduce_dtype);
   if (!c.train.accumulate_dtype.empty()) p.state.gradient = bytes(c.train.accumulate_dtype);
-  if (c.train.optimizer == Optimizer::kSgd) p.state.moments = 0;
+  analytic::set_optimizer(c.train.optimizer, p);
   if (c.train.dropout > 0) p.model.dropout = true;
   if (c.layout.bucket_bytes > 0) p.overlap.bucket_bytes = static_cast<double>(c.layout.bucket_bytes);
   if (c.layout.fsdp.unit > 1) p.overlap.unit_layers = c.layout.fsdp.unit;

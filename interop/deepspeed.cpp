@@ -67,10 +67,13 @@ Json optimizer_section(Account& account) {
   const Train& t = c.train;
   account.say({"train.optimizer", "train.learning_rate.peak", "train.weight_decay", "train.beta1", "train.beta2", "train.epsilon",
                "layout.compression.kind", "layout.compression.warmup"});
+  account.require(t.optimizer != Optimizer::kAdamW8bit, "train.optimizer",
+                  "DeepSpeed has AdamW, SGD and Lion; moments in 8 bits are given by code");
   const CompressionKind kind = c.layout.compression.kind;
   Json parameters{{"lr", number(t.learning_rate.peak)}, {"weight_decay", number(t.weight_decay)}};
   if (t.optimizer == Optimizer::kSgd) return {{"type", "SGD"}, {"params", parameters}};
   parameters["betas"] = {number(t.beta1), number(t.beta2)};
+  if (t.optimizer == Optimizer::kLion) return {{"type", "Lion"}, {"params", parameters}};
   parameters["eps"] = number(t.epsilon);
   if (kind == CompressionKind::kNone) return {{"type", "AdamW"}, {"params", parameters}};
   if (kind != CompressionKind::kOneBitAdam) {

@@ -681,15 +681,16 @@ class DeepSpeed {
     if (word == "onebitadam") {
       out_.set("layout.compression.kind", "one-bit-adam");
       out_.set("layout.compression.warmup", integer(p + "freeze_step", 100000));
-    } else if (word != "adam" && word != "adamw" && word != "sgd") {
-      return out_.problem("optimizer.type", fmt::format("`{}` has no counterpart: AdamW, OneBitAdam or SGD", json_text(*type)));
+    } else if (word != "adam" && word != "adamw" && word != "sgd" && word != "lion") {
+      return out_.problem("optimizer.type",
+                          fmt::format("`{}` has no counterpart: AdamW, OneBitAdam, SGD or Lion", json_text(*type)));
     }
     if (word == "adam" && !flag(p + "adam_w_mode", true))
       out_.problem(p + "adam_w_mode", "Adam without decoupled weight decay has no counterpart");
-    out_.set("train.optimizer", word == "sgd" ? "sgd" : "adamw");
+    out_.set("train.optimizer", word == "sgd" || word == "lion" ? word : "adamw");
     copy(p + "lr", "train.learning_rate.peak");
     copy(p + "weight_decay", "train.weight_decay");
-    if (word != "sgd") copy(p + "eps", "train.epsilon");
+    if (word != "sgd" && word != "lion") copy(p + "eps", "train.epsilon");
     if (word == "sgd" && find(p + "momentum") != nullptr && json_text(*find(p + "momentum")) != "0")
       out_.problem(p + "momentum", "sgd has no momentum here");
     if (const Tree* betas = find(p + "betas"); betas != nullptr) {

@@ -239,6 +239,8 @@ void add_training(Account& account, Arguments& out) {
   out.option("--global-batch-size", c.sequences_per_step());
   out.option("--train-iters", train_steps(c));
   add_precision(account, out);
+  account.require(t.optimizer == Optimizer::kAdamW || t.optimizer == Optimizer::kSgd, "train.optimizer",
+                  "Megatron-LM has adam and sgd");
   if (t.optimizer == Optimizer::kAdamW) {
     out.option("--optimizer", "adam");  // decoupled weight decay is its default
     out.option("--adam-beta1", t.beta1);

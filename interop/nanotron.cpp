@@ -68,6 +68,8 @@ std::string nanotron_optimizer(Account& account) {
       yaml_number(lr.kind == Kind::kConstant ? lr.peak : lr.floor));
   account.require(t.accumulate_dtype == t.reduce_dtype, "train.reduce_dtype",
                   "gradients are summed and reduced in one type there: set both");
+  account.require(t.optimizer == Optimizer::kAdamW || t.optimizer == Optimizer::kSgd, "train.optimizer",
+                  "nanotron has adamW and sgd");
   if (t.optimizer == Optimizer::kAdamW)
     text +=
         fmt::format("    adam_beta1: {}\n    adam_beta2: {}\n    adam_eps: {}\n    name: adamW\n    torch_adam_is_fused: true\n",

@@ -6,6 +6,7 @@
 
 #include "plan/automatic.h"
 #include "plan/base/check.h"
+#include "plan/optimizers.h"
 #include "plan/pipeline_case.h"
 
 namespace shardlab::interop {
@@ -52,7 +53,8 @@ bool is_inert(std::string_view path, const Case& c) {
   if (path.starts_with("train.guard.") && path != "train.guard.nonfinite" && path != "train.guard.spike")
     return t.guard.spike == GuardAction::kNone;
   if (path == "train.grad_norm") return true;  // a figure that is logged
-  if (is_one_of(path, {"train.beta1", "train.beta2", "train.epsilon"})) return t.optimizer != Optimizer::kAdamW;
+  if (is_one_of(path, {"train.beta1", "train.beta2"})) return !row_of(t.optimizer).has_betas;
+  if (path == "train.epsilon") return !row_of(t.optimizer).has_epsilon;
   if (path == "train.learning_rate.total_steps" || path == "train.learning_rate.floor")
     return t.learning_rate.kind == LearningRate::Kind::kConstant;
   if (path == "train.learning_rate.decay_steps") return t.learning_rate.kind != LearningRate::Kind::kWsd;

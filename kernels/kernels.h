@@ -58,6 +58,8 @@ struct Kernels {
   void (*cross_entropy_grad)(const CrossEntropy&);
   void (*sgd)(const Sgd&);
   void (*adamw)(const AdamW&);
+  void (*lion)(const Lion&);
+  void (*adamw8bit)(const AdamW8bit&);
   void (*add)(const Add&);
   void (*maximum)(const Add&);  ///< c = max(a, b), elementwise
   void (*tree_combine)(const TreeCombine&);

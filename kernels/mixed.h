@@ -292,6 +292,20 @@ struct MixedAdamW {
   float factor = 1;
   AdamW adamw;  ///< n, step, learning_rate, betas, epsilon, weight_decay
 };
+struct MixedLion {
+  Stored grad, param, m, copy;
+  float factor = 1;
+  Lion lion;  ///< n, learning_rate, betas, weight_decay
+};
+struct MixedAdamW8bit {
+  Stored grad, param;
+  uint8_t* m = nullptr;
+  uint8_t* v = nullptr;
+  float* m_scale = nullptr;
+  float* v_scale = nullptr;
+  float factor = 1;
+  AdamW8bit adamw;  ///< n, step, learning_rate, betas, epsilon, weight_decay
+};
 
 /// The kernels of one variant on mixed operands. Each takes scratch as it goes; called with a counting Scratch it only counts. A
 /// narrow operand needs about 16 KiB of scratch, or one row if that is more. Other needs are blocks, each with the scratch of the
@@ -345,6 +359,8 @@ class MixedKernels {
   void squared_norm(const MixedSquaredNorm& a, Scratch& scratch) const;
   void sgd(const MixedSgd& a, Scratch& scratch) const;
   void adamw(const MixedAdamW& a, Scratch& scratch) const;
+  void lion(const MixedLion& a, Scratch& scratch) const;
+  void adamw8bit(const MixedAdamW8bit& a, Scratch& scratch) const;
 
   const Kernels& fp32() const { return k_; }
   const StorageKernels& storage() const { return s_; }

@@ -1,5 +1,6 @@
 // Mixed storage: the ops whose rows, or elements, are independent of one another.
 #include "kernels/window.h"
+#include "plan/base/moment_codes.h"
 
 namespace shardlab::kernels {
 
@@ -253,6 +254,44 @@ void MixedKernels::adamw(const MixedAdamW& a, Scratch& scratch) const {
     param.write();
     m.write();
     v.write();
+  });
+}
+
+void MixedKernels::adamw8bit(const MixedAdamW8bit& a, Scratch& scratch) const {
+  static_assert(kBlockElements % kMomentBlock == 0);
+  ScaledGradient grad(s_, a.grad, a.factor, scratch);
+  Window param(s_, a.param, kBlockElements, scratch);
+  float* moments = scratch.take<float>(2 * kMomentBlock);
+  if (scratch.counting()) return;
+  for_blocks(a.adamw.n, kBlockElements, [&](int64_t first, int64_t n) {
+    AdamW8bit block = a.adamw;
+    block.grad = grad.read(first, n);
+    block.param = param.read(first, n);
+    block.m = a.m + first;
+    block.v = a.v + first;
+    block.m_scale = a.m_scale + first / kMomentBlock;
+    block.v_scale = a.v_scale + first / kMomentBlock;
+    block.scratch = moments;
+    block.n = n;
+    k_.adamw8bit(block);
+    param.write();
+  });
+}
+
+void MixedKernels::lion(const MixedLion& a, Scratch& scratch) const {
+  ScaledGradient grad(s_, a.grad, a.factor, scratch);
+  Window param(s_, a.param, kBlockElements, scratch), m(s_, a.m, kBlockElements, scratch);
+  if (scratch.counting()) return;
+  for_blocks(a.lion.n, kBlockElements, [&](int64_t first, int64_t n) {
+    Lion block = a.lion;
+    block.grad = grad.read(first, n);
+    block.param = param.read(first, n);
+    block.m = m.read(first, n);
+    block.n = n;
+    k_.lion(block);
+    write_copy(s_, a.copy, block.param, first, n);
+    param.write();
+    m.write();
   });
 }
 

@@ -10,6 +10,7 @@
 #include "plan/base/documents.h"
 #include "plan/kinds.h"
 #include "plan/limits.h"
+#include "plan/optimizers.h"
 #include "plan/technique_settings.h"
 #include "plan/techniques.h"
 
@@ -28,7 +29,7 @@ std::string_view name_of(Recompute v) {
   }
   return "?";
 }
-std::string_view name_of(Optimizer v) { return v == Optimizer::kAdamW ? "adamw" : "sgd"; }
+std::string_view name_of(Optimizer v) { return row_of(v).name; }
 
 std::string_view name_of(AlgorithmChoice v) {
   switch (v) {

@@ -17,7 +17,7 @@
 namespace shardlab {
 
 enum class Recompute : uint8_t { kNone, kSelective, kFull, kByLayer };
-enum class Optimizer : uint8_t { kAdamW, kSgd };
+enum class Optimizer : uint8_t { kAdamW, kSgd, kLion, kAdamW8bit };
 enum class OffloadTo : uint8_t { kNone, kCpu, kNvme };
 enum class CompressionKind : uint8_t { kNone, kBf16, kInt8, kTopK, kRandomK, kPowerSgd, kOneBitAdam };
 enum class GuardAction : uint8_t { kNone, kStop, kSkip };
@@ -35,7 +35,7 @@ inline constexpr int kPrecisions = 5;
 
 std::string_view name_of(Family v);
 std::string_view name_of(Recompute v);        ///< "none", "selective", "full", "by-layer"
-std::string_view name_of(Optimizer v);        ///< "adamw", "sgd"
+std::string_view name_of(Optimizer v);        ///< "adamw", "sgd", "lion", "adamw8bit" (plan/optimizers.h)
 std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct", "tree", "hierarchical"
 std::string_view name_of(Precision v);        ///< "fp32", "bf16", "fp16", "fp8", "fp4"
 std::string_view name_of(Fp8Scaling v);       ///< "current", "delayed", "block"

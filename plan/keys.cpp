@@ -647,9 +647,9 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     CaseKey{"train.fp8_scaling", "fp8_scaling", Form::kWord, "current delayed block", "", FIELD_NAMED(train.fp8_scaling, Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock),
             "what an fp8 scale is taken from"}
         .estimated(),
-    CaseKey{"train.optimizer", "optimizer", Form::kWord, "adamw sgd", "", FIELD_NAMED(train.optimizer, Optimizer::kAdamW, Optimizer::kSgd),
-            "the optimizer"}
-        .estimated(),
+    CaseKey{"train.optimizer", "optimizer", Form::kWord, "adamw sgd lion adamw8bit", "", FIELD_NAMED(train.optimizer, Optimizer::kAdamW, Optimizer::kSgd, Optimizer::kLion, Optimizer::kAdamW8bit),
+            "the optimizer: what it keeps and computes is in docs/optimizers.md"}
+        .flag().estimated(),
     CaseKey{"train.learning_rate.peak", "learning_rate train.learning_rate", Form::kNumber, "", "", FIELD_FLOAT(train.learning_rate.peak),
             "learning rate at its peak"}
         .from(0).up_to(1e6).estimated(),
@@ -670,13 +670,13 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "where it ends"}
         .from(0).up_to(1e6).estimated(),
     CaseKey{"train.weight_decay", "weight_decay", Form::kNumber, "", "", FIELD_FLOAT(train.weight_decay),
-            "of AdamW"}
+            "share of a parameter that a step takes away, times the learning rate; matrices only"}
         .from(0).up_to(1e6).estimated(),
     CaseKey{"train.beta1", "beta1", Form::kNumber, "", "", FIELD_FLOAT(train.beta1),
-            "decay of Adam's first moment"}
+            "decay of the first moment; of lion: its share of what a step goes by"}
         .from(0).below(1).estimated(),
     CaseKey{"train.beta2", "beta2", Form::kNumber, "", "", FIELD_FLOAT(train.beta2),
-            "decay of Adam's second moment"}
+            "decay of the second moment; of lion: of its moment. Without a value 0.95, of lion 0.99"}
         .from(0).below(1).estimated(),
     CaseKey{"train.epsilon", "epsilon", Form::kNumber, "", "", FIELD_FLOAT(train.epsilon),
             "added to Adam's denominator"}

@@ -25,6 +25,8 @@ std::string_view kind_of(const Work& work) {
                                                                                   "squared_norm",
                                                                                   "sgd",
                                                                                   "adamw",
+                                                                                  "lion",
+                                                                                  "adamw8bit",
                                                                                   "copy",
                                                                                   "kernel",
                                                                                   "",

@@ -366,6 +366,24 @@ struct AdamW {
   float weight_decay = 0;
 };
 
+/// grad, param, m, (factor f32[1], of grad) -> param, m (in place). param -= lr * (sign(beta1 m + (1 - beta1) factor grad) + decay param),
+/// then m = beta2 m + (1 - beta2) factor grad. Chen et al. 2023, algorithm 2.
+struct Lion {
+  float beta1 = 0.9f;
+  float beta2 = 0.99f;
+  float weight_decay = 0;
+};
+
+/// grad, param, m u8, v u8, m_scale f32, v_scale f32, (factor f32[1], of grad) -> param, m, v, m_scale, v_scale (in place). As AdamW,
+/// on moments in 8 bits (plan/base/moment_codes.h): the rank's elements are cut in blocks from the first on, with a scale each.
+/// Dettmers et al. 2022.
+struct AdamW8bit {
+  float beta1 = 0.9f;
+  float beta2 = 0.95f;
+  float epsilon = 1e-8f;
+  float weight_decay = 0;
+};
+
 /// a -> b: same elements to another buffer, space or dtype. Where b is a shard along an axis along which a is whole, of one micro-batch,
 /// the rank's part of them.
 struct Copy {
@@ -431,10 +449,10 @@ struct Recv {
   bool cyclic = false;
 };
 
-using Work =
-    std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge, Activation,
-                 Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel, Collective, Send,
-                 Recv, Regroup, Route, Dispatch, GroupedLinear, Combine, HeadNorm, Strips, ExpertLoad, Gate, LatentHeads>;
+using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
+                          Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Lion,
+                          AdamW8bit, Copy, Kernel, Collective, Send, Recv, Regroup, Route, Dispatch, GroupedLinear, Combine,
+                          HeadNorm, Strips, ExpertLoad, Gate, LatentHeads>;
 
 /// Whether an op of packed sequences goes by documents: LoadBatch, Positions, Rope, LatentHeads, Attention, AttentionBlock. No value for others.
 inline std::optional<bool> packed_of(const Work& work) {

@@ -169,6 +169,19 @@ void op_fields(A& a, AdamW& w) {
   a.number("weight_decay", w.weight_decay, 0.0f);
 }
 template <class A>
+void op_fields(A& a, Lion& w) {
+  a.number("beta1", w.beta1, Lion{}.beta1);
+  a.number("beta2", w.beta2, Lion{}.beta2);
+  a.number("weight_decay", w.weight_decay, 0.0f);
+}
+template <class A>
+void op_fields(A& a, AdamW8bit& w) {
+  a.number("beta1", w.beta1, AdamW8bit{}.beta1);
+  a.number("beta2", w.beta2, AdamW8bit{}.beta2);
+  a.number("epsilon", w.epsilon, AdamW8bit{}.epsilon);
+  a.number("weight_decay", w.weight_decay, 0.0f);
+}
+template <class A>
 void op_fields(A& a, Copy& w) {
   a.flag("restores", w.restores);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "plan/optimizers.h"
 #include "plan/verify_replay.h"
 
 namespace shardlab::verifying {
@@ -44,7 +45,7 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
   const auto* product = std::get_if<Linear>(&op.work);
   // A product in strips uses its weight once; that all strips read the same is proved with the rest of the chain rule.
   act.uses_parameters = phase_of(op.work) == Phase::kF && (product == nullptr || product->turn == 0);
-  if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work))
+  if (update_of(op.work) != nullptr)
     act.kind = Act::Kind::kOptimizer;
   else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work) || rounds(op.work))
     act.kind = Act::Kind::kTransfer;

@@ -21,6 +21,7 @@
 #include "plan/collective_steps.h"
 #include "plan/limits.h"
 #include "plan/named_kernels.h"
+#include "plan/optimizers.h"
 #include "plan/verify_internal.h"
 #include "plan/work.h"
 
@@ -88,12 +89,12 @@ class Builder {
   /// One letter a dim, for operands that are taken element by element.
   static std::string by_position(const Type& t) { return std::string("abcd").substr(0, static_cast<size_t>(t.shape.rank)); }
 
-  void read(const char* name, std::string dims, Pass pass) {
+  void read(std::string_view name, std::string dims, Pass pass) {
     names_ += fmt::format("{}%{}", names_.empty() ? "" : ", ", name);
     const size_t i = equation.reads.size();
     equation.reads.push_back({i < op_.reads.size() ? op_.reads[i] : SlotId(), std::move(dims), pass});
   }
-  void write(const char* name, std::string dims, uint32_t uses = ~0u, SlotId replaces = SlotId(), bool trusted = false) {
+  void write(std::string_view name, std::string dims, uint32_t uses = ~0u, SlotId replaces = SlotId(), bool trusted = false) {
     outs_ += fmt::format("{}%{}", outs_.empty() ? "" : ", ", name);
     const size_t i = equation.writes.size();
     equation.writes.push_back({i < op_.writes.size() ? op_.writes[i] : SlotId(), std::move(dims), uses, replaces, trusted});
@@ -140,6 +141,9 @@ class Builder {
   void describe(const SquaredNorm&);
   void describe(const Sgd&);
   void describe(const AdamW&);
+  void describe(const Lion&);
+  void describe(const AdamW8bit&);
+  void describe_update(const OptimizerRow& row);
   void describe(const Copy&);
   void describe(const Kernel& w);
   void describe(const Collective&);
@@ -160,6 +164,7 @@ class Builder {
   /// What an op's settings say of extents that no letter can: heads of rows, gates of pairs, numbers of statistics.
   std::string settings_fault() const;
   std::string fit_fault() const;
+  std::string state_fault(const OptimizerRow& row) const;
   std::string aliases_fault() const;
   const Slot& slot(SlotId id) const { return segment_.slots[id.index()]; }
   /// Two bound slots may be bound to one storage: only a call can tell.
@@ -581,17 +586,22 @@ void Builder::describe(const SquaredNorm&) {
   write("norm", "k");
 }
 
-void Builder::describe(const Sgd&) {
+void Builder::describe(const Sgd&) { describe_update(row_of(Optimizer::kSgd)); }
+
+void Builder::describe(const AdamW&) { describe_update(row_of(Optimizer::kAdamW)); }
+
+void Builder::describe(const Lion&) { describe_update(row_of(Optimizer::kLion)); }
+
+void Builder::describe(const AdamW8bit&) { describe_update(row_of(Optimizer::kAdamW8bit)); }
+
+void Builder::describe_update(const OptimizerRow& row) {
   read("grad", first_dims(), Pass::kNonlinear);
   read("param", first_dims(), Pass::kNonlinear);
-  if (op_.reads.size() == 3) read("factor", "k", Pass::kNonlinear);
+  const auto dims = [&](const OptimizerState& state) { return state.by_block ? "n" : first_dims(); };
+  for (const OptimizerState& state : row.state) read(state.name, dims(state), Pass::kNonlinear);
+  if (op_.reads.size() > update_operands(row)) read("factor", "k", Pass::kNonlinear);
   write("param", first_dims(), ~0u, slot_of_read(1));
-}
-
-void Builder::describe(const AdamW&) {
-  for (const char* name : {"grad", "param", "m", "v"}) read(name, first_dims(), Pass::kNonlinear);
-  if (op_.reads.size() == 5) read("factor", "k", Pass::kNonlinear);
-  for (size_t i = 1; i < 4; ++i) write(i == 1 ? "param" : i == 2 ? "m" : "v", first_dims(), ~0u, slot_of_read(i));
+  for (size_t i = 0; i < row.state.size(); ++i) write(row.state[i].name, dims(row.state[i]), ~0u, slot_of_read(2 + i));
 }
 
 void Builder::describe(const Copy&) {
@@ -1126,12 +1136,30 @@ std::string Builder::settings_fault() const {
       return "";
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
+  if (const OptimizerRow* row = update_of(op_.work)) return state_fault(*row);
   return std::visit(
       Overload{of_kernel,    of_linear,  of_attention, of_head_norm,  of_split, of_block,
                of_merge,     of_rope,    of_latent,    of_activation, of_norm,  of_residual,
                of_positions, of_loss,    of_dropout,   of_regroup,    of_route, of_load,
                of_dispatch,  of_grouped, of_combine,   of_strips,     of_gate,  [](const auto&) { return std::string(); }},
       op_.work);
+}
+
+/// State in blocks has the types of the optimizer's row, and a scale for each block of what is updated.
+std::string Builder::state_fault(const OptimizerRow& row) const {
+  if (!has_blocks(row)) return "";
+  const int64_t n = slot(op_.reads[1]).type.shape.elements();
+  for (size_t i = 0; i < row.state.size(); ++i) {
+    const OptimizerState& state = row.state[i];
+    const Slot& held = slot(op_.reads[2 + i]);
+    if (held.type.dtype != state.dtype)
+      return fmt::format("%{} is {}, and {} of {} is {}", held.name, name_of(held.type.dtype), state.name, row.name,
+                         name_of(state.dtype));
+    if (state.by_block && held.type.shape.elements() != state.elements(n))
+      return fmt::format("%{} has {} elements: {} elements of %{} are {} blocks of {}", held.name, held.type.shape.elements(), n,
+                         slot(op_.reads[1]).name, state.elements(n), kMomentBlock);
+  }
+  return "";
 }
 
 /// A write lies over no read, except exactly over one that it is said to replace or may replace.
@@ -1184,7 +1212,7 @@ class TypeChecker {
   void check_written(const Op& op, const Equation& equation, const Written& w);
   void check_scale(const Op& op, const Equation& equation, const Written& w);
   void check_micro(const Op& op, const Equation& equation, const Written& w);
-  void check_optimizer(const Op& op, size_t parameters);
+  void check_optimizer(const Op& op, const OptimizerRow& row);
   void check_factor(const Op& op, SlotId factor, SlotId parameter = {});
   void check_agreed(const Op& op);
   void check_collective(const Op& op, const Collective& c);
@@ -1251,8 +1279,7 @@ void TypeChecker::check(const Op& op) {
     if (w->words < 0 || w->words > columns)
       fault(op, Rule::kTypes, "words={}, and the vocabulary has {} columns", w->words, columns);
   }
-  if (std::holds_alternative<Sgd>(op.work)) return check_optimizer(op, 1);
-  if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
+  if (const OptimizerRow* row = update_of(op.work)) return check_optimizer(op, *row);
   Builder builder(segment_, op);
   builder.build();
   if (std::holds_alternative<Strips>(op.work) || builder.equation.strips > 1)
@@ -1688,8 +1715,10 @@ void TypeChecker::check_micro(const Op& op, const Equation& equation, const Writ
 }
 
 /// Gradient, parameter and moments agree element by element: each rank updates what it holds with a gradient that is whole.
-void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
+/// Where ranks have other parts of a parameter, or other values of it, they have other blocks of it: these are no part of one tensor.
+void TypeChecker::check_optimizer(const Op& op, const OptimizerRow& row) {
   const SlotId grad = op.reads[0], param = op.reads[1];
+  const size_t parameters = 1 + row.state.size();
   for (int axis = 0; axis < axes(); ++axis) {
     if (!split(axis)) continue;
     if (place(grad, axis).is_partial()) {
@@ -1700,10 +1729,14 @@ void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
     if (place(grad, axis) != place(param, axis) && !copy_of_own)
       fault(op, Rule::kGradients, "along {}: the gradient {} and the parameter {}", axis_name(axis), placed(grad, axis),
             placed(param, axis));
-    for (size_t i = 0; i < parameters; ++i)
-      if (place(op.reads[1 + i], axis) != place(param, axis))
-        fault(op, Rule::kTypes, "along {}: {}, the parameter {}", axis_name(axis), placed(op.reads[1 + i], axis),
-              placement_name(place(param, axis)));
+    for (size_t i = 0; i < parameters; ++i) {
+      const bool by_block = i > 0 && row.state[i - 1].by_block;
+      const Placement wanted = by_block ? block_placement(place(param, axis)) : place(param, axis);
+      if (place(op.reads[1 + i], axis) != wanted)
+        fault(op, Rule::kTypes, "along {}: {}, the parameter {}{}", axis_name(axis), placed(op.reads[1 + i], axis),
+              placement_name(place(param, axis)),
+              by_block ? fmt::format(": its blocks are {}", placement_name(wanted)) : std::string());
+    }
     for (size_t i = 0; i < parameters; ++i)
       if (place(op.writes[i], axis) != place(op.reads[1 + i], axis))
         fault(op, Rule::kTypes, "along {}: {}, but it was {}", axis_name(axis), placed(op.writes[i], axis),

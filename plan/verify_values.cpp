@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "plan/named_kernels.h"
+#include "plan/optimizers.h"
 #include "plan/verify_replay.h"
 
 namespace shardlab::verifying {
@@ -549,10 +550,10 @@ void Replay::play_optimizer(const Act& act) {
 
 /// What an update multiplies its gradient by.
 std::optional<Region> Replay::factor_of(const Act& act) {
-  const size_t state = std::holds_alternative<AdamW>(act.op->work) ? 4 : 2;
+  const size_t before = update_operands(*update_of(act.op->work));
   const bool predicated = static_cast<bool>(act.op->when);  // which is read last
-  if (act.reads.size() <= state + (predicated ? 1 : 0)) return std::nullopt;
-  return region(act.reads[state]);
+  if (act.reads.size() <= before + (predicated ? 1 : 0)) return std::nullopt;
+  return region(act.reads[before]);
 }
 
 /// What clips a gradient is made after it: a factor that is older is that of a step before. Where the gradient is of the last

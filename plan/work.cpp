@@ -10,6 +10,7 @@
 #include "plan/base/documents.h"
 #include "plan/base/tree.h"
 #include "plan/named_kernels.h"
+#include "plan/optimizers.h"
 #include "plan/precision.h"
 #include "plan/rope_table.h"
 
@@ -200,9 +201,13 @@ int64_t flops_of(const Add&, const Operands& o) { return elements(o.read(0)); }
 int64_t flops_of(const Fill&, const Operands&) { return 0; }
 int64_t flops_of(const SumScalars&, const Operands& o) { return o.read_elements(); }
 int64_t flops_of(const SquaredNorm&, const Operands& o) { return 2 * o.read_elements(); }
-int64_t flops_of(const Sgd& w, const Operands& o) { return elements(o.read(0)) * (w.weight_decay != 0 ? 4 : 2); }
-/// m 3, v 4, corrections 2, root, epsilon, quotient, times lr, subtract; decay 2.
-int64_t flops_of(const AdamW& w, const Operands& o) { return elements(o.read(0)) * (w.weight_decay != 0 ? 16 : 14); }
+int64_t update_flops(const OptimizerRow& row, float weight_decay, const Operands& o) {
+  return elements(o.read(0)) * (row.flops + (weight_decay != 0 ? row.decay_flops : 0));
+}
+int64_t flops_of(const Sgd& w, const Operands& o) { return update_flops(row_of(Optimizer::kSgd), w.weight_decay, o); }
+int64_t flops_of(const AdamW& w, const Operands& o) { return update_flops(row_of(Optimizer::kAdamW), w.weight_decay, o); }
+int64_t flops_of(const Lion& w, const Operands& o) { return update_flops(row_of(Optimizer::kLion), w.weight_decay, o); }
+int64_t flops_of(const AdamW8bit& w, const Operands& o) { return update_flops(row_of(Optimizer::kAdamW8bit), w.weight_decay, o); }
 int64_t flops_of(const Copy&, const Operands&) { return 0; }
 int64_t flops_of(const Kernel& w, const Operands& o) { return static_cast<int64_t>(kernel_flops(o.segment(), o.op(), w)); }
 int64_t flops_of(const Collective&, const Operands&) { return 0; }
@@ -547,14 +552,22 @@ int64_t narrow_scratch(const Copy&, const Operands& o, bool) {
 int64_t narrow_scratch(const Add&, const Operands& o, bool) { return windows(o, kBlock); }
 int64_t narrow_scratch(const Fill&, const Operands& o, bool) { return windows(o, kBlock); }
 int64_t narrow_scratch(const SquaredNorm&, const Operands&, bool) { return floats(kBlock); }
-int64_t narrow_scratch(const Sgd&, const Operands& o, bool) {
-  return window(o.read(0), kBlock) + window(o.write(0), kBlock) + (o.reads() > 2 ? floats(kBlock) : 0);
+/// Whether an op is an update with a factor, by which it multiplies the gradient in blocks.
+bool scales_gradient(const Operands& o) {
+  const OptimizerRow* row = update_of(o.op().work);
+  return row != nullptr && o.reads() > update_operands(*row);
 }
-int64_t narrow_scratch(const AdamW&, const Operands& o, bool) {
-  int64_t bytes = window(o.read(0), kBlock) + (o.reads() > 4 ? floats(kBlock) : 0);
-  for (size_t i = 0; i < 3; ++i) bytes += window(o.write(i), kBlock);
+/// Blocks of the gradient, as it is and multiplied, of the parameter and of its state.
+int64_t update_scratch(const Operands& o) {
+  int64_t bytes = window(o.read(0), kBlock) + (scales_gradient(o) ? floats(kBlock) : 0);
+  for (size_t i = 0; i < o.writes(); ++i) bytes += window(o.write(i), kBlock);
   return bytes;
 }
+int64_t narrow_scratch(const Sgd&, const Operands& o, bool) { return update_scratch(o); }
+int64_t narrow_scratch(const AdamW&, const Operands& o, bool) { return update_scratch(o); }
+int64_t narrow_scratch(const Lion&, const Operands& o, bool) { return update_scratch(o); }
+/// And a block of both moments.
+int64_t narrow_scratch(const AdamW8bit&, const Operands& o, bool) { return update_scratch(o) + floats(2 * kMomentBlock); }
 /// A canonical tree over `rows` parts, a block of each at a time: the parts, and where they lie.
 int64_t tree_scratch(int64_t rows, int64_t block) { return floats(rows * block) + aligned(8 * rows); }
 
@@ -670,9 +683,7 @@ WorkAmount work_of(const Segment& segment, const Op& op, const Mesh& mesh, const
 
 int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {
   const Operands operands(segment, op);
-  const bool scales = (std::holds_alternative<Sgd>(op.work) && operands.reads() > 2) ||
-                      (std::holds_alternative<AdamW>(op.work) && operands.reads() > 4);  // the gradient, in blocks
-  if (scales || any_narrow(operands))
+  if (scales_gradient(operands) || any_narrow(operands) || std::holds_alternative<AdamW8bit>(op.work))
     return std::visit([&](const auto& w) { return narrow_scratch(w, operands, canonical); }, op.work);
   if (const Kernel* kernel = std::get_if<Kernel>(&op.work)) return kernel_scratch(*kernel, operands);
   return std::visit([&](const auto& w) { return scratch_of(w, operands, canonical); }, op.work);

@@ -17,6 +17,7 @@
 #include "plan/base/limits.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
+#include "plan/optimizers.h"
 #include "plan/run_state.h"
 
 namespace shardlab::runtime {
@@ -41,6 +42,11 @@ std::map<std::string, std::string> recipe_of(const Case& c) {
                                                          : std::string(name_of(c.train.precision))}};
   const Layout& l = c.layout;
   const Compression& k = l.compression;
+  // Blocks are cut from what a rank updates, and codes are of their blocks.
+  if (has_blocks(row_of(c.train.optimizer)))
+    recipe["blocks"] = fmt::format("dp{}:tp{}:pp{}:{}:vpp{}:cp{}:ep{}:zero{}:hybrid{}:bucket{}:fsdp{}:offload{}:servers{}", l.dp,
+                                   l.tp, l.pp, name_of(l.schedule), l.vpp, l.cp, l.ep, l.zero, l.hybrid_shard, l.bucket_bytes,
+                                   l.fsdp.unit, name_of(l.offload.optimizer), l.parameter_server.servers);
   if (k.kind == CompressionKind::kNone) return recipe;
   // What a rank owes is of its own micro-batches, and lies as its buckets do.
   recipe["owed"] = fmt::format("{}:rank{}:k{}:bits{}:dp{}:tp{}:pp{}:zero{}:hybrid{}:bucket{}:micro{}", name_of(k.kind), k.rank, k.k,
@@ -303,9 +309,13 @@ Result<void> Checkpoint::restore(const Case& config, Session& session) const {
       return unreadable_checkpoint(
           path_,
           fmt::format("saved with {}={}, and this case has {}", key, saved == manifest_.recipe.end() ? "?" : saved->second, value),
-          key == "owed" ? std::string("compression keeps errors, which belong to the ranks and buckets of one layout: resume with "
-                                      "the compression, dp, tp, pp, zero and bucket_bytes that were saved")
-                        : fmt::format("set {} to what the checkpoint has, or start a run of its own", key));
+          key == "blocks"
+              ? std::string("moments in 8 bits are coded in blocks of what a rank updates: resume under the layout that was "
+                            "saved, or begin a run from the weights alone")
+          : key == "owed"
+              ? std::string("compression keeps errors, which belong to the ranks and buckets of one layout: resume with "
+                            "the compression, dp, tp, pp, zero and bucket_bytes that were saved")
+              : fmt::format("set {} to what the checkpoint has, or start a run of its own", key));
   }
   const auto names = session.states();
   if (!names.ok()) return names.error();

@@ -73,6 +73,7 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const SquaredNorm& w);
   Launch bind_work(const BoundOp& op, const Sgd& w);
   Launch bind_work(const BoundOp& op, const AdamW& w);
+  Launch bind_work(const BoundOp& op, const Lion& w);
   Launch bind_work(const BoundOp& op, const Copy& w);
   /// Kernels are bound by name; collectives and messages are the transport's.
   template <class Other>
@@ -903,6 +904,21 @@ Launch CpuBackend::bind_work(const BoundOp& op, const AdamW& w) {
                       .weight_decay = w.weight_decay};
   return [kernel = k_.adamw, args](const StepState& state) mutable {
     args.step = state.applied;
+    args.learning_rate = state.learning_rate;
+    kernel(args);
+  };
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const Lion& w) {
+  for (size_t i = 0; i < 2; ++i) check_in_place(op, op.writes[i], op.reads[1 + i]);
+  kernels::Lion args{.grad = floats(op.reads[0]),
+                     .param = mutable_floats(op.writes[0]),
+                     .m = mutable_floats(op.writes[1]),
+                     .n = op.writes[0].shape().elements(),
+                     .beta1 = w.beta1,
+                     .beta2 = w.beta2,
+                     .weight_decay = w.weight_decay};
+  return [kernel = k_.lion, args](const StepState& state) mutable {
     args.learning_rate = state.learning_rate;
     kernel(args);
   };

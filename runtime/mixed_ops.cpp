@@ -7,6 +7,7 @@
 #include "kernels/fp8.h"
 #include "kernels/library_product.h"
 #include "plan/base/check.h"
+#include "plan/optimizers.h"
 #include "plan/precision.h"
 #include "runtime/operands.h"
 #include "runtime/positions.h"
@@ -753,6 +754,37 @@ ScratchLaunch bind_work(const BoundOp& op, const AdamW& w, const BindTools& tool
                                             });
 }
 
+ScratchLaunch bind_work(const BoundOp& op, const Lion& w, const BindTools& tools) {
+  kernels::MixedLion args;
+  args.grad = stored(op.reads[0]);
+  args.param = stored(op.writes[0]);
+  args.m = stored(op.writes[1]);
+  args.lion = {.n = op.writes[0].shape().elements(), .beta1 = w.beta1, .beta2 = w.beta2, .weight_decay = w.weight_decay};
+  return launch_update<kernels::MixedLion>(
+      tools, &MixedKernels::lion, args, factor_of(op, 3),
+      [](kernels::MixedLion& a, const StepState& state) { a.lion.learning_rate = state.learning_rate; });
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const AdamW8bit& w, const BindTools& tools) {
+  kernels::MixedAdamW8bit args;
+  args.grad = stored(op.reads[0]);
+  args.param = stored(op.writes[0]);
+  args.m = op.writes[1].as<uint8_t>();
+  args.v = op.writes[2].as<uint8_t>();
+  args.m_scale = op.writes[3].as<float>();
+  args.v_scale = op.writes[4].as<float>();
+  args.adamw = {.n = op.writes[0].shape().elements(),
+                .beta1 = w.beta1,
+                .beta2 = w.beta2,
+                .epsilon = w.epsilon,
+                .weight_decay = w.weight_decay};
+  return launch_update<kernels::MixedAdamW8bit>(tools, &MixedKernels::adamw8bit, args, factor_of(op, 6),
+                                                [](kernels::MixedAdamW8bit& a, const StepState& state) {
+                                                  a.adamw.step = state.applied;
+                                                  a.adamw.learning_rate = state.learning_rate;
+                                                });
+}
+
 ScratchLaunch bind_work(const BoundOp& op, const Copy&, const BindTools& tools) {
   return launch<kernels::MixedCopy>(tools, &MixedKernels::copy,
                                     {stored(op.reads[0]), stored(op.writes[0]), op.writes[0].shape().elements()});
@@ -786,8 +818,7 @@ FixedOperands statistics_of(const Work& work) {
                                                  : FixedOperands{{2}, {0}};
   if (const auto* w = std::get_if<Combine>(&work)) return w->phase == Phase::kF ? FixedOperands{{1}, {}} : FixedOperands{{2}, {1}};
   if (std::holds_alternative<SquaredNorm>(work)) return {{}, {0}, DType::f64};
-  if (std::holds_alternative<Sgd>(work)) return {{2}, {}};
-  if (std::holds_alternative<AdamW>(work)) return {{4}, {}};
+  if (const OptimizerRow* row = update_of(work)) return {{update_operands(*row)}, {}};
   return {};
 }
 
@@ -814,6 +845,13 @@ Result<void> check_mixed_types(const BoundOp& op) {
   const FixedOperands fixed = statistics_of(op.op().work);
   std::vector<size_t> ids = ids_of(op.op().work);
   if (const auto positions = positions_read(op.op())) ids.push_back(*positions);
+  if (const OptimizerRow* row = update_of(op.op().work); row != nullptr && has_blocks(*row)) {  // whose state has types of its own
+    for (size_t i = 0; i < row->state.size(); ++i)
+      SHARDLAB_TRY(check(op.reads[2 + i], op.reads[2 + i].type->dtype == row->state[i].dtype, name_of(row->state[i].dtype)));
+    for (const size_t i : {size_t{0}, size_t{1}})
+      SHARDLAB_TRY(check(op.reads[i], kernels::is_float_storage(op.reads[i].type->dtype), "f32, bf16 or f16"));
+    return {};
+  }
   const auto check_one = [&](const Tensor& t, bool is_fixed, bool is_id) -> Result<void> {
     const DType type = t.type->dtype;
     if (is_id) return check(t, type == DType::i32, "i32");
@@ -852,9 +890,8 @@ void check_in_place(const BoundOp& op) {
     check(0, 2);
     check(1, 3);
   }
-  if (std::holds_alternative<Sgd>(work)) check(0, 1);
-  if (std::holds_alternative<AdamW>(work))
-    for (size_t i = 0; i < 3; ++i) check(i, 1 + i);
+  if (const OptimizerRow* row = update_of(work))
+    for (size_t i = 0; i <= row->state.size(); ++i) check(i, 1 + i);
   if (const auto* w = std::get_if<CrossEntropy>(&work))
     if (w->part == CrossEntropy::Part::kFused || w->part == CrossEntropy::Part::kGrad) check(1, 0);
 }
@@ -864,7 +901,7 @@ void check_in_place(const BoundOp& op) {
 bool is_mixed(const BoundOp& op) {
   const auto narrow = [](const Tensor& t) { return is_narrow(t.type->dtype); };
   const Work& work = op.op().work;
-  if ((std::holds_alternative<Sgd>(work) && op.reads.size() > 2) || (std::holds_alternative<AdamW>(work) && op.reads.size() > 4))
+  if (const OptimizerRow* row = update_of(work); row != nullptr && (has_blocks(*row) || op.reads.size() > update_operands(*row)))
     return true;
   if (std::holds_alternative<Copy>(work) && op.reads[0].type->dtype == op.writes[0].type->dtype) return false;
   return std::ranges::any_of(op.reads, narrow) || std::ranges::any_of(op.writes, narrow);

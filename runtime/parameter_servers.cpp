@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "plan/base/check.h"
+#include "plan/optimizers.h"
 #include "plan/run_state.h"
 #include "runtime/reduction.h"
 
@@ -69,7 +70,7 @@ Result<void> ParameterServers::find_buckets() {
     const Instruction& in = instruction(mine[i]);
     if (in.kind != Instruction::Kind::kRun) return no_servers("memory comes and goes on the servers' stream");
     const BufferId read = program_.reads(in)[0].root, written = program_.writes(in)[0].root;
-    if (std::holds_alternative<Sgd>(in.op->work) || std::holds_alternative<AdamW>(in.op->work))
+    if (update_of(in.op->work) != nullptr)
       buckets_.push_back({.update = {i}, .sum = read, .served = written, .pulled_from = written});
     else if (std::holds_alternative<Copy>(in.op->work) && !buckets_.empty() && buckets_.back().served == read)
       buckets_.back().update.push_back(i), buckets_.back().pulled_from = written;

@@ -14,6 +14,7 @@
 #include "kernels/initialise.h"
 #include "plan/base/check.h"
 #include "plan/named_kernels.h"
+#include "plan/optimizers.h"
 #include "plan/run_state.h"
 #include "plan/runnable.h"
 #include "runtime/core_scheduler.h"
@@ -725,7 +726,7 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
     if (holding.type == nullptr) continue;
     if (!has_storage()) return no_storage(what);
     const Type& type = *holding.type;
-    if ((!kernels::is_float_storage(type.dtype) && type.dtype != DType::i32) ||
+    if ((!kernels::is_float_storage(type.dtype) && type.dtype != DType::i32 && type.dtype != DType::u8) ||
         !axes_placed(type, plan_.mesh, Place::kPartial).empty())
       return Error{ExitCode::kUsage, fmt::format("`{}` is no complete floating-point tensor", what), "read it by rank", ""};
     if (writer.empty()) {
@@ -810,7 +811,7 @@ bool is_other_state(const Buffer& buffer, const Mesh& mesh) {
 
 /// Whether a buffer is what a rank keeps for itself: of no parameter, and of no other rank.
 bool is_rank_state(const Buffer& buffer, const Mesh& mesh) {
-  return buffer.kind == BufferClass::kOther && is_other_state(buffer, mesh);
+  return (buffer.kind == BufferClass::kOther || is_block_state(buffer)) && is_other_state(buffer, mesh);
 }
 
 Result<std::vector<StateName>> ThreadSession::states() const {

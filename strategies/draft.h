@@ -110,9 +110,9 @@ struct Unit {
 /// The buffers of one parameter of one unit on a stage.
 struct ParameterState {
   BufferId value;
-  BufferId gradient;    ///< accumulates this rank's micro-batches
-  BufferId reduced;     ///< what the optimizer reads: `gradient` until a pass reduces it
-  BufferId m, v;        ///< moments, none for SGD
+  BufferId gradient;                      ///< accumulates this rank's micro-batches
+  BufferId reduced;                       ///< what the optimizer reads: `gradient` until a pass reduces it
+  std::vector<BufferId> optimizer_state;  ///< where a strategy has declared what an update keeps of it; else empty
   bool merged = false;  ///< its gradient has been added to the other copy of a tied weight: neither reduced nor updated by itself
 };
 
@@ -177,8 +177,9 @@ class Insertions {
 /// One optimizer op: a parameter, or the shard of a bucket.
 struct Update {
   int unit = -1;  ///< of its gradient, or one of its bucket's
-  BufferId gradient, value, m, v;
-  BufferId stored;  ///< what `value` is rounded into after the update, where it is a copy in fp32; else none
+  BufferId gradient, value;
+  std::vector<BufferId> state;  ///< what the optimizer keeps of it, in the order of its row (plan/optimizers.h)
+  BufferId stored;              ///< what `value` is rounded into after the update, where it is a copy in fp32; else none
   bool decay = true;
   std::optional<Call> after;  ///< issued after every update (ZeRO-1 gathers the parameters)
 };

@@ -134,11 +134,12 @@ class HostUpdates {
     if (buffer(update.value).packed_as < 0 && buffer(update.value).parameter < 0)
       buffer(update.value).packed_as = update.stored.value;
     std::vector<BufferId*> state{&update.value};
-    if (draft_.config.train.optimizer == Optimizer::kAdamW) {
-      update.m = host_copy(stage_, update.value, ".m", BufferClass::kMoment);
-      update.v = host_copy(stage_, update.value, ".v", BufferClass::kMoment);
-      state.insert(state.end(), {&update.m, &update.v});
+    for (const OptimizerState& kept : row_of(draft_.config.train.optimizer).state) {
+      Buffer beside = state_buffer(buffer(update.value), kept);
+      beside.space = Space::kHost;
+      update.state.push_back(add_buffer(stage_, std::move(beside)));
     }
+    for (BufferId& id : update.state) state.push_back(&id);
     for (BufferId* id : state) {
       Buffer& b = buffer(*id);
       b.persistent = true;

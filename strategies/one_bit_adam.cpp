@@ -63,7 +63,7 @@ class OneBitAdam {
     for (auto& unit : stage_.state)  // updates read them
       for (ParameterState& state : unit)
         if (const auto found = moments_.find(state.value); found != moments_.end() && !state.merged)
-          state.m = found->second.m, state.v = found->second.v;
+          state.optimizer_state = {found->second.m, found->second.v};
   }
 
   void compress() {

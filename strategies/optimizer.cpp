@@ -6,9 +6,10 @@
 //
 // Shapes   as the parameters, or slices of buckets
 // Adds     nothing; the loss travels as one scalar over data-parallel ranks
-// Memory   AdamW: two moments; SGD: none
+// Memory   what the optimizer keeps beside a parameter (plan/optimizers.h)
 // Refuses  nothing
-// Paper    Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019)
+// Paper    Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019); Chen et al., "Symbolic Discovery of Optimization
+//          Algorithms" (2023): Lion; Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022)
 #include "strategies/optimizer.h"
 
 #include <algorithm>
@@ -32,39 +33,57 @@ namespace {
 
 constexpr std::string_view kOptimizerName = "optimizer";
 
+Work update_work(const Train& t, float weight_decay) {
+  switch (t.optimizer) {
+    case Optimizer::kAdamW: return AdamW{t.beta1, t.beta2, t.epsilon, weight_decay};
+    case Optimizer::kSgd: return Sgd{weight_decay};
+    case Optimizer::kLion: return Lion{t.beta1, t.beta2, weight_decay};
+    case Optimizer::kAdamW8bit: return AdamW8bit{t.beta1, t.beta2, t.epsilon, weight_decay};
+  }
+  SHARDLAB_CHECK(false, "optimizer {} has no update", static_cast<int>(t.optimizer));
+}
+
 Op update_op(const Draft& draft, bool decay) {
   const Train& t = draft.config.train;
   const float weight_decay = decay ? t.weight_decay : 0;
   Op op;
-  if (t.optimizer == Optimizer::kAdamW && !steps_by_direction(draft))
-    op.work = AdamW{t.beta1, t.beta2, t.epsilon, weight_decay};
-  else
-    op.work = Sgd{weight_decay};
+  op.work = steps_by_direction(draft) ? Work(Sgd{weight_decay}) : update_work(t, weight_decay);
   op.label = "update";
   op.strategy = kOptimizerName;
   return op;
 }
 
-void add_moments(Draft& draft, StageDraft& stage, Update& update) {
-  if (draft.config.train.optimizer != Optimizer::kAdamW || update.m || steps_by_direction(draft)) return;
-  for (const auto& [id, suffix] : {std::pair{&update.m, ".m"}, {&update.v, ".v"}}) {
-    const Buffer& value = stage.role.buffers[update.value.index()];
-    Buffer moment;
-    moment.name = value.name + suffix;
-    moment.type = value.type;
-    moment.kind = BufferClass::kMoment;
-    moment.persistent = true;
-    moment.packed_as = value.packed_as;
-    moment.parameter = value.parameter;
-    *id = add_buffer(stage, std::move(moment));
+/// State on the device. That of the host is there already.
+void add_state(Draft& draft, StageDraft& stage, Update& update) {
+  if (!update.state.empty() || steps_by_direction(draft)) return;
+  for (const OptimizerState& state : row_of(draft.config.train.optimizer).state) {
+    Buffer buffer = state_buffer(stage.role.buffers[update.value.index()], state);
+    buffer.persistent = true;
+    update.state.push_back(add_buffer(stage, std::move(buffer)));
   }
 }
 
 }  // namespace
 
+Buffer state_buffer(const Buffer& value, const OptimizerState& state) {
+  Buffer buffer;
+  buffer.name = value.name + "." + std::string(state.name);
+  buffer.type = value.type;
+  buffer.type.dtype = state.dtype;
+  buffer.kind = BufferClass::kMoment;
+  if (state.by_block) {
+    buffer.type.shape = Shape{state.elements(value.type.shape.elements())};
+    for (Placement& along : buffer.type.place) along = block_placement(along);
+    return buffer;  // no part of a parameter, and of no other layout
+  }
+  buffer.packed_as = value.packed_as;
+  buffer.parameter = value.parameter;
+  return buffer;
+}
+
 Event update_event(Draft& draft, StageDraft& stage, const Update& update, StreamId stream) {
   std::vector<BufferId> buffers{update.gradient, update.value};
-  if (update.m) buffers.insert(buffers.end(), {update.m, update.v});
+  std::ranges::copy(update.state, std::back_inserter(buffers));
   if (stage.gradient_factor) buffers.push_back(stage.gradient_factor);
   if (stage.go) buffers.push_back(stage.go);
   const Buffer& value = stage.role.buffers[update.value.index()];
@@ -72,9 +91,9 @@ Event update_event(Draft& draft, StageDraft& stage, const Update& update, Stream
   const std::string name =
       "update " + print(value.type, draft.plan.mesh) + (update.decay ? " decay" : "") + (gradient.view ? " view" : "");
   const SegmentId segment = draft.cached(name, [&] {
-    std::vector<int> reads = update.m ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
+    std::vector<int> reads{0, 1}, writes{1};
+    for (int i = 0; i < std::ssize(update.state); ++i) reads.push_back(2 + i), writes.push_back(2 + i);
     if (stage.gradient_factor) reads.push_back(static_cast<int>(reads.size()));
-    const std::vector<int> writes = update.m ? std::vector{1, 2, 3} : std::vector{1};
     Op op = update_op(draft, update.decay);
     op.stream = stream;
     if (stage.go) op.when = SlotId(static_cast<int32_t>(buffers.size()) - 1);
@@ -115,8 +134,7 @@ void update_every_parameter(Draft& draft, StageDraft& stage) {
       update.unit = unit;
       update.gradient = state.reduced;
       update.value = state.value;
-      update.m = state.m;
-      update.v = state.v;
+      update.state = state.optimizer_state;
       update.decay = draft.plan.parameters[id.index()].decay;
       stage.updates.push_back(std::move(update));
     }
@@ -407,7 +425,7 @@ void optimizer(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     declare_updates(draft, stage);
     for (Update& update : stage.updates) {
-      add_moments(draft, stage, update);
+      add_state(draft, stage, update);
       stage.events.push_back(update_event(draft, stage, update, update_stream(draft)));
       if (update.stored) stage.events.push_back(round_event(draft, stage, update));
       if (!update.after) continue;

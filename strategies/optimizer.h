@@ -1,7 +1,9 @@
 #pragma once
 #include <string_view>
 
+#include "plan/buffer.h"
 #include "plan/op.h"
+#include "plan/optimizers.h"
 namespace shardlab::strategies {
 struct Draft;
 struct Event;
@@ -11,6 +13,8 @@ struct Update;
 void optimizer(Draft& draft);
 /// The call of an update on `stream`: one segment for each type that is updated.
 Event update_event(Draft& draft, StageDraft& stage, const Update& update, StreamId stream);
+/// A buffer of state beside `value`: placed as it, and no view.
+Buffer state_buffer(const Buffer& value, const OptimizerState& state);
 /// One update a parameter, for layouts in which no strategy said otherwise; one a bucket where the optimizer is offloaded.
 void declare_updates(Draft& draft, StageDraft& stage);
 /// Appends the squared norm of all gradients that the updates read, f64[1], the same on every rank, each element counted once.

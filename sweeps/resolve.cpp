@@ -8,6 +8,7 @@
 #include "plan/automatic.h"
 #include "plan/base/values.h"
 #include "plan/case.h"
+#include "plan/optimizers.h"
 
 namespace shardlab::sweeps {
 
@@ -162,6 +163,7 @@ Result<void> derive(Case& c, const Settings& given) {
     c.layout.schedule = c.layout.pp == 1 ? Schedule::kNone : c.layout.vpp > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
   if (!given.contains("train.precision")) c.train.precision = default_precision(c.machine);
   if (!given.contains("layout.dp")) SHARDLAB_TRY(derive_dp(c));
+  if (!given.contains("train.beta2")) c.train.beta2 = row_of(c.train.optimizer).beta2;
   if (!given.contains("layout.bucket_bytes")) c.layout.bucket_bytes = automatic_bucket_bytes(c);
   return derive_batch(c, given.contains("train.grad_accumulation"), given.contains("train.global_batch_tokens"));
 }

@@ -170,4 +170,18 @@ SHARDLAB_INLINE T* take(void*& scratch, int64_t n) {
   return taken;
 }
 
+/// Largest |x[i]|, +0 for n = 0; a quiet NaN if any is.
+SHARDLAB_INLINE float largest_size(const float* x, int64_t n) {
+  // Sizes compare as their bits do, and NaNs lie above infinity.
+  IntPiece most[kPieces] = {};
+  for_vectors(n, [&](int64_t i, int m) {
+    const Ints size = both(bits(load_some(x + i, m)), 0x7fffffff);
+    for (int p = 0; p < kPieces; ++p) most[p] = size.piece[p] > most[p] ? size.piece[p] : most[p];
+  });
+  int32_t result = 0;
+  for (int p = 0; p < kPieces; ++p)
+    for (int j = 0; j < kPieceLanes; ++j) result = most[p][j] > result ? most[p][j] : result;
+  return result > 0x7f800000 ? __builtin_nanf("") : from_bits(result);
+}
+
 }  // namespace shardlab::kernels::SHARDLAB_VARIANT

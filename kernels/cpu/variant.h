@@ -34,6 +34,8 @@ void cross_entropy_sum(const CrossEntropy& a);
 void cross_entropy_grad(const CrossEntropy& a);
 void sgd(const Sgd& a);
 void adamw(const AdamW& a);
+void lion(const Lion& a);
+void adamw8bit(const AdamW8bit& a);
 void add(const Add& a);
 void maximum(const Add& a);
 void tree_combine(const TreeCombine& a);

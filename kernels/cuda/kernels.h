@@ -454,6 +454,35 @@ struct AdamW {
   const float* factor = nullptr;
 };
 
+/// With c = beta1 m + (1 - beta1) grad: param -= learning_rate * (sign(c) + weight_decay * param); then m = beta2 m + (1 - beta2) grad. Source:
+/// Chen et al. 2023, algorithm 2.
+struct Lion {
+  Input grad;
+  Output param;
+  float* m = nullptr;
+  int64_t n = 0;
+  float learning_rate = 0;
+  float beta1 = 0.9f, beta2 = 0.99f;
+  float weight_decay = 0;
+  const float* factor = nullptr;
+};
+
+/// AdamW on moments in 8 bits (plan/base/moment_codes.h): m[n], v[n], m_scale[blocks], v_scale[blocks]. Source: Dettmers et al. 2022.
+struct AdamW8bit {
+  Input grad;
+  Output param;
+  uint8_t* m = nullptr;
+  uint8_t* v = nullptr;
+  float* m_scale = nullptr;
+  float* v_scale = nullptr;
+  int64_t n = 0;
+  int64_t step = 0;
+  float learning_rate = 0;
+  float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
+  float weight_decay = 0;
+  const float* factor = nullptr;
+};
+
 /// Scratch in bytes. Only extents and flags of the arguments are looked at.
 int64_t scratch_bytes(const NormWeight& a);
 int64_t scratch_bytes(const BiasWeight& a);
@@ -510,6 +539,8 @@ struct Kernels {
   void (*combine)(const Combine&, Stream);
   void (*sgd)(const Sgd&, Stream);
   void (*adamw)(const AdamW&, Stream);
+  void (*lion)(const Lion&, Stream);
+  void (*adamw8bit)(const AdamW8bit&, Stream);
   void (*numbers)(const Numbers&, Stream);
   void (*amax)(const Amax&, Stream);
   void (*multiply)(const Multiply&, Stream);

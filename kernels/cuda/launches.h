@@ -43,6 +43,8 @@ void squared_norm(const SquaredNorm& a, Stream s);
 void combine(const Combine& a, Stream s);
 void sgd(const Sgd& a, Stream s);
 void adamw(const AdamW& a, Stream s);
+void lion(const Lion& a, Stream s);
+void adamw8bit(const AdamW8bit& a, Stream s);
 void numbers(const Numbers& a, Stream s);
 void amax(const Amax& a, Stream s);
 void multiply(const Multiply& a, Stream s);

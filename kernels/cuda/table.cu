@@ -52,6 +52,8 @@ constexpr Kernels table(std::string_view name) {
           .combine = combine,
           .sgd = sgd,
           .adamw = adamw,
+          .lion = lion,
+          .adamw8bit = adamw8bit,
           .numbers = numbers,
           .amax = amax,
           .multiply = multiply,

@@ -12,6 +12,7 @@
 #include "plan/base/check.h"
 #include "plan/base/world_error.h"
 #include "plan/device_scratch.h"
+#include "plan/optimizers.h"
 #include "plan/work.h"
 #include "runtime/cuda/named.h"
 #include "runtime/operands.h"
@@ -72,6 +73,8 @@ class CudaBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const SquaredNorm& w);
   Launch bind_work(const BoundOp& op, const Sgd& w);
   Launch bind_work(const BoundOp& op, const AdamW& w);
+  Launch bind_work(const BoundOp& op, const Lion& w);
+  Launch bind_work(const BoundOp& op, const AdamW8bit& w);
   Launch bind_work(const BoundOp& op, const Copy& w);
   /// Kernels are refused before; collectives and messages are the transport's.
   template <class Other>
@@ -197,7 +200,11 @@ Uniform uniform_operands(const Work& work) {
 
 Result<void> check_types(const BoundOp& op) {
   const Work& work = op.op().work;
-  const auto known = [&](DType t) { return is_float(t) || t == DType::i32 || (t == DType::f64 && has_wide_form(work)); };
+  const OptimizerRow* row = update_of(work);
+  const bool coded = row != nullptr && has_blocks(*row);
+  const auto known = [&](DType t) {
+    return is_float(t) || t == DType::i32 || (t == DType::f64 && has_wide_form(work)) || (t == DType::u8 && coded);
+  };
   for (const auto* operands : {&op.reads, &op.writes})
     for (const Tensor& t : *operands)
       if (!known(t.type->dtype))
@@ -896,6 +903,43 @@ Launch CudaBackend::bind_work(const BoundOp& op, const AdamW& w) {
     args.step = state.applied;
     args.learning_rate = state.learning_rate;
     k_.adamw(args, stream(s));
+  };
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const AdamW8bit& w) {
+  for (size_t i = 0; i < 5; ++i) check_in_place(op, op.writes[i], op.reads[1 + i]);
+  gpu::AdamW8bit args{.grad = input(op.reads[0]),
+                      .param = output(op.writes[0]),
+                      .m = op.writes[1].as<uint8_t>(),
+                      .v = op.writes[2].as<uint8_t>(),
+                      .m_scale = op.writes[3].as<float>(),
+                      .v_scale = op.writes[4].as<float>(),
+                      .n = op.writes[0].shape().elements(),
+                      .beta1 = w.beta1,
+                      .beta2 = w.beta2,
+                      .epsilon = w.epsilon,
+                      .weight_decay = w.weight_decay,
+                      .factor = factor_of(op, 6)};
+  return [this, args, s = op.instruction->stream](const StepState& state) mutable {
+    args.step = state.applied;
+    args.learning_rate = state.learning_rate;
+    k_.adamw8bit(args, stream(s));
+  };
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Lion& w) {
+  for (size_t i = 0; i < 2; ++i) check_in_place(op, op.writes[i], op.reads[1 + i]);
+  gpu::Lion args{.grad = input(op.reads[0]),
+                 .param = output(op.writes[0]),
+                 .m = op.writes[1].as<float>(),
+                 .n = op.writes[0].shape().elements(),
+                 .beta1 = w.beta1,
+                 .beta2 = w.beta2,
+                 .weight_decay = w.weight_decay,
+                 .factor = factor_of(op, 3)};
+  return [this, args, s = op.instruction->stream](const StepState& state) mutable {
+    args.learning_rate = state.learning_rate;
+    k_.lion(args, stream(s));
   };
 }
 

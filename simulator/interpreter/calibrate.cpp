@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "plan/base/moment_codes.h"
 #include "plan/base/philox.h"
 #include "plan/device_scratch.h"
 #include "simulator/interpreter/bench.h"
@@ -185,6 +186,11 @@ void add_flat(Bench& b, int64_t elements) {
   norm.dtype = DType::f64;
   b.op(AdamW{}, {b.cold(x), b.cold(x), b.state(x), b.state(x)}, {{{}, 1}, {{}, 2}, {{}, 3}});
   b.op(Sgd{}, {b.cold(x), b.cold(x)}, {{{}, 1}});
+  Type codes = x, scales = tensor({moment_blocks(elements)});
+  codes.dtype = DType::u8;
+  b.op(AdamW8bit{}, {b.cold(x), b.cold(x), b.state(codes), b.state(codes), b.state(scales), b.state(scales)},
+       {{{}, 1}, {{}, 2}, {{}, 3}, {{}, 4}, {{}, 5}});
+  b.op(Lion{}, {b.cold(x), b.cold(x), b.state(x)}, {{{}, 1}, {{}, 2}});
   b.op(Add{}, {b.cold(x), b.warm(x)}, {{{}, 0}});
   b.op(Copy{}, {b.warm(x)}, {{b.result(x)}});
   b.op(Fill{}, {}, {{b.result(x)}});

@@ -126,7 +126,8 @@ void CaseDealer::deal_training(Case& c) {
   if (t.precision == Precision::kFp8)
     t.fp8_scaling = of<Fp8Scaling>({Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock});
   if (t.precision != Precision::kFp32 && one_in(4)) t.reduce_dtype = t.accumulate_dtype = "bf16";
-  t.optimizer = one_in(5) ? Optimizer::kSgd : Optimizer::kAdamW;
+  constexpr Optimizer kOthers[] = {Optimizer::kSgd, Optimizer::kLion, Optimizer::kAdamW8bit};
+  t.optimizer = one_in(5) ? kOthers[t.grad_accumulation % 3] : Optimizer::kAdamW;
   t.dropout = one_in(4) ? 0.1f : 0;
   t.clip_norm = one_in(4) ? 1.0f : 0;
   t.grad_norm = one_in(4);

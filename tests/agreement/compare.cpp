@@ -82,7 +82,7 @@ std::string line_of_case(const Case& c) {
   add(l.collective_algorithm != AlgorithmChoice::kAuto, std::string(name_of(l.collective_algorithm)));
   add(t.precision == Precision::kFp8, std::string(name_of(t.fp8_scaling)));
   add(!t.reduce_dtype.empty(), "reduce=" + t.reduce_dtype);
-  add(t.optimizer == Optimizer::kSgd, "sgd");
+  add(t.optimizer != Optimizer::kAdamW, std::string(name_of(t.optimizer)));
   add(t.dropout > 0, "dropout");
   add(t.clip_norm > 0, "clip");
   add(t.grad_norm, "norm");

@@ -176,7 +176,7 @@ bool contains(std::string_view text, std::string_view part) { return text.find(p
 
 TEST_CASE("one run through fifteen layouts, saved and resumed after every step, is one rank's run bit for bit", "[checkpoint]") {
   const Family family = GENERATE(Family::kGpt, Family::kLlama);
-  const Optimizer optimizer = GENERATE(Optimizer::kAdamW, Optimizer::kSgd);
+  const Optimizer optimizer = GENERATE(Optimizer::kAdamW, Optimizer::kSgd, Optimizer::kLion);
   const std::vector<Ranks> layouts = {
       {},
       {.dp = 2, .zero = 1},
@@ -326,6 +326,35 @@ TEST_CASE("what ranks owe is saved and resumed with the layout that it belongs t
   }
 }
 
+TEST_CASE("moments in 8 bits are saved with their scales and resumed under the layout whose blocks they have, and under no other",
+          "[checkpoint]") {
+  for (const Ranks& ranks : {Ranks{},
+                             {.dp = 2, .zero = 1, .bucket = 20000},
+                             {.dp = 2, .tp = 2, .zero = 3},
+                             {.dp = 2, .zero = 1, .offload = {.optimizer = OffloadTo::kNvme}}}) {
+    const Case config = case_of(ranks, Family::kLlama, Optimizer::kAdamW8bit);
+    CAPTURE(ranks.dp, ranks.tp, ranks.zero);
+    Scratch folder;
+    Training alone(config), before(config), after(config);
+    for (int64_t step = 0; step < 2; ++step) REQUIRE(before.step(step) == alone.step(step));
+    before.save(2, folder);
+    const auto saved = before.state();
+    for (const char* part : {".m_scale", ".v_scale"})
+      REQUIRE(std::ranges::any_of(saved, [&](const auto& s) {
+        return s.first.parameter == kRankState && s.first.part.ends_with(part) &&
+               std::ranges::any_of(s.second, [](float x) { return x > 0; });
+      }));
+    REQUIRE(after.resume(folder.path()) == 2);
+    REQUIRE(after.state() == saved);
+    for (int64_t step = 2; step < 4; ++step) REQUIRE(after.step(step) == alone.step(step));
+    REQUIRE(after.state() == alone.state());
+    CHECK(contains(refusal(folder.path(), case_of({.dp = 4, .zero = 2}, Family::kLlama, Optimizer::kAdamW8bit)),
+                   "saved with blocks="));
+    CHECK(contains(refusal(folder.path(), case_of(ranks, Family::kLlama)),
+                   "saved with optimizer=adamw8bit, and this case has adamw"));
+  }
+}
+
 TEST_CASE("a checkpoint holds each part of each parameter once, by its stable name", "[checkpoint]") {
   const auto parts_of = [](Optimizer optimizer) {
     const Training training(case_of({.dp = 2, .tp = 2, .zero = 3}, Family::kGpt, optimizer));
@@ -337,6 +366,7 @@ TEST_CASE("a checkpoint holds each part of each parameter once, by its stable na
   const int parameters = static_cast<int>(parameters_of(case_of({}).model).size());
   CHECK(parts_of(Optimizer::kAdamW) == std::map<std::string, int>{{"m", parameters}, {"v", parameters}, {"value", parameters}});
   CHECK(parts_of(Optimizer::kSgd) == std::map<std::string, int>{{"value", parameters}});
+  CHECK(parts_of(Optimizer::kLion) == std::map<std::string, int>{{"m", parameters}, {"value", parameters}});
 
   // The bytes of a layout's checkpoint are those of any other: their file has one name.
   Scratch one, many;

@@ -1,4 +1,5 @@
 // Bias gradients, scalar totals, squared norms, sums over ranks, optimizers.
+#include "plan/base/moment_codes.h"
 #include "tests/cuda_kernels/support.h"
 #include "tests/namespaces.h"
 
@@ -172,7 +173,7 @@ TEST_CASE("combine: two-byte types add in fp32 and round once; integers and doub
   REQUIRE(e.read() == std::vector<int32_t>{-7, 4});
 }
 
-TEST_CASE("sgd and adamw: fp32 equals the CPU's bits; two-byte gradients and parameters are rounded once") {
+TEST_CASE("sgd, adamw and lion: fp32 equals the CPU's bits; two-byte gradients and parameters are rounded once") {
   for (const Shape& s : {Shape{1, 1, 1031}, {1, 1, 5, 1}})
     for (const float decay : {0.0f, 0.1f}) {
       const int64_t n = s.width;
@@ -182,7 +183,7 @@ TEST_CASE("sgd and adamw: fp32 equals the CPU's bits; two-byte gradients and par
       for (const DType g : kActivationTypes)
         for (const DType p : kActivationTypes) {
           const Floats sg = as_stored(grad, g);
-          Floats sp = as_stored(param, p), sm = m, sv = v, plain = sp;
+          Floats sp = as_stored(param, p), sm = m, sv = v, plain = sp, signs = sp, lion_m = m;
           const kernels::AdamW cpu{.grad = sg.data(),
                                    .param = sp.data(),
                                    .m = sm.data(),
@@ -193,6 +194,7 @@ TEST_CASE("sgd and adamw: fp32 equals the CPU's bits; two-byte gradients and par
                                    .weight_decay = decay};
           kernels::kernels_for_this_processor().adamw(cpu);
           kernels::kernels_for_this_processor().sgd({sg.data(), plain.data(), n, 0.5f, decay});
+          kernels::kernels_for_this_processor().lion({sg.data(), signs.data(), lion_m.data(), n, 0.01f, 0.9f, 0.99f, decay});
           const Floats got = in_both_orders([&] {
             const Array dg(grad, g, s.shift), dp(param, p), dm(m, DType::f32), dv(v, DType::f32);
             table().adamw({.grad = dg.in(),
@@ -213,8 +215,57 @@ TEST_CASE("sgd and adamw: fp32 equals the CPU's bits; two-byte gradients and par
                                    return dp.read();
                                  }),
                                  as_stored(plain, p)) == "");
+          REQUIRE(bit_difference(in_both_orders([&] {
+                                   const Array dg(grad, g, s.shift), dp(param, p), dm(m, DType::f32);
+                                   table().lion({dg.in(), dp.out(), dm.floats(), n, 0.01f, 0.9f, 0.99f, decay}, stream());
+                                   return joined({dp.read(), dm.read()});
+                                 }),
+                                 joined({as_stored(signs, p), lion_m})) == "");
         }
     }
+}
+
+TEST_CASE("adamw on moments in 8 bits: parameters, codes and scales are the CPU's over several steps") {
+  for (const int64_t n : {1, 300, 2048, 5000}) {
+    const int64_t blocks = moment_blocks(n);
+    Floats want = random_floats(n, 2), m_scale(blocks), v_scale(blocks), scratch(2 * kMomentBlock);
+    std::vector<uint8_t> m(static_cast<size_t>(n)), v(static_cast<size_t>(n));
+    const Array param(want, DType::f32), dm_scale(m_scale, DType::f32), dv_scale(v_scale, DType::f32);
+    const Numbers<uint8_t> dm(m), dv(v);
+    for (int64_t step = 0; step < 3; ++step) {
+      INFO("n " << n << ", step " << step);
+      Floats g = random_floats(n, 10 + static_cast<uint32_t>(step));
+      if (step == 1)
+        for (int64_t i = 0; i < n / 2; ++i) g[i] = 0;
+      kernels::kernels_for_this_processor().adamw8bit({.grad = g.data(),
+                                                       .param = want.data(),
+                                                       .m = m.data(),
+                                                       .v = v.data(),
+                                                       .m_scale = m_scale.data(),
+                                                       .v_scale = v_scale.data(),
+                                                       .scratch = scratch.data(),
+                                                       .n = n,
+                                                       .step = step,
+                                                       .learning_rate = 0.01f,
+                                                       .weight_decay = 0.1f});
+      const Array dg(g, DType::f32);
+      table().adamw8bit({.grad = dg.in(),
+                         .param = param.out(),
+                         .m = dm.data(),
+                         .v = dv.data(),
+                         .m_scale = dm_scale.floats(),
+                         .v_scale = dv_scale.floats(),
+                         .n = n,
+                         .step = step,
+                         .learning_rate = 0.01f,
+                         .weight_decay = 0.1f},
+                        stream());
+      REQUIRE(bit_difference(param.read(), want) == "");
+      REQUIRE(bit_difference(joined({dm_scale.read(), dv_scale.read()}), joined({m_scale, v_scale})) == "");
+      REQUIRE(dm.read() == m);
+      REQUIRE(dv.read() == v);
+    }
+  }
 }
 
 }  // namespace shardlab::testing::of_sums

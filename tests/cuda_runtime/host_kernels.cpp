@@ -1,4 +1,5 @@
 #include "tests/cuda_runtime/host_kernels.h"
+#include "plan/base/moment_codes.h"
 
 #include <algorithm>
 #include <cstring>
@@ -214,6 +215,16 @@ void adamw(const gpu::AdamW& a, gpu::Stream s) {
   if (a.factor != nullptr) return gpu::emulated_kernels().adamw(a, s);
   cpu().adamw({in(a.grad), out(a.param), a.m, a.v, a.n, a.step, a.learning_rate, a.beta1, a.beta2, a.epsilon, a.weight_decay});
 }
+void adamw8bit(const gpu::AdamW8bit& a, gpu::Stream s) {
+  if (a.factor != nullptr) return gpu::emulated_kernels().adamw8bit(a, s);
+  std::vector<float> scratch(2 * kMomentBlock);
+  cpu().adamw8bit({in(a.grad), out(a.param), a.m, a.v, a.m_scale, a.v_scale, scratch.data(), a.n, a.step, a.learning_rate, a.beta1,
+                   a.beta2, a.epsilon, a.weight_decay});
+}
+void lion(const gpu::Lion& a, gpu::Stream s) {
+  if (a.factor != nullptr) return gpu::emulated_kernels().lion(a, s);
+  cpu().lion({in(a.grad), out(a.param), a.m, a.n, a.learning_rate, a.beta1, a.beta2, a.weight_decay});
+}
 
 /// The fixed-order product stands in for a library.
 class HostMatmul final : public gpu::Matmul {
@@ -273,6 +284,8 @@ constexpr gpu::Kernels kTable{
     .combine = combine,
     .sgd = sgd,
     .adamw = adamw,
+    .lion = lion,
+    .adamw8bit = adamw8bit,
     .numbers = emulated<&gpu::Kernels::numbers>,
     .amax = emulated<&gpu::Kernels::amax>,
     .multiply = emulated<&gpu::Kernels::multiply>,

@@ -214,6 +214,17 @@ TEST_CASE("what a framework does not have is refused by name, all of it at once"
   REQUIRE(message.find("Megatron-LM core_v0.15.3 cannot express this case") != std::string::npos);
   REQUIRE(message.find("layout.schedule=zb-h1: Megatron-LM has 1f1b and interleaved") != std::string::npos);
   REQUIRE(message.find("layout.compression.kind=powersgd: Megatron-LM has no word for it") != std::string::npos);
+  const auto trained_by = [](const char* optimizer) {
+    return llama("shardlab", fmt::format("dp: 4\nmicro_batch: 1\noptimizer: {}\n", optimizer));
+  };
+  for (const auto& [framework, has] : {std::pair{"megatron", "Megatron-LM has adam and sgd"},
+                                       {"nanotron", "nanotron has adamW and sgd"},
+                                       {"torchtitan", "torchtitan has Adam and AdamW"}})
+    for (const char* optimizer : {"lion", "adamw8bit"})
+      REQUIRE(refusal(trained_by(optimizer), framework).find(fmt::format("train.optimizer={}: {}", optimizer, has)) !=
+              std::string::npos);
+  REQUIRE(refusal(trained_by("adamw8bit"), "deepspeed").find("train.optimizer=adamw8bit: DeepSpeed has AdamW, SGD and Lion") !=
+          std::string::npos);
   REQUIRE(refusal(c, "nanotron").find("layout.schedule=zb-h1: nanotron has afab and 1f1b") != std::string::npos);
   REQUIRE(refusal(c, "accelerate").find("layout.pp=4: accelerate has no pipeline") != std::string::npos);
   REQUIRE(refusal(llama("deepspeed", "cp: 2\nmicro_batch: 1\n"), "deepspeed").find("layout.cp=2") != std::string::npos);

@@ -113,7 +113,7 @@ TEST_CASE("what is exported reads back as the case") {
        {"zero: 0\nmicro_batch: 1\n", "zero: 1\nmicro_batch: 2\nbucket_bytes: 64Mi\n",
         "zero: 2\noffload: {optimizer: cpu}\nmicro_batch: 1\noverlap: false\n",
         "zero: 3\nhybrid_shard: 8\noffload: {optimizer: nvme, parameters: cpu}\nmicro_batch: 1\nrecompute: full\n",
-        "tp: 4\nzero: 1\nmicro_batch: 1\nclip_norm: 1\n",
+        "tp: 4\nzero: 1\nmicro_batch: 1\nclip_norm: 1\n", "zero: 1\nmicro_batch: 1\noptimizer: lion\nweight_decay: 0.5\n",
         "zero: 0\nmicro_batch: 1\ntrain: {learning_rate: {peak: 1e-3, kind: cosine, warmup_steps: 10, total_steps: 1000, floor: "
         "1e-4}}\n",
         "zero: 0\nmicro_batch: 1\ntrain: {learning_rate: {peak: 1e-3, kind: linear, warmup_steps: 10, total_steps: 1000}}\n",

@@ -98,11 +98,11 @@ TEST_CASE("residual: x + (z + bias), in place or not; dbias is the sum over toke
   }
 }
 
-TEST_CASE("sgd and adamw: two steps equal fp64, on every variant") {
+TEST_CASE("sgd, adamw and lion: two steps equal fp64, on every variant") {
   for (const int64_t n : kSizes)
     for (const float decay : {0.0f, 0.1f}) {
       const Floats grad = random_floats(n, 1), param = random_floats(n, 2);
-      Doubles w64 = wide(param), a64 = wide(param), m(n), v(n);
+      Doubles w64 = wide(param), a64 = wide(param), l64 = wide(param), m(n), v(n), lion_m(n);
       for (int step = 0; step < 2; ++step)
         for (int64_t i = 0; i < n; ++i) {
           w64[i] -= 0.5 * (grad[i] + double{decay} * w64[i]);
@@ -110,6 +110,9 @@ TEST_CASE("sgd and adamw: two steps equal fp64, on every variant") {
           v[i] = double{0.95f} * v[i] + (1 - double{0.95f}) * grad[i] * grad[i];
           const double mh = m[i] / (1 - std::pow(double{0.9f}, step + 1)), vh = v[i] / (1 - std::pow(double{0.95f}, step + 1));
           a64[i] = a64[i] - 0.01 * mh / (std::sqrt(vh) + 1e-3) - 0.01 * double{decay} * a64[i];
+          const double blend = double{0.9f} * lion_m[i] + (1 - double{0.9f}) * grad[i];
+          l64[i] = l64[i] - 0.01 * ((blend > 0) - (blend < 0)) - 0.01 * double{decay} * l64[i];
+          lion_m[i] = double{0.99f} * lion_m[i] + (1 - double{0.99f}) * grad[i];
         }
       const Floats sgd = on_every_variant([&](const kernels::Kernels& k) {
         Floats w = param;
@@ -118,6 +121,14 @@ TEST_CASE("sgd and adamw: two steps equal fp64, on every variant") {
         return w;
       });
       REQUIRE(difference(sgd, w64, kTolerance) == "");
+      const Floats lion = on_every_variant([&](const kernels::Kernels& k) {
+        Floats w = param, m1(n);
+        for (int step = 0; step < 2; ++step)
+          k.lion({.grad = grad.data(), .param = w.data(), .m = m1.data(), .n = n, .learning_rate = 0.01f, .weight_decay = decay});
+        return joined({w, m1});
+      });
+      REQUIRE(difference(part_of(lion, 0, n), l64, kTolerance) == "");
+      REQUIRE(difference(part_of(lion, n, 2 * n), lion_m, kTolerance) == "");
       Floats moment1, moment2;
       const Floats adam = on_every_variant([&](const kernels::Kernels& k) {
         Floats w = param, m1(n), v1(n);

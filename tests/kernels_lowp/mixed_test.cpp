@@ -2,6 +2,7 @@
 #include <array>
 
 #include "kernels/library_product.h"
+#include "plan/base/moment_codes.h"
 #include "tests/kernels_lowp/packed.h"
 #include "tests/namespaces.h"
 
@@ -677,6 +678,46 @@ TEST_CASE("mixed: optimizers on a master copy, with a gradient factor and a narr
       k.sgd({g.data(), want.data(), n, 0.5f, 0.1f});
       REQUIRE(bit_difference(master.values(), want) == "");
       REQUIRE(bit_difference(copy.values(), copy.rounded(want)) == "");
+      kernels::Lion lion{.n = n, .learning_rate = 0.01f, .weight_decay = 0.1f};
+      want_m = m.values();
+      run_mixed<kernels::MixedLion>(k, &MixedKernels::lion,
+                                    {.grad = grad.stored(),
+                                     .param = master.stored(),
+                                     .m = m.stored(),
+                                     .copy = copy.stored(),
+                                     .factor = factor,
+                                     .lion = lion});
+      k.lion({g.data(), want.data(), want_m.data(), n, 0.01f, 0.9f, 0.99f, 0.1f});
+      REQUIRE(bit_difference(master.values(), want) == "");
+      REQUIRE(bit_difference(m.values(), m.rounded(want_m)) == "");
+      REQUIRE(bit_difference(copy.values(), copy.rounded(want)) == "");
+      // Codes of two blocks of 2048 and one of 3, the last beyond a window of 4096.
+      const auto size = static_cast<size_t>(n);
+      std::vector<uint8_t> m8(size, 200), v8(size, 100), want_m8 = m8, want_v8 = v8;
+      Floats m_scale(3, 0.5f), v_scale(3, 0.25f), want_m_scale = m_scale, want_v_scale = v_scale, scratch(2 * kMomentBlock);
+      kernels::AdamW8bit coded{.n = n, .step = 6, .learning_rate = 0.01f, .weight_decay = 0.1f};
+      run_mixed<kernels::MixedAdamW8bit>(k, &MixedKernels::adamw8bit,
+                                         {.grad = grad.stored(),
+                                          .param = master.stored(),
+                                          .m = m8.data(),
+                                          .v = v8.data(),
+                                          .m_scale = m_scale.data(),
+                                          .v_scale = v_scale.data(),
+                                          .factor = factor,
+                                          .adamw = coded});
+      coded.grad = g.data();
+      coded.param = want.data();
+      coded.m = want_m8.data();
+      coded.v = want_v8.data();
+      coded.m_scale = want_m_scale.data();
+      coded.v_scale = want_v_scale.data();
+      coded.scratch = scratch.data();
+      k.adamw8bit(coded);
+      REQUIRE(bit_difference(master.values(), want) == "");
+      REQUIRE(m8 == want_m8);
+      REQUIRE(v8 == want_v8);
+      REQUIRE(bit_difference(m_scale, want_m_scale) == "");
+      REQUIRE(bit_difference(v_scale, want_v_scale) == "");
     }
   });
 }

@@ -57,7 +57,8 @@ void deal(Dealer& dealer, Case& c) {
   t.grad_accumulation = dealer.of({1, 2, 3, 4, 5, 6, 7, 8, 9});
   t.micro_batch = dealer.of({1, 2, 3});
   t.dropout = dealer.of({0.0f, 0.1f});
-  t.optimizer = dealer.of({Optimizer::kAdamW, Optimizer::kSgd});
+  t.optimizer = dealer.of(
+      {Optimizer::kAdamW, Optimizer::kSgd, Optimizer::kAdamW, Optimizer::kLion, Optimizer::kAdamW, Optimizer::kAdamW8bit});
   t.grad_norm = dealer.of({false, true});
   Layout& l = c.layout;
   l.overlap = dealer.of({false, true});

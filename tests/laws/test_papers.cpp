@@ -116,11 +116,41 @@ TEST_CASE("a stage holds 4 Psi of parameters and 8 Psi of moments, or 1/N of the
       };
       holds(BufferClass::kParameter, 4, c.layout.zero == 3);
       if (c.train.optimizer == Optimizer::kAdamW) holds(BufferClass::kMoment, 8, c.layout.zero > 0);
+      if (c.train.optimizer == Optimizer::kLion) holds(BufferClass::kMoment, 4, c.layout.zero > 0);
       const int64_t m = c.train.grad_accumulation;
       const int64_t flying = c.layout.pp == 1 ? 1 : c.layout.schedule == Schedule::kAfab ? m : std::min(m, c.layout.pp - stage);
       REQUIRE(most_in_flight(plan, plan.roles[static_cast<size_t>(stage)]) == flying);
     }
   }
+}
+
+TEST_CASE("Lion keeps one of AdamW's two moments; moments in 8 bits are 2 bytes an element and 8 a block of 2048, to the byte") {
+  // Chen et al. (2023), section 1; Dettmers et al. (2022), section 2. AdamW's plan says what is updated together: blocks are cut from it.
+  int compared = 0;
+  for (Case c : sample_of(legal_cases(), 5)) {
+    INFO(c.name);
+    const auto with = [&](Optimizer optimizer) {
+      c.train.optimizer = optimizer;
+      return plan_of(c);
+    };
+    const Plan wide = with(Optimizer::kAdamW), signs = with(Optimizer::kLion), coded = with(Optimizer::kAdamW8bit);
+    for (const Plan* plan : {&signs, &coded}) REQUIRE(total_wire_bytes(*plan) == total_wire_bytes(wide));
+    for (size_t role = 0; role < wide.roles.size(); ++role) {
+      int64_t one = 0, eight_bits = 0;
+      for (const Buffer& b : wide.roles[role].buffers) {
+        if (b.kind != BufferClass::kMoment || b.view) continue;
+        const int64_t n = b.type.shape.elements(), blocks = (n + 2047) / 2048;
+        one += aligned(4 * n);
+        eight_bits += aligned(n) + aligned(4 * blocks);
+      }
+      const auto held = [&](const Plan& plan) { return standing_bytes(plan, static_cast<int>(role), BufferClass::kMoment); };
+      REQUIRE(held(wide) == one);
+      REQUIRE(2 * held(signs) == one);
+      REQUIRE(held(coded) == eight_bits);
+      ++compared;
+    }
+  }
+  REQUIRE(compared > 50);
 }
 
 TEST_CASE("what is sent: e b s h four times a layer over tp and once a boundary over pp, Psi over dp") {

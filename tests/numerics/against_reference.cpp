@@ -67,8 +67,10 @@ std::string norm_difference(std::span<const double> want, std::span<const double
 }  // namespace
 
 template <class T>
-Expected<T> expect(const Subject& subject, const TokenOrder& order, bool packed) {
+Expected<T> expect(const Subject& subject, const TokenOrder& order, bool packed,
+                   std::vector<typename reference::Trainer<T>::Block> blocks) {
   reference::Trainer<T> trainer(subject.model, subject.train, subject.sequences, order, packed);
+  if (!blocks.empty()) trainer.set_blocks(std::move(blocks));
   Expected<T> expected;
   expected.initial = by_name(trainer);
   for (int64_t step = 0; step < kSteps; ++step) {
@@ -84,8 +86,8 @@ Expected<T> expect(const Subject& subject, const TokenOrder& order, bool packed)
   return expected;
 }
 
-template Expected<float> expect(const Subject&, const TokenOrder&, bool);
-template Expected<double> expect(const Subject&, const TokenOrder&, bool);
+template Expected<float> expect(const Subject&, const TokenOrder&, bool, std::vector<reference::Trainer<float>::Block>);
+template Expected<double> expect(const Subject&, const TokenOrder&, bool, std::vector<reference::Trainer<double>::Block>);
 
 std::string differences(const Case& config, const Expected<float>& want, const Trained& have) {
   std::string text;

@@ -7,6 +7,7 @@
 
 #include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
+#include "tests/numerics/reference/trainer.h"
 #include "tests/numerics/train_case.h"
 
 namespace shardlab::testing {
@@ -22,9 +23,10 @@ struct Expected {
   T validation_loss = 0;
 };
 
-/// Trains the reference on the subject's recipe, in fp32 or fp64.
+/// Trains the reference on the subject's recipe, in fp32 or fp64. `blocks`: of moments in 8 bits; empty: of each parameter by itself.
 template <class T>
-Expected<T> expect(const Subject& subject, const TokenOrder& order = {}, bool packed = false);
+Expected<T> expect(const Subject& subject, const TokenOrder& order = {}, bool packed = false,
+                   std::vector<typename reference::Trainer<T>::Block> blocks = {});
 
 /// Everything that differs in a bit, or is no number, one a line; squared norms, which add in another order, by more than 1e-12.
 std::string differences(const Case& config, const Expected<float>& want, const Trained& have);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <initializer_list>
 #include <utility>
@@ -117,6 +118,13 @@ std::vector<Subject> subjects() {
   add(list, "llama fp8 delayed clipped", llama(), 24, 0, 8, 0.5f, Precision::kFp8, Fp8Scaling::kDelayed);
   add(list, "gpt untied fp8 block", gpt_untied, 20, 0, 8, 0, Precision::kFp8, Fp8Scaling::kBlock);
   schedule_and_guard(list);
+  for (const char* name : {"llama adamw", "gpt tied clipped, 16 sequences adamw"}) {
+    Subject lion = *std::ranges::find(list, name, &Subject::name);
+    lion.name = lion.name.substr(0, lion.name.rfind(' ')) + " lion";
+    lion.train.optimizer = Optimizer::kLion;
+    lion.train.learning_rate.peak /= 4, lion.train.learning_rate.floor /= 4;
+    list.push_back(std::move(lion));
+  }
   return list;
 }
 

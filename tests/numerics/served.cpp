@@ -137,6 +137,8 @@ void ServedEmulation::update(Service& s, const Bucket& bucket, const Vector& gra
   const float decay = bucket.decays ? t.weight_decay : 0;
   if (t.optimizer == Optimizer::kSgd)
     reference::sgd(s.value, gradient, lr, decay);
+  else if (t.optimizer == Optimizer::kLion)
+    reference::lion(s.value, s.m, gradient, {lr, t.beta1, t.beta2, decay});
   else
     reference::adamw(s.value, s.m, s.v, gradient, static_cast<int64_t>(s.updates), {lr, t.beta1, t.beta2, t.epsilon, decay});
   ++s.updates;

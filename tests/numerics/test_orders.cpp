@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -540,6 +541,7 @@ TEST_CASE("optimizers, with and without weight decay, over several steps") {
       const int64_t n = 77;
       Values w = normal(n, 1), want_w = w, sgd_w = w, want_sgd = w;
       Values m(w.size(), 0.0f), v = m, want_m = m, want_v = m;
+      Values lion_w = w, want_lion = w, lion_m = m, want_lion_m = m;
       for (int64_t step = 0; step < 4; ++step) {
         INFO("step " << step << " decay " << decay);
         const Values g = normal(n, 2 + static_cast<uint32_t>(step), 0.1);
@@ -551,6 +553,50 @@ TEST_CASE("optimizers, with and without weight decay, over several steps") {
         REQUIRE_SAME(want_w, w);
         REQUIRE_SAME(want_m, m);
         REQUIRE_SAME(want_v, v);
+        k.lion({g.data(), lion_w.data(), lion_m.data(), n, 0.01f, 0.9f, 0.99f, decay});
+        reference::lion(want_lion, want_lion_m, g, {0.01f, 0.9f, 0.99f, decay});
+        REQUIRE_SAME(want_lion, lion_w);
+        REQUIRE_SAME(want_lion_m, lion_m);
+      }
+    }
+  });
+}
+
+TEST_CASE("adamw on moments in 8 bits: the codes, blocks and scales of the reference, over several steps") {
+  each_variant([](const kernels::Kernels& k) {
+    for (const int64_t n : {1, 77, 2048, 5000}) {
+      const auto size = static_cast<size_t>(n), blocks = (size + 2047) / 2048;
+      Values w = normal(n, 1), want_w = w, want_m(size, 0.0f), want_v = want_m;
+      std::vector<uint8_t> m(size), v(size);
+      Values m_scale(blocks, 0.0f), v_scale = m_scale, scratch(4096);
+      for (int64_t step = 0; step < 4; ++step) {
+        INFO("n " << n << " step " << step);
+        Values g = normal(n, 2 + static_cast<uint32_t>(step), 0.1);
+        if (step == 2) std::fill(g.begin(), g.begin() + n / 2, 0.0f);
+        k.adamw8bit({.grad = g.data(),
+                     .param = w.data(),
+                     .m = m.data(),
+                     .v = v.data(),
+                     .m_scale = m_scale.data(),
+                     .v_scale = v_scale.data(),
+                     .scratch = scratch.data(),
+                     .n = n,
+                     .step = step,
+                     .learning_rate = 0.01f,
+                     .weight_decay = 0.1f});
+        reference::adamw(want_w, want_m, want_v, g, step, {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f});
+        for (size_t b = 0; b < blocks; ++b) {
+          const auto first = static_cast<std::ptrdiff_t>(2048 * b), last = std::min<std::ptrdiff_t>(first + 2048, n);
+          for (const auto& [moment, codes, scale, has_sign] :
+               {std::tuple{&want_m, &m, m_scale[b], true}, {&want_v, &v, v_scale[b], false}}) {
+            const Values block = reference::stored_in_8_bits(Values(moment->begin() + first, moment->begin() + last), has_sign);
+            const std::vector<float> numbers = reference::moment_numbers(has_sign);
+            for (std::ptrdiff_t i = first; i < last; ++i)
+              REQUIRE(numbers[(*codes)[static_cast<size_t>(i)]] * scale == block[static_cast<size_t>(i - first)]);
+            std::copy(block.begin(), block.end(), moment->begin() + first);
+          }
+        }
+        REQUIRE_SAME(want_w, w);
       }
     }
   });

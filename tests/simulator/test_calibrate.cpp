@@ -108,6 +108,8 @@ TEST_CASE("calibration finds the costs of a made-up machine again") {
                              "squared_norm",
                              "sgd",
                              "adamw",
+                             "lion",
+                             "adamw8bit",
                              "copy",
                              "all_reduce.ring",
                              "all_reduce.direct",

@@ -78,6 +78,8 @@ TEST_CASE("calibration of a GPU finds the costs of a made-up one again: products
                              "add",
                              "fill",
                              "adamw",
+                             "lion",
+                             "adamw8bit",
                              "copy",
                              "p2p",
                              "attention.F.bf16",

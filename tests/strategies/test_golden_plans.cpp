@@ -33,6 +33,7 @@ std::vector<Golden> goldens() {
   dp.layout.overlap = true;
   dp.layout.bucket_bytes = 32768;
   all.push_back({"data-parallel-bucketed", dp});
+  const Case bucketed = dp;
   Case averaged = dp;
   averaged.train.ema_decay = 0.999f;
   all.push_back({"weight-average", averaged});
@@ -330,6 +331,11 @@ std::vector<Golden> goldens() {
   layers.layout.zero = 3;
   layers.layout.offload = {.optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kNvme};
   all.push_back({"offload-parameters-nvme", layers});
+  Case coded = bucketed;
+  coded.train.optimizer = Optimizer::kLion;
+  all.push_back({"lion", coded});
+  coded.train.optimizer = Optimizer::kAdamW8bit;
+  all.push_back({"moments-in-8-bits", coded});
   return all;
 }
 

@@ -132,6 +132,23 @@ std::string with_place(std::string text) {
 
 }  // namespace
 
+TEST_CASE("moments in 8 bits have a scale for each block of what is updated, a rank's own where that is cut") {
+  const auto update = [](const std::string& value, const std::string& scale, const std::string& codes, int blocks) {
+    const std::string moment = fmt::format("moment {}[60,70] {}\n", codes, value),
+                      scales = fmt::format("moment f32[{}] {}\n", blocks, scale);
+    return judged("  bound %g gradient f32[60,70] " + value + " micro:sum\n  bound %p parameter f32[60,70] " + value +
+                      "\n  bound %m " + moment + "  bound %v " + moment + "  bound %ms " + scales + "  bound %vs " + scales,
+                  "adamw8bit update (%g, %p, %m, %v, %ms, %vs) -> (%p, %m, %v, %ms, %vs)");
+  };
+  CHECK(update("", "", "u8", 3) == "");
+  CHECK(update("a:S0", "a:L", "u8", 3) == "");
+  CHECK(update("a:L", "a:L", "u8", 3) == "");
+  CHECK(update("a:S0", "", "u8", 3) == "along a: %ms is replicate, the parameter shard(0): its blocks are local");
+  CHECK(update("", "a:L", "u8", 3) == "along a: %ms is local, the parameter replicate: its blocks are replicate");
+  CHECK(update("", "", "f32", 3) == "%m is f32, and m of adamw8bit is u8");
+  CHECK(update("", "", "u8", 2) == "%ms has 2 elements: 4200 elements of %p are 3 blocks of 2048");
+}
+
 TEST_CASE("types: the rules of Linear") {
   CHECK(linear_forward("", "", "") == "");
   CHECK(linear_forward("a:S0", "", "a:S0") == "");

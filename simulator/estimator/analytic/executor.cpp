@@ -331,7 +331,7 @@ Result<FrameworkProfile> profile_for(const Case& c) {
   const auto bytes = [](const std::string& dtype) { return dtype == "fp32" ? 4.0 : 2.0; };
   if (!c.train.reduce_dtype.empty()) profile->state.gradient_wire = bytes(c.train.reduce_dtype);
   if (!c.train.accumulate_dtype.empty()) profile->state.gradient = bytes(c.train.accumulate_dtype);
-  if (c.train.optimizer == Optimizer::kSgd) profile->state.moments = 0;
+  set_optimizer(c.train.optimizer, *profile);
   if (c.layout.loss_chunks > 1) profile->saved.head_chunks = c.layout.loss_chunks;
   if (c.profile != "shardlab") {  // whose executor has these keys itself
     if (c.train.dropout > 0) profile->model.dropout = true;

@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "plan/base/once_per_name.h"
+#include "plan/optimizers.h"
 #include "simulator/estimator/analytic/shipped.h"
 
 namespace shardlab::simulator::analytic {
@@ -414,6 +415,13 @@ Result<FrameworkProfile> profile_named(std::string_view name) {
     }
   return Error{.message = fmt::format("no framework profile `{}`", name),
                .hint = fmt::format("profiles: {}", fmt::join(profile_names(), ", "))};
+}
+
+void set_optimizer(Optimizer optimizer, FrameworkProfile& profile) {
+  const OptimizerRow &two = row_of(Optimizer::kAdamW), &row = row_of(optimizer);
+  const double moments = profile.state.moments * state_bytes_per_parameter(row) / state_bytes_per_parameter(two);
+  profile.update.passes -= 2 * (profile.state.moments - moments);  // read and written
+  profile.state.moments = moments;
 }
 
 }  // namespace shardlab::simulator::analytic

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/base/result.h"
+#include "plan/case.h"
 #include "simulator/estimator/analytic/abilities.h"
 
 namespace shardlab::simulator::analytic {
@@ -311,5 +312,9 @@ Result<FrameworkProfile> read_profile(std::string_view yaml, const std::string& 
 /// Names of the shipped profiles, sorted: frameworks ("megatron") and versions of them ("megatron-2022").
 std::vector<std::string_view> profile_names();
 Result<FrameworkProfile> profile_named(std::string_view name);
+
+/// Profiles are written for two moments (AdamW). Sets the bytes that another optimizer keeps and moves in their place: moments of the
+/// width that the profile has, or the 8 bits of the optimizer's own. What an update computes beside that takes no time of its own.
+void set_optimizer(Optimizer optimizer, FrameworkProfile& profile);
 
 }  // namespace shardlab::simulator::analytic

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 
+#include "plan/optimizers.h"
 #include "simulator/estimator/analytic/analytic.h"
 #include "simulator/estimator/memory/replay.h"
 
@@ -98,7 +99,7 @@ Result<FrameworkProfile> profile_of(const Run& run, Notes& notes) {
   if (l.tf32) p.model.fp32_tensor_cores = *l.tf32;
   if (!l.cuda_graphs.empty()) p.host.graphs = l.cuda_graphs == "none" ? 0 : l.cuda_graphs == "layers" ? 1 : 2;
   if (l.head_chunks) p.saved.head_chunks = static_cast<double>(*l.head_chunks);
-  if (l.optimizer == "sgd") p.state.moments = 0, notes.add("the update takes as long as AdamW's");
+  if (const auto optimizer = optimizer_named(l.optimizer)) analytic::set_optimizer(*optimizer, p);
   return p;
 }
 

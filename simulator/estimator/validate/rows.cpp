@@ -11,6 +11,7 @@
 #include <limits>
 #include <sstream>
 
+#include "plan/optimizers.h"
 #include "simulator/estimator/analytic/analytic.h"
 
 namespace shardlab::simulator::validation {
@@ -31,7 +32,6 @@ constexpr std::array kPrecisions = {"fp32", "bf16", "fp16", "fp8", "fp4"};
 constexpr std::array kCpKinds = {"ring", "zigzag", "striped", "all-gather", "ulysses", "usp"};
 constexpr std::array kScalings = {"tensorwise", "rowwise", "blockwise", "delayed", "mx"};
 constexpr std::array kGraphs = {"none", "layers", "step"};
-constexpr std::array kOptimizers = {"adamw", "sgd"};
 constexpr std::array kOffloaded = {"activations", "optimizer", "parameters", "master", "m", "v"};
 constexpr std::array kMedia = {"cpu", "nvme"};
 
@@ -48,6 +48,12 @@ constexpr std::array kColumns = {
     "async_tp", "compile", "fp8_scaling", "fp8_gather", "expandable_segments", "busbw_bytes", "biases", "positions", "expert_tp",
     "stage_split", "master_dtype", "moment_dtype", "gradient_fusion", "tf32", "cuda_graphs", "head_chunks", "offload_layers",
     "micro_batch_group", "expert_overlap", "memory_rank", "assumed"};
+
+std::vector<std::string_view> optimizer_words() {
+  std::vector<std::string_view> words;
+  for (const OptimizerRow& row : optimizers()) words.push_back(row.name);
+  return words;
+}
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -349,7 +355,7 @@ void read_techniques(RowReader& in, RunLayout& layout) {
   layout.fp8_scaling = in.word("fp8_scaling", kScalings);
   layout.reduce_dtype = in.word("reduce_dtype", kPrecisions);
   layout.accumulate_dtype = in.word("accumulate_dtype", kPrecisions);
-  layout.optimizer = in.word("optimizer", kOptimizers);
+  layout.optimizer = in.word("optimizer", optimizer_words());
   layout.bucket_bytes = in.size("bucket_bytes", 0, kMostBytes);
   layout.hybrid_shard = in.size("hybrid_shard", 0, kMostDevices);
   layout.dropout = in.number("dropout", 0, 1);

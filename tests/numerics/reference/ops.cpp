@@ -1,6 +1,7 @@
 #include "tests/numerics/reference/ops.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "tests/numerics/reference/functions.h"
@@ -443,6 +444,48 @@ void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t
   }
 }
 
+template <class T>
+void lion(Tensor<T>& w, Tensor<T>& m, const Tensor<T>& g, const LionRecipe& r) {
+  const T lr = T(r.lr), beta1 = T(r.beta1), beta2 = T(r.beta2), decay = T(r.decay);
+  for (size_t i = 0; i < w.size(); ++i) {
+    const T blend = beta1 * m[i] + (T(1) - beta1) * g[i];
+    const T direction = blend > 0 ? T(1) : blend < 0 ? T(-1) : blend;
+    const T moved = w[i] - lr * direction;
+    w[i] = decay != 0 ? moved - (lr * decay) * w[i] : moved;
+    m[i] = beta2 * m[i] + (T(1) - beta2) * g[i];
+  }
+}
+
+std::vector<float> moment_numbers(bool has_sign) {
+  std::vector<float> numbers{0, 1};
+  for (int decade = 0; decade < 7; ++decade) {
+    const int parts = has_sign ? 1 << decade : 2 << decade;
+    const double top = std::array{1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0}[static_cast<size_t>(decade)];
+    for (int part = 0; part < parts; ++part) {
+      const auto number = static_cast<float>(top * (0.1 + 0.9 * ((part + 0.5) / parts)));
+      numbers.push_back(number);
+      if (has_sign) numbers.push_back(-number);
+    }
+  }
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+template <class T>
+std::vector<T> stored_in_8_bits(const std::vector<T>& block, bool has_sign) {
+  const std::vector<float> numbers = moment_numbers(has_sign);
+  T most = 0;
+  for (const T x : block) most = std::max(most, std::abs(x));
+  std::vector<T> stored;
+  for (const T x : block) {
+    size_t code = 0;
+    if (most > 0)
+      while (code < 255 && T(0.5f * (numbers[code] + numbers[code + 1])) < x / most) ++code;
+    stored.push_back(T(numbers[code]) * most);
+  }
+  return stored;
+}
+
 #define SHARDLAB_REFERENCE_OPS(T)                                                                                                 \
   template Tensor<T> linear(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, int64_t, int64_t, int64_t);                     \
   template Tensor<T> linear_input(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                                 \
@@ -463,7 +506,9 @@ void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t
   template void dropout(Tensor<T>&, float, const RandomKey&, uint64_t);                                                           \
   template Entropy<T> cross_entropy(const Tensor<T>&, const int32_t*, int64_t, int64_t, int64_t, int64_t);                        \
   template void sgd(Tensor<T>&, const Tensor<T>&, float, float);                                                                  \
-  template void adamw(Tensor<T>&, Tensor<T>&, Tensor<T>&, const Tensor<T>&, int64_t, const AdamWRecipe&);
+  template void adamw(Tensor<T>&, Tensor<T>&, Tensor<T>&, const Tensor<T>&, int64_t, const AdamWRecipe&);                         \
+  template void lion(Tensor<T>&, Tensor<T>&, const Tensor<T>&, const LionRecipe&);                                                \
+  template std::vector<T> stored_in_8_bits(const std::vector<T>&, bool);
 SHARDLAB_REFERENCE_OPS(float)
 SHARDLAB_REFERENCE_OPS(double)
 

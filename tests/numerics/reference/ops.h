@@ -137,4 +137,16 @@ struct AdamWRecipe {
 template <class T>
 void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t step, const AdamWRecipe& recipe);
 
+struct LionRecipe {
+  float lr = 0, beta1 = 0.9f, beta2 = 0.99f, decay = 0;
+};
+template <class T>
+void lion(Tensor<T>& w, Tensor<T>& m, const Tensor<T>& g, const LionRecipe& recipe);
+
+/// The 256 numbers that 8 bits of a moment stand for, in ascending order, as docs/canonical-order.md gives them.
+std::vector<float> moment_numbers(bool has_sign);
+/// What a block of moments is after it was stored in 8 bits: each element the number of its code times the block's largest size.
+template <class T>
+std::vector<T> stored_in_8_bits(const std::vector<T>& block, bool has_sign);
+
 }  // namespace shardlab::reference

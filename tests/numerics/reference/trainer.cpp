@@ -97,6 +97,10 @@ Trainer<T>::Trainer(const Model& model, const Train& train, int64_t sequences, c
     }
     first_moment_.emplace_back(value.size(), T(0));
     second_moment_.emplace_back(value.size(), T(0));
+    for (size_t i = 0; i < value.size(); ++i) {
+      if (i % 2048 == 0) blocks_.emplace_back();
+      blocks_.back().emplace_back(number, i);
+    }
     values_.push_back(std::move(value));
   }
 }
@@ -458,12 +462,27 @@ template <class T>
 void Trainer<T>::update_one(size_t parameter, const Tensor<T>& gradient) {
   const float lr = scheduled_rate(train_.learning_rate, step_);
   const float decay = decays(parameters_[parameter].kind) ? train_.weight_decay : 0.0f;
-  if (train_.optimizer == Optimizer::kSgd) {
-    sgd(values_[parameter], gradient, lr, decay);
-  } else {
-    adamw(values_[parameter], first_moment_[parameter], second_moment_[parameter], gradient, step_,
-          {lr, train_.beta1, train_.beta2, train_.epsilon, decay});
+  switch (train_.optimizer) {
+    case Optimizer::kSgd: return sgd(values_[parameter], gradient, lr, decay);
+    case Optimizer::kLion:
+      return lion(values_[parameter], first_moment_[parameter], gradient, {lr, train_.beta1, train_.beta2, decay});
+    case Optimizer::kAdamW:
+    case Optimizer::kAdamW8bit:
+      return adamw(values_[parameter], first_moment_[parameter], second_moment_[parameter], gradient, step_,
+                   {lr, train_.beta1, train_.beta2, train_.epsilon, decay});
   }
+}
+
+/// Moments are what their codes say when the next step begins.
+template <class T>
+void Trainer<T>::store_moments() {
+  for (const auto& [moments, has_sign] : {std::pair{&first_moment_, true}, {&second_moment_, false}})
+    for (const Block& block : blocks_) {
+      std::vector<T> values;
+      for (const auto& [parameter, element] : block) values.push_back((*moments)[parameter][element]);
+      values = stored_in_8_bits(values, has_sign);
+      for (size_t i = 0; i < block.size(); ++i) (*moments)[block[i].first][block[i].second] = values[i];
+    }
 }
 
 /// min(1, clip_norm / (norm + 1e-6)) in fp64, rounded; then one product an element.
@@ -482,6 +501,7 @@ template <class T>
 void Trainer<T>::update(const Tensors<T>& gradients) {
   const Tensors<T> clipped = train_.clip_norm > 0 ? this->clipped(gradients) : gradients;
   for (size_t i = 0; i < values_.size(); ++i) update_one(i, clipped[i]);
+  if (train_.optimizer == Optimizer::kAdamW8bit) store_moments();
   ++step_;
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/case.h"
@@ -40,6 +41,11 @@ class Trainer {
   /// One optimizer step on `tokens`, G rows of seq_len + 1 ids. Returns the mean loss before the update. A packed row is seq_len ids, the
   /// targets of each, and the place of each in its document.
   T step(std::span<const int32_t> tokens);
+
+  /// Elements whose moments share a scale where the optimizer keeps them in 8 bits, each by parameter and place in it.
+  using Block = std::vector<std::pair<size_t, size_t>>;
+  /// Before the first step. Until then blocks are of one parameter each, of 2048 elements in order, the last of what is left.
+  void set_blocks(std::vector<Block> blocks) { blocks_ = std::move(blocks); }
 
   /// The optimizer's part of a step: `gradients` in the order of the parameters.
   void update(const Tensors<T>& gradients);
@@ -100,6 +106,7 @@ class Trainer {
   Contribution<T> contribution(std::span<const int32_t> row, int64_t sequence) const;
   Tensors<T> clipped(Tensors<T> gradients) const;
   void update_one(size_t parameter, const Tensor<T>& gradient);
+  void store_moments();
 
   Model model_;
   Train train_;
@@ -110,6 +117,7 @@ class Trainer {
   std::vector<ModelParameter> parameters_;
   std::map<std::string, size_t> index_;
   Tensors<T> values_, first_moment_, second_moment_;
+  std::vector<Block> blocks_;
   Tensors<T> router_biases_;  ///< by layer
   int64_t step_ = 0;
 };
