@@ -147,7 +147,7 @@ TEST_CASE("each point of many is the point of its own words, and its id the hash
   const std::string axes =
       "axes: {tp: [1, 2], dp: [auto, 1, 2], schedule: [auto, afab], pp: [1, 2], fsdp.unit: [1, 2], data.packed: [false, true], "
       "model.layers: [4, 2]}\n";
-  for (const std::string& rules : {"", "when: [{if: tp == 2, set: {seed: 9, dp: 1}}]\n"})
+  for (const std::string rules : {"", "when: [{if: tp == 2, set: {seed: 9, dp: 1}}]\n"})
     for (const std::vector<std::string>& words : {std::vector<std::string>{}, {"train.beta1=0.8", "schedule=1f1b"}}) {
       const Expansion e = points_of(small("train: {seq_len: 64}\nlayout: {dp: 2}\n" + axes + rules), with_local(words));
       CHECK(e.combinations == (words.empty() ? 192 : 96));
