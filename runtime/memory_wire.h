@@ -41,6 +41,7 @@ class MemoryWire final : public Wire {
   bool packs() const override { return false; }
   void offer(const Message& message) override;
   Arrived await_offer(int64_t bytes, Moved& moved, Task& task) override;
+  void await_bytes(int64_t, Task&) override {}
   void release() override;
   void await_taken(Moved& moved, Task& task) override;
 

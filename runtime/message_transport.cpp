@@ -1,6 +1,7 @@
 #include "runtime/message_transport.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "plan/base/check.h"
 #include "runtime/stepped_communicator.h"
@@ -8,6 +9,11 @@
 namespace shardlab::runtime {
 
 namespace {
+
+/// Pieces of a message, as `came` counts them.
+int64_t pieces_of(const MessageChannel& channel) {
+  return channel.rehearsal ? 1 : std::max<int64_t>(1, (channel.bytes + kPieceBytes - 1) / kPieceBytes);
+}
 
 /// One rank's end to one rank of another process.
 class MessageWire final : public Wire {
@@ -24,7 +30,7 @@ class MessageWire final : public Wire {
     transport_.post(process_, header, message.slices);
   }
 
-  /// Of the time until the message is here, what went by before its first byte came is waiting for the peer.
+  /// Of the time until a message begins to come, what went by before its first byte came is waiting for the peer.
   Arrived await_offer(int64_t bytes, Moved& moved, Task& task) override {
     const double begin = task.now();
     channel_.read_begin = begin;
@@ -37,8 +43,16 @@ class MessageWire final : public Wire {
     return {channel_.rehearsal ? nullptr : channel_.message.data(), true};
   }
 
+  void await_bytes(int64_t bytes, Task& task) override {
+    const int64_t pieces = std::min((bytes + kPieceBytes - 1) / kPieceBytes, pieces_of(channel_));
+    const uint64_t target = channel_.read + static_cast<uint64_t>(pieces);
+    if (channel_.came.value() < target) task.wait(channel_.came, target, {WaitCause::Kind::kMessage, peer_, 0});
+  }
+
   void release() override {
-    ++channel_.read;
+    channel_.read += static_cast<uint64_t>(pieces_of(channel_));
+    SHARDLAB_CHECK(channel_.came.value() == channel_.read, "rank {} releases a message of rank {} that is still coming", rank_,
+                   peer_);
     MessageHeader header = header_of(0);
     header.is_answer = 1;
     header.lay_s = std::max(0.0, channel_.read_begin - channel_.complete);
@@ -115,8 +129,13 @@ void MessageTransport::complete(const MessageHeader& header, MessageChannel& cha
     channel.answered.advance();
   } else {
     channel.complete = SteadyClock().now();
-    channel.came.advance();
+    channel.came.advance(static_cast<uint64_t>(pieces_of(channel) - std::exchange(channel.here, 0)));
   }
+}
+
+void MessageTransport::arrived(MessageChannel& channel, int64_t bytes) {
+  const int64_t pieces = bytes / kPieceBytes;
+  if (pieces > channel.here) channel.came.advance(static_cast<uint64_t>(pieces - std::exchange(channel.here, pieces)));
 }
 
 }  // namespace shardlab::runtime

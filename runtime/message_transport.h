@@ -19,10 +19,12 @@ namespace shardlab::runtime {
 
 /// The two ends, in this process, of the messages between one of its ranks and one of another process on one communicator.
 struct MessageChannel {
-  Counter answered;  ///< messages of this rank that the peer has released
-  Counter came;      ///< messages of the peer that are here
-  uint64_t offered = 0, read = 0;
-  std::vector<std::byte> message;  ///< the last that came. Written before `came` advances
+  Counter answered;                ///< messages of this rank that the peer has released
+  Counter came;                    ///< pieces of `kPieceBytes` of the peer's messages that are here; a message without bytes is one
+  uint64_t offered = 0;            ///< messages of this rank
+  uint64_t read = 0;               ///< pieces of the messages that this rank has released
+  int64_t here = 0;                ///< pieces of the message under way that `came` counts
+  std::vector<std::byte> message;  ///< the last that came. Each piece is written before `came` counts it
   bool rehearsal = false;          ///< it has a length and no bytes
   int64_t bytes = 0;
   double began = 0;       ///< when its first byte came
@@ -58,6 +60,8 @@ class MessageTransport : public Transport {
   Control& control() const { return control_; }
   /// A header has come: `message` of the channel has room for the bytes that follow.
   MessageChannel& begin(const MessageHeader& header);
+  /// The first `bytes` bytes of a message are there, and more will come.
+  void arrived(MessageChannel& channel, int64_t bytes);
   /// All of the message is there.
   void complete(const MessageHeader& header, MessageChannel& channel);
 

@@ -18,6 +18,7 @@ void combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, void
 
 /// out[n] = the canonical tree over `parts` in order (plan/base/tree.h), or the largest. `out` may be one of the parts. bf16 and
 /// f16: the tree in fp32, rounded once.
-void tree_combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out, int64_t n);
+void tree_combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out,
+                  int64_t n);
 
 }  // namespace shardlab::runtime

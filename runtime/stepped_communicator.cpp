@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "plan/base/check.h"
@@ -20,6 +21,24 @@ constexpr int kEveryOther = -2;
 
 std::byte* bytes_at(void* base, int64_t offset) { return static_cast<std::byte*>(base) + offset; }
 const std::byte* bytes_at(const void* base, int64_t offset) { return static_cast<const std::byte*>(base) + offset; }
+
+/// Calls use(at, n) for the n bytes from `at` on of the `bytes` bytes that begin at `from` of a message: as pieces while it comes, and at once where
+/// it does not travel. So the sum of a piece is made while the next ones are under way.
+template <typename Use>
+void use_as_it_comes(Wire& wire, const Arrived& message, int64_t from, int64_t bytes, Task& task, const Use& use) {
+  const int64_t most = message.packed ? kPieceBytes : bytes;
+  for (int64_t at = 0; at < bytes; at += most) {
+    const int64_t n = std::min(most, bytes - at);
+    wire.await_bytes(from + at + n, task);
+    use(at, n);
+  }
+}
+
+/// Copies the `bytes` bytes that begin at `from` of a message to `to`.
+void copy_as_it_comes(Wire& wire, const Arrived& message, int64_t from, int64_t bytes, Task& task, std::byte* to) {
+  use_as_it_comes(wire, message, from, bytes, task,
+                  [&](int64_t at, int64_t n) { std::memcpy(to + at, message.at + from + at, static_cast<size_t>(n)); });
+}
 
 }  // namespace
 
@@ -100,7 +119,7 @@ Moved SteppedCommunicator::exchange_rows(const CollectiveCall& call, Task& task)
     moved.sent_bytes += slice.bytes;
     Wire& wire = *wires_[static_cast<size_t>(from)];
     const Arrived theirs = wire.await_offer(coming.bytes, moved, task);
-    if (coming.bytes > 0) std::memcpy(bytes_at(call.target, coming.begin), theirs.at, static_cast<size_t>(coming.bytes));
+    if (theirs.at != nullptr) copy_as_it_comes(wire, theirs, 0, coming.bytes, task, bytes_at(call.target, coming.begin));
     wire.release();
     wires_[static_cast<size_t>(to)]->await_taken(moved, task);
   }
@@ -141,10 +160,9 @@ void SteppedCommunicator::start(Run& run) const {
   }
   if (call.target == nullptr) return;
   if (call.kind == CollectiveKind::kAllGather) {
-    std::byte* place = bytes_at(call.target, own_begin);
-    const int64_t strip = strip_of_part(call, index_);
-    for (int64_t s = 0; s < call.strips && place != call.source; ++s)
-      std::memcpy(place + s * bytes_of_strip(call), bytes_at(call.source, s * strip), static_cast<size_t>(strip));
+    run.own_is_apart = bytes_at(call.target, own_begin) != call.source;
+    // A wire that packs sends it from where it lies, and it is put in its place while that is under way.
+    if (!std::ranges::all_of(wires_, [](const auto& wire) { return wire == nullptr || wire->packs(); })) place_own(run);
   } else if (call.kind == CollectiveKind::kAllToAll && !is_staged(call.kind, call.algorithm)) {
     std::memcpy(bytes_at(call.target, own_begin), bytes_at(call.source, own_begin), static_cast<size_t>(own_bytes));
   } else if (call.target != call.source) {
@@ -152,9 +170,20 @@ void SteppedCommunicator::start(Run& run) const {
   }
 }
 
+/// Puts this rank's own part of an all_gather where its peers' parts come.
+void SteppedCommunicator::place_own(Run& run) const {
+  if (!std::exchange(run.own_is_apart, false)) return;
+  const CollectiveCall& call = run.call;
+  const int64_t strip = strip_of_part(call, index_);
+  for (int64_t s = 0; s < call.strips; ++s)
+    std::memcpy(bytes_at(call.target, begin_of(call, index_) + s * bytes_of_strip(call)), bytes_at(call.source, s * strip),
+                static_cast<size_t>(strip));
+}
+
 /// A reduce_scatter apart from its source, in a group of one, is a copy; in larger groups `direct` has written the target.
 void SteppedCommunicator::finish(Run& run) const {
   const CollectiveCall& call = run.call;
+  place_own(run);
   if (call.kind == CollectiveKind::kReduceScatter && size() == 1 && call.target != nullptr && call.target != call.source)
     std::memcpy(call.target, call.source, static_cast<size_t>(bytes_of(call.dtype, call.elements)));
 }
@@ -165,6 +194,7 @@ void SteppedCommunicator::step(Run& run, const CollectiveStep& s) {
   if (s.send_to == kEveryOther)
     for (int d = 0; d < size(); ++d)
       if (d != index_) offer(run, d, s.scatter ? std::span<const int>(&d, 1) : s.send_parts);
+  place_own(run);
 
   if (s.receive_from >= 0) read_from(run, s, s.receive_from, s.receive_parts, s.their_parts);
   if (s.receive_from == kEveryOther) {
@@ -199,12 +229,14 @@ void SteppedCommunicator::read_from(Run& run, const CollectiveStep& s, int from,
     std::byte* here = bytes_at(run.own, begin_of(call, p));
     for (int64_t strip = 0; strip < call.strips; ++strip) {
       std::byte* to = here + strip * bytes_of_strip(call);
-      const std::byte* source = theirs.at + (theirs.packed ? packed : there + strip * bytes_of_strip(call));
-      packed += strip_of_part(call, p);
+      const int64_t from_byte = theirs.packed ? packed : there + strip * bytes_of_strip(call), bytes = strip_of_part(call, p);
+      packed += bytes;
       if (s.action == Action::kReduce)
-        combine(kernels_, call.dtype, call.reduce, to, source, strip_of_part(call, p) * 8 / bits_of(call.dtype));
+        use_as_it_comes(wire, theirs, from_byte, bytes, run.task, [&](int64_t at, int64_t n) {
+          combine(kernels_, call.dtype, call.reduce, to + at, theirs.at + from_byte + at, n * 8 / bits_of(call.dtype));
+        });
       else
-        std::memcpy(to, source, static_cast<size_t>(strip_of_part(call, p)));
+        copy_as_it_comes(wire, theirs, from_byte, bytes, run.task, to);
     }
   }
   wire.release();
@@ -221,11 +253,18 @@ void SteppedCommunicator::reduce_from_all(Run& run, int part) {
       copies[static_cast<size_t>(i)] = wires_[static_cast<size_t>(i)]->await_offer(bytes_of_part(call, part), run.moved, run.task);
   for (int64_t strip = 0; strip < call.strips && run.own != nullptr; ++strip) {
     const int64_t there = offset + strip * bytes_of_strip(call);
-    std::ranges::transform(copies, leaves.begin(),
-                           [&](const Arrived& copy) { return copy.at + (copy.packed ? strip * strip_bytes : there); });
     const bool apart = call.kind == CollectiveKind::kReduceScatter;
-    void* out = apart ? bytes_at(call.target, strip * strip_bytes) : bytes_at(run.own, there);
-    tree_combine(kernels_, call.dtype, call.reduce, leaves, out, strip_bytes * 8 / bits_of(call.dtype));
+    std::byte* out = apart ? bytes_at(call.target, strip * strip_bytes) : bytes_at(run.own, there);
+    const bool travels = std::ranges::any_of(copies, &Arrived::packed);
+    const int64_t most = travels ? kPieceBytes : strip_bytes;
+    for (int64_t at = 0; at < strip_bytes; at += most) {
+      const int64_t n = std::min(most, strip_bytes - at);
+      for (int i = 0; i < size(); ++i)
+        if (i != index_) wires_[static_cast<size_t>(i)]->await_bytes(strip * strip_bytes + at + n, run.task);
+      std::ranges::transform(copies, leaves.begin(),
+                             [&](const Arrived& copy) { return copy.at + at + (copy.packed ? strip * strip_bytes : there); });
+      tree_combine(kernels_, call.dtype, call.reduce, leaves, out + at, n * 8 / bits_of(call.dtype));
+    }
   }
   for (int i = 0; i < size(); ++i)
     if (i != index_) wires_[static_cast<size_t>(i)]->release();
@@ -242,8 +281,8 @@ void SteppedCommunicator::staged_step(Run& run, const CollectiveStep& s) {
   stage_.resize(static_cast<size_t>(part_bytes) * s.receive_parts.size());
   std::byte* staged = stage_.data();
   for (const int p : s.their_parts) {
-    const std::byte* source = theirs.at + (theirs.packed ? staged - stage_.data() : begin_of(call, p));
-    if (theirs.at != nullptr) std::memcpy(staged, source, static_cast<size_t>(part_bytes));
+    if (theirs.at != nullptr)
+      copy_as_it_comes(wire, theirs, theirs.packed ? staged - stage_.data() : begin_of(call, p), part_bytes, run.task, staged);
     staged += part_bytes;
   }
   wire.release();
@@ -264,7 +303,10 @@ void SteppedCommunicator::offer(Run& run, int to, std::span<const int> parts) {
   if (wire.packs() && run.offered != nullptr) {
     for (const int p : parts)
       for (int64_t strip = 0; strip < call.strips; ++strip) {
-        const Slice slice{bytes_at(run.offered, begin_of(call, p) + strip * bytes_of_strip(call)), strip_of_part(call, p)};
+        const int64_t bytes = strip_of_part(call, p);
+        const Slice slice{run.own_is_apart && p == index_ ? bytes_at(call.source, strip * bytes)
+                                                          : bytes_at(run.offered, begin_of(call, p) + strip * bytes_of_strip(call)),
+                          bytes};
         if (!slices_.empty() && slices_.back().at + slices_.back().bytes == slice.at)
           slices_.back().bytes += slice.bytes;
         else if (slice.bytes > 0)
@@ -290,7 +332,7 @@ Moved SteppedCommunicator::receive(void* data, int64_t bytes, int from, Task& ta
   Moved moved;
   Wire& wire = *wires_[static_cast<size_t>(from)];
   const Arrived theirs = wire.await_offer(bytes, moved, task);
-  if (theirs.at != nullptr && bytes > 0) std::memcpy(data, theirs.at, static_cast<size_t>(bytes));
+  if (theirs.at != nullptr) copy_as_it_comes(wire, theirs, 0, bytes, task, static_cast<std::byte*>(data));
   wire.release();
   return moved;
 }

@@ -44,6 +44,7 @@ class SteppedCommunicator final : public Communicator {
     void* own = nullptr;            ///< the buffer that receives
     Task& task;
     Moved moved;
+    bool own_is_apart = false;  ///< this rank's part of an all_gather lies in the call's source alone
   };
 
   const Schedule& schedule_of(const CollectiveCall& call);
@@ -59,6 +60,7 @@ class SteppedCommunicator final : public Communicator {
   Moved exchange_rows(const CollectiveCall& call, Task& task);
   void start(Run& run) const;
   void finish(Run& run) const;
+  void place_own(Run& run) const;
   void step(Run& run, const CollectiveStep& s);
   void staged_step(Run& run, const CollectiveStep& s);
   void read_from(Run& run, const CollectiveStep& s, int from, std::span<const int> parts, std::span<const int> theirs);

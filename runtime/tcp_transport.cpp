@@ -184,7 +184,11 @@ bool TcpTransport::read_some(Link& link) {
     link.read += n;
     if (link.read < static_cast<int64_t>(sizeof(MessageHeader))) continue;
     if (in_header) link.into = &begin(link.header);
-    if (link.read < static_cast<int64_t>(sizeof(MessageHeader)) + link.header.following()) continue;
+    const int64_t body = link.read - static_cast<int64_t>(sizeof(MessageHeader));
+    if (body < link.header.following()) {
+      arrived(*link.into, body);
+      continue;
+    }
     complete(link.header, *link.into);
     link.read = 0;
   }

@@ -25,7 +25,10 @@ struct Message {
   std::span<const Slice> slices;  ///< in order; none where the wire does not pack
 };
 
-/// A message that has come.
+/// Bytes that are read, or reduced, at a time while a long message is still coming.
+inline constexpr int64_t kPieceBytes = 256 << 10;
+
+/// A message that has come, or has begun to.
 struct Arrived {
   const std::byte* at = nullptr;  ///< the sender's buffer as this process sees it or, packed, the slices one after the other
   bool packed = false;
@@ -40,8 +43,11 @@ class Wire {
   virtual bool packs() const = 0;
   /// Offers a message, whose bytes stay as they are until `await_taken` has returned. Does not wait.
   virtual void offer(const Message& message) = 0;
-  /// The peer's message once it has come, which must be of `bytes`. Stays readable until `release`.
+  /// The peer's message once it has begun to come, which must be of `bytes`. Stays readable until `release`.
   virtual Arrived await_offer(int64_t bytes, Moved& moved, Task& task) = 0;
+  /// Returns once the first `bytes` bytes of that message are here. Those of a message that does not travel always are.
+  virtual void await_bytes(int64_t bytes, Task& task) = 0;
+  /// The message has been read: all of its bytes were awaited.
   virtual void release() = 0;
   /// Returns once the peer has released what was offered.
   virtual void await_taken(Moved& moved, Task& task) = 0;
