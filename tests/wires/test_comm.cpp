@@ -135,6 +135,22 @@ TEST_CASE("comm measures on every wire, finds nothing wrong, and writes what its
   CHECK(shardlab_program(scratch, "comm --transport pigeons").err.find("use threads, processes, tcp") != std::string::npos);
 }
 
+TEST_CASE("messages of many pieces, whose ends are not those of a piece, are read whole while they come") {
+  const Scratch scratch;
+  for (const char* algorithm : {"ring", "direct", "hierarchical --per-node 2"}) {
+    const bool levels = std::string_view(algorithm).starts_with("hierarchical");
+    const Output output = shardlab_program(scratch, fmt::format("comm --transport tcp --ranks {} -n {} --algorithm {} -b 2000004 "
+                                                                "-e 8000016 -f 4 --iterations 1 --warmup 1 --format csv",
+                                                                levels ? 4 : 2, 2, algorithm));
+    INFO(algorithm << ": " << output.err);
+    REQUIRE(output.code == 0);
+    const Rows rows = parse_csv(output.out);
+    REQUIRE(rows.size() > 2);
+    for (size_t r = 1; r < rows.size(); ++r)
+      for (const char* wrong : {"wrong", "in_place_wrong"}) CHECK((cell(rows, r, wrong).empty() || cell(rows, r, wrong) == "0"));
+  }
+}
+
 TEST_CASE("shards of a sweep put together are the sweep") {
   const Scratch scratch;
   const std::string file = scratch.write("sweep.yaml",
