@@ -232,7 +232,8 @@ std::string zsh_completions(const std::vector<VerbWords>& verbs) {
                             zsh_options(part, "            "));
     text += "      esac\n      ;;\n";
   }
-  return text + "  esac\n}\n_shardlab \"$@\"\n";
+  // A file of $fpath is the function's first call; where a shell sources the text, the function is registered.
+  return text + "  esac\n}\nif [[ ${funcstack[1]} == _shardlab ]]; then _shardlab \"$@\"; else compdef _shardlab shardlab; fi\n";
 }
 
 std::string fish_completions(const std::vector<VerbWords>& verbs) {

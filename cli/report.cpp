@@ -271,12 +271,14 @@ Result<const CaseOutcome*> find_case(const std::vector<CaseOutcome>& cases, cons
   return Error{ExitCode::kUsage, fmt::format("there is no case `{}`", name), "cases of this run:" + names, {}};
 }
 
-/// "E101": what a refusal names. A directory of such a name is ./E101.
+/// "E101": what a refusal names, in either case. A directory of such a name is ./E101.
 bool is_error_code(std::string_view text) {
-  return text.size() == 4 && text.front() == 'E' && text.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  return text.size() > 1 && (text.front() == 'E' || text.front() == 'e') &&
+         text.find_first_not_of("0123456789", 1) == std::string_view::npos;
 }
 
-Result<ExitCode> explain_error(const std::string& code, TableFormat format) {
+Result<ExitCode> explain_error(std::string code, TableFormat format) {
+  code.front() = 'E';
   const auto entry = entry_named(code);
   if (!entry.ok()) return entry.error();
   if (format == TableFormat::kTable)

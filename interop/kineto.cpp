@@ -23,8 +23,7 @@ std::string string_literal(std::string_view text) {
 
 /// The same for every layer and micro-batch, so that readers add them up.
 std::string kernel_name(const Instruction& i) {
-  const std::string_view kind = kind_of(i.op->work);
-  if (is_communication(i)) return fmt::format("ncclKernel_{} {}", kind, i.op->label);
+  if (is_communication(i)) return "ncclKernel_" + op_name(i);
   if (is_transfer(i)) return fmt::format("{} ({})", copy_name(i), i.op->label);
   return op_name(i);
 }

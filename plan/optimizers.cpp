@@ -65,6 +65,10 @@ const OptimizerRow* update_of(const Work& work) {
 
 bool has_blocks(const OptimizerRow& row) { return std::ranges::any_of(row.state, &OptimizerState::by_block); }
 
+bool updates_whole_parameters(const Layout& l) {
+  return l.tp == 1 && l.ep == 1 && l.zero == 0 && l.parameter_server.servers == 0 && l.offload.optimizer == OffloadTo::kNone;
+}
+
 bool is_block_state(const Buffer& buffer) {
   if (buffer.kind != BufferClass::kMoment) return false;
   const std::string_view part = std::string_view(buffer.name).substr(buffer.name.rfind('.') + 1);

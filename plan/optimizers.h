@@ -51,6 +51,10 @@ inline size_t update_operands(const OptimizerRow& row) { return 2 + row.state.si
 /// Whether the state is cut in blocks, which lie as the rank's buffers do: another layout has other blocks.
 bool has_blocks(const OptimizerRow& row);
 
+/// Whether every rank updates whole parameters: each parameter is then cut in the blocks of one rank. Ranks of tensor and expert parallelism
+/// update slices, ranks under ZeRO and servers the slices of buckets or units, an optimizer on the host whole buckets.
+bool updates_whole_parameters(const Layout& layout);
+
 /// Whether a buffer holds an optimizer's state by block.
 bool is_block_state(const Buffer& buffer);
 /// Of a buffer with an element for each block of a value that is placed so along an axis.

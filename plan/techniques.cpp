@@ -696,6 +696,12 @@ constexpr Choice kPostValidationChoices[] = {{"post_validation: 5", [](Case& c) 
                                                 if (c.train.clip_norm == 0) c.train.clip_norm = 1;
                                                 c.train.post_validation = 5;
                                               }}};
+template <Optimizer optimizer>
+void update_by(Case& c) {
+  c.train.optimizer = optimizer;
+}
+constexpr Choice kUpdateChoices[] = {{"optimizer: lion", update_by<Optimizer::kLion>},
+                                     {"optimizer: adamw8bit", update_by<Optimizer::kAdamW8bit>}};
 constexpr Choice kCanonicalChoices[] = {{"canonical", [](Case& c) { c.canonical = true; }}};
 constexpr Choice kAlgorithmChoices[] = {
     {"collective_algorithm: ring", [](Case& c) { c.layout.collective_algorithm = AlgorithmChoice::kRing; }}};
@@ -998,7 +1004,7 @@ constexpr std::array kTable{
               .or_else = "or post_validation: 0",
               .check = check_post_validation,
               .choices = kPostValidationChoices},
-    Technique{.id = "optimizer", .on = [](const Case& c) { return !updates_on_host(c); }},
+    Technique{.id = "optimizer", .on = [](const Case& c) { return !updates_on_host(c); }, .choices = kUpdateChoices},
     Technique{.id = "state", .on = always},
     Technique{.id = "metrics", .on = always},
     Technique{.id = "unused-settings", .on = always, .check = check_unused},

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "plan/op_fields.h"
+#include "plan/optimizers.h"
 #include "plan/techniques.h"
 #include "reports/columns.h"
 #include "reports/format.h"
@@ -126,9 +127,13 @@ void measure_deviation(std::span<const CaseOutcome> cases, LossGroup& group) {
   };
   const LossSpread all = spread_of([](int) { return true; });
   group.largest_deviation = all.largest, group.at_step = all.at_step;
-  for (const LossPromise promise : {LossPromise::kExact, LossPromise::kRounded, LossPromise::kDesigned}) {
-    const LossSpread own = spread_of([&](int i) { return loss_promise(cases[static_cast<size_t>(i)].config) == promise; });
-    LossSpread& spread = group.spread[static_cast<size_t>(promise)] = promise == LossPromise::kDesigned ? all : own;
+  const auto promise_of = [&](int i) { return loss_promise(cases[static_cast<size_t>(i)].config); };
+  for (const LossPromise promise : kLossPromises) {
+    const LossSpread own = spread_of([&](int i) { return promise_of(i) == promise; });
+    LossSpread& spread = group.spread[static_cast<size_t>(promise)];
+    spread = promise == LossPromise::kDesigned ? all
+             : promise == LossPromise::kBlocks ? spread_of([&](int i) { return promise_of(i) != LossPromise::kDesigned; })
+                                               : own;
     spread.cases = own.cases;
   }
 }
@@ -140,7 +145,7 @@ std::vector<LossGroup> loss_groups(std::span<const CaseOutcome> cases) {
     const CaseOutcome& o = cases[i];
     if (!is_ok(o) || !o.measured || o.measured->losses.empty()) continue;
     const auto [found, fresh] = by_key.try_emplace(loss_key(o.config), groups.size());
-    if (fresh) groups.push_back({loss_label(o.config), {}});
+    if (fresh) groups.push_back({.label = loss_label(o.config), .cases = {}, .spread = {}, .precision = o.config.train.precision});
     groups[found->second].cases.push_back(static_cast<int>(i));
   }
   for (LossGroup& g : groups) measure_deviation(cases, g);
@@ -243,8 +248,15 @@ Statement spread_statement(const LossGroup& g, LossPromise promise) {
                           g.label, layouts, s.largest, s.at_step)};
     case LossPromise::kRounded:
       return {Statement::Mood::kNote,
-              fmt::format("Losses ({}): {} differ by at most {:.2g} over {}. They add in different orders, for which no bound is "
-                          "promised; with canonical: true the bits are equal.",
+              fmt::format("Losses ({}): {} differ by at most {:.2g} over {}. They {}.", g.label, layouts, s.largest, over,
+                          g.precision == Precision::kFp32
+                              ? "add in different orders, for which no bound is promised; with canonical: true the bits are equal"
+                              : "add and round in different orders, for which no bound is promised")};
+    case LossPromise::kBlocks:
+      return {Statement::Mood::kNote,
+              fmt::format("Losses ({}): {} whose moments in 8 bits have other blocks, and so other scales: the largest difference "
+                          "from the other "
+                          "layouts is {:.2g} over {}, for which no bound is promised; docs/optimizers.md says what narrows it.",
                           g.label, layouts, s.largest, over)};
     case LossPromise::kDesigned:
       return {Statement::Mood::kNote,
@@ -256,10 +268,13 @@ Statement spread_statement(const LossGroup& g, LossPromise promise) {
   return {};
 }
 
-/// Whether the curves of one promise are worth a sentence: two of them, or one of another method beside others.
+/// Whether the curves of one promise are worth a sentence: two of them, or one that is held against those of other promises.
 bool has_spread(const LossGroup& g, LossPromise promise) {
-  const int cases = g.spread[static_cast<size_t>(promise)].cases;
-  return cases > (promise == LossPromise::kDesigned && static_cast<int>(g.cases.size()) > cases ? 0 : 1);
+  const auto cases_of = [&](LossPromise of) { return g.spread[static_cast<size_t>(of)].cases; };
+  int others = 0;
+  if (promise == LossPromise::kDesigned) others = static_cast<int>(g.cases.size()) - cases_of(promise);
+  if (promise == LossPromise::kBlocks) others = cases_of(LossPromise::kExact) + cases_of(LossPromise::kRounded);
+  return cases_of(promise) > (others > 0 ? 0 : 1);
 }
 
 bool is_below_unigram(const LossGroup& g) { return g.unigram && g.last < *g.unigram; }
@@ -281,7 +296,7 @@ void loss_statements_of(const LossGroup& g, std::vector<Statement>& out) {
     out.push_back(not_finite_statement(g));
     return;
   }
-  for (const LossPromise promise : {LossPromise::kExact, LossPromise::kRounded, LossPromise::kDesigned})
+  for (const LossPromise promise : kLossPromises)
     if (has_spread(g, promise)) out.push_back(spread_statement(g, promise));
   out.push_back(last_loss_statement(g));
 }
@@ -291,7 +306,11 @@ constexpr size_t kGroupsSaid = 2;  ///< groups of cases that train the same whos
 /// Losses of many groups in one sentence a promise: what holds in all of them is counted, what breaks a promise is named.
 void many_groups_statements(std::span<const LossGroup> groups, std::vector<Statement>& out) {
   int exact = 0, below = 0, compared = 0, exact_cases = 0;
-  const LossGroup* widest = nullptr;
+  const LossGroup *widest = nullptr, *widest_in_blocks = nullptr;
+  const auto keep_wider = [](const LossGroup*& widest, const LossGroup& g, LossPromise promise) {
+    const auto spread = [&](const LossGroup& of) { return of.spread[static_cast<size_t>(promise)].largest; };
+    if (has_spread(g, promise) && (widest == nullptr || spread(g) > spread(*widest))) widest = &g;
+  };
   for (const LossGroup& g : groups) {
     if (!g.finite) {
       out.push_back(not_finite_statement(g));
@@ -304,10 +323,8 @@ void many_groups_statements(std::span<const LossGroup> groups, std::vector<State
       else
         out.push_back(spread_statement(g, LossPromise::kExact));
     }
-    if (has_spread(g, LossPromise::kRounded)) {
-      const auto rounded = [](const LossGroup& of) { return of.spread[static_cast<size_t>(LossPromise::kRounded)].largest; };
-      if (widest == nullptr || rounded(g) > rounded(*widest)) widest = &g;
-    }
+    keep_wider(widest, g, LossPromise::kRounded);
+    keep_wider(widest_in_blocks, g, LossPromise::kBlocks);
     if (has_spread(g, LossPromise::kDesigned)) out.push_back(spread_statement(g, LossPromise::kDesigned));
     if (!g.unigram) continue;
     ++compared;
@@ -320,10 +337,11 @@ void many_groups_statements(std::span<const LossGroup> groups, std::vector<State
     out.push_back({Statement::Mood::kGood,
                    fmt::format("Losses: in {} that train the same, {} in canonical mode are equal to the bit, as promised.",
                                counted(exact, "group of cases", "groups of cases"), counted(exact_cases, "layout", "layouts"))});
-  if (widest != nullptr) {
-    Statement most = spread_statement(*widest, LossPromise::kRounded);
-    out.push_back({most.mood, "The widest of all groups: " + most.text});
-  }
+  for (const auto& [group, promise] : {std::pair{widest, LossPromise::kRounded}, {widest_in_blocks, LossPromise::kBlocks}})
+    if (group != nullptr) {
+      const Statement most = spread_statement(*group, promise);
+      out.push_back({most.mood, "The widest of all groups: " + most.text});
+    }
   if (below > 0)
     out.push_back(
         {Statement::Mood::kGood, fmt::format("The last loss is below the unigram model's in {} of {} that train the same.", below,
@@ -411,6 +429,7 @@ LossPromise loss_promise(const Case& c) {
   if (l.compression.kind != CompressionKind::kNone || l.zero_plus_plus.weights || l.zero_plus_plus.gradients ||
       l.diloco.steps > 0 || l.offload.delayed_update || (l.parameter_server.servers > 0 && l.parameter_server.staleness >= 0))
     return LossPromise::kDesigned;
+  if (has_blocks(row_of(c.train.optimizer)) && !updates_whole_parameters(l)) return LossPromise::kBlocks;
   return c.canonical && c.train.precision == Precision::kFp32 ? LossPromise::kExact : LossPromise::kRounded;
 }
 

@@ -33,8 +33,10 @@ struct Accuracy {
 enum class LossPromise : uint8_t {
   kExact,    ///< canonical mode in fp32: the same bits in every layout
   kRounded,  ///< sums in another order, or fewer bits: near, and no bound is promised
+  kBlocks,   ///< moments in 8 bits, in other blocks and so with other scales than one rank has: no bound is promised
   kDesigned  ///< another method by design: compression, staleness, diloco, delayed updates, quantised weights or gradients
 };
+constexpr std::array kLossPromises{LossPromise::kExact, LossPromise::kRounded, LossPromise::kBlocks, LossPromise::kDesigned};
 LossPromise loss_promise(const Case& config);
 
 /// How far apart losses lie: the most over steps of (largest - smallest).
@@ -50,11 +52,13 @@ struct LossGroup {
   std::vector<int> cases;        ///< indices into the outcomes
   double largest_deviation = 0;  ///< max over steps of (max - min) over cases, on the steps that all have
   int at_step = -1;
-  int steps = 0;                     ///< steps that all have
-  std::array<LossSpread, 3> spread;  ///< by LossPromise: spread among the cases of one promise; for kDesigned, among all cases
-  bool finite = true;                ///< no loss is nan or infinite
-  std::optional<double> unigram;     ///< the largest of the cases' unigram losses
-  double last = 0;                   ///< median of the last losses
+  int steps = 0;  ///< steps that all have
+  /// By LossPromise: spread among the cases of one promise; for kBlocks, among all cases but those of kDesigned; for kDesigned, among all cases.
+  std::array<LossSpread, kLossPromises.size()> spread;
+  Precision precision = Precision::kFp32;
+  bool finite = true;             ///< no loss is nan or infinite
+  std::optional<double> unigram;  ///< the largest of the cases' unigram losses
+  double last = 0;                ///< median of the last losses
 };
 
 /// The best cases of one model. Tokens per second of different models say nothing of their layouts.

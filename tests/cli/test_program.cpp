@@ -141,9 +141,12 @@ TEST_CASE("a refusal of which there is more to say names a code, and explain pri
   }
   const Output json = shardlab_program(scratch, "explain E101 --format json");
   CHECK(nlohmann::json::parse(json.out)[0]["title"] == "a value that this version does not implement");
-  const Output unknown = shardlab_program(scratch, "explain E999");
-  CHECK(unknown.code == 2);
-  CHECK(unknown.err.find("no refusal has the code `E999`\n  codes:\n  E101  ") != std::string::npos);
+  CHECK(shardlab_program(scratch, "explain e101").out == to_string(error_entries().front()));
+  for (const char* code : {"E999", "E9999", "E1"}) {
+    const Output unknown = shardlab_program(scratch, fmt::format("explain {}", code));
+    CHECK(unknown.code == 2);
+    CHECK(unknown.err.find(fmt::format("no refusal has the code `{}`\n  codes:\n  E101  ", code)) != std::string::npos);
+  }
 }
 
 TEST_CASE("what the file system refuses is said, with exit code 6 or in its row, and never an abort") {

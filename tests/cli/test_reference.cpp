@@ -269,6 +269,11 @@ TEST_CASE("completions of every shell and the manual know every verb") {
   CHECK(zsh.find("--precision[") != std::string::npos);
   CHECK(zsh.find(":(fp32 bf16 fp16 fp8 fp4)") != std::string::npos);
   CHECK(fish.find("-l precision -x -a 'fp32 bf16 fp16 fp8 fp4'") != std::string::npos);
+  // zsh itself, where it is installed: text that is sourced registers its function, and calls nothing.
+  scratch.write("sourced.zsh", zsh);
+  const std::string sourcing = fmt::format(
+      "autoload -Uz compinit && compinit -D -u && source {} && [[ $_comps[shardlab] == _shardlab ]]", scratch / "sourced.zsh");
+  if (std::system("command -v zsh >/dev/null") == 0) CHECK(std::system(fmt::format("zsh -f -c '{}'", sourcing).c_str()) == 0);
   CHECK(shardlab_program(scratch, "man frobnicate").code == 2);
   // man itself reads each page without a warning, where it is installed.
   if (std::system("command -v man >/dev/null && command -v groff >/dev/null") == 0)

@@ -158,5 +158,43 @@ TEST_CASE("HolisticTraceAnalysis' breakdown of the file is that of the trace") {
   }
 }
 
+TEST_CASE("what an executor does between ops is named as it is in other forms of traces") {
+  auto plan = parse_plan(R"(shardlab plan 1
+name "of one"
+streams compute
+
+segment s
+  bound %x activation f32[16]
+  local %t activation f32[16]
+
+  alloc %t
+  copy a (%x) -> (%t)
+  copy b (%t) -> (%x)
+  free %t
+
+role 0
+  %x activation f32[16] persistent
+  call s (x=%x)
+)",
+                         "one.plan");
+  INFO((plan.ok() ? std::string() : to_string(plan.error())));
+  REQUIRE(plan.ok());
+  Traced t{std::move(*plan), {}, {}};
+  t.programs.push_back(expand_program(t.plan, 0));
+  t.trace.world_size = t.trace.steps = 1;
+  t.trace.streams = {"compute"};
+  t.trace.step_interval = {{0, 0.010}};
+  double at = 0;
+  for (const Instruction& i : t.programs[0].instructions) {
+    t.trace.events.push_back({TraceEvent::Kind::kOp, 0, i.id, 0, 0, at, at + 0.001, 0, 0, -1});
+    at += 0.001;
+  }
+  std::vector<std::string> kernels;
+  const Json file = parsed(t, 0);
+  for (const Json& e : file["traceEvents"])
+    if (e["ph"] == "X" && e["cat"] == "kernel") kernels.push_back(e["name"]);
+  CHECK(kernels == std::vector<std::string>{"alloc", "copy a", "copy b", "free"});
+}
+
 }  // namespace
 }  // namespace shardlab::testing

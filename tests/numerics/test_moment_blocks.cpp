@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plan/base/moment_codes.h"
+#include "plan/optimizers.h"
 #include "strategies/catalogue.h"
 #include "tests/deal.h"
 #include "tests/namespaces.h"
@@ -113,6 +114,7 @@ TEST_CASE("moments in 8 bits: every layout has the bits of the reference with th
       REQUIRE(rows.size() == 1);
       const Case& c = rows.front();
       INFO(name << ": " << c.name);
+      CHECK(updates_whole_parameters(c.layout) == l.whole);
       const auto expected = expect<float>(subject, {}, false, blocks_of(c));
       const std::string difference = difference_of(c, expected);
       INFO(difference);
