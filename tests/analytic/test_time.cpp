@@ -1,10 +1,13 @@
 // Time: its parts, its limits, and what no point may do.
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <random>
 
 #include "simulator/estimator/analytic/goodput.h"
 #include "simulator/estimator/analytic/inside.h"
+#include "sweeps/machines.h"
+#include "sweeps/models.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
@@ -312,6 +315,50 @@ TEST_CASE("skewed routing costs time and memory") {
   CHECK(b.step_s > a.step_s);
   CHECK(b.part(TimePart::kExpertParallel) == Approx(1.5 * a.part(TimePart::kExpertParallel)));
   CHECK(b.memory.live() > a.memory.live());
+}
+
+TEST_CASE("where products wait for the host, skewed routes are never faster than even ones") {
+  const ModelShape shape = shape_of(sweeps::load_model("qwen3-30b-a3b").value());
+  const Prepared prepared = prepare(shape, sweeps::load_machine("hgx-h100-ndr").value(), testing::profile("megatron")).value();
+  double last = 0;
+  for (int i = 0; i <= 20; ++i) {
+    const double skew = 1 + 0.02 * i;
+    CAPTURE(skew);
+    const Estimate e = estimate(prepared, {.dp = 8, .ep = 4, .seq_len = 4096, .expert_skew = skew});
+    REQUIRE(e.legal());
+    CHECK(e.part(TimePart::kLaunch) > 0);
+    CHECK(e.step_s >= last);
+    last = e.step_s;
+  }
+}
+
+TEST_CASE("what products lose beside a reduction fills the backward pass's waits for the host, and costs the step what is left") {
+  // Backward alone waits for the host, `launch_s` a kernel. `beside`: how much longer a product takes beside a collective.
+  const auto step = [](double launch_s, double beside) {
+    FrameworkProfile p = testing::profile("megatron");
+    p.host = {.forward_s = 0, .backward_s = launch_s, .collective_s = 0, .sync = true};
+    Machine m = testing::machine(1);
+    m.device.constants["matmul.beside"] = beside;
+    return estimate(prepare(llama_8b(), m, p).value(), {.dp = 8, .seq_len = 8192});  // backward hides all buckets but the last
+  };
+  const auto wait = [](const Estimate& e) { return e.part(TimePart::kLaunch); };
+  const auto reducing = [](const Estimate& e) { return e.part(TimePart::kDataParallel); };
+  const Estimate busy = step(0, 1.76), idle = step(10e-3, 1.76);
+  REQUIRE(wait(busy) == 0);
+  REQUIRE(wait(idle) > busy.step_s);
+  const double last_bucket = reducing(idle), lost = reducing(busy) - last_bucket;
+  CHECK(lost > 0.05 * busy.step_s);
+  CHECK(reducing(step(0, 1)) < 0.1 * reducing(busy));  // most of it are products
+  int left = 0, filled = 0;
+  for (int i = 0; i <= 50; ++i) {
+    const Estimate e = step(i * 50e-6, 1.76);
+    CAPTURE(i, wait(e));
+    CHECK(e.hidden_comm_s == Approx(busy.hidden_comm_s).epsilon(1e-12));
+    CHECK(reducing(e) - last_bucket == Approx(std::max(0.0, lost - wait(e))).margin(1e-12));
+    left += wait(e) > 0 && wait(e) < lost ? 1 : 0, filled += wait(e) > lost ? 1 : 0;
+  }
+  CHECK(left > 0);
+  CHECK(filled > 0);
 }
 
 TEST_CASE("a capacity bounds what skewed routing costs, and below the even share rows are dropped") {

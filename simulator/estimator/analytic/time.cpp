@@ -297,7 +297,8 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   // between as there are stages.
   const double pieces = f.point.schedule == Schedule::kInterleaved ? f.point.vpp : 1;
   const double looped = 1 + (std::min(f.point.pp, f.point.grad_accumulation) - 1) * (1 - 1 / pieces);
-  const auto place = [&](double total, double window, bool overlaps, double times) {
+  // `idle`: seconds of the window in which the device waits for the host, and has time to spare for what its products lose.
+  const auto place = [&](double total, double window, double idle, bool overlaps, double times) {
     window *= looped;
     if (!overlaps || buckets <= 1) {
       s.data_once_s += times * total;
@@ -307,17 +308,19 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
     // The last bucket is complete only when backward is.
     const double exposed = std::max(total / buckets, slow - window * (1 - 1 / buckets));
     const double hidden = std::max(0.0, slow - exposed);
-    s.data_once_s += times * (exposed + hidden * beside.lost(f, g, slow / buckets));
+    s.data_once_s += times * (exposed + std::max(0.0, hidden * beside.lost(f, g, slow / buckets) - looped * idle));
     s.hidden_s += times * hidden;
   };
   const double back = backward_window(f, all, s.work.backward());
+  const double idle_back = std::min(s.wait_s, s.work.backward().wait_s()),
+               idle_forward = std::min(s.wait_s, s.work.forward.wait_s());
   const bool cut = f.point.zero > 0;
   place(summed + seconds(scatters(f) ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back,
-        f.overlap_gradients, f.point.zero == 2 ? f.point.grad_accumulation : 1);
+        idle_back, f.overlap_gradients, f.point.zero == 2 ? f.point.grad_accumulation : 1);
   const double reduced = (r.dense > 1 ? dense : 0) + (r.expert > 1 ? expert : 0);
   s.data_once_s += f.in.device.memory_bound_seconds(reduced * f.in.profile.passes.bucketed, 0, MemoryKernel::kBuffer);
   if (!cut) return;
-  place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
+  place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), idle_forward, f.overlap_weights, 1);
   // Weights are gathered in buffers, from which they are copied tensor by tensor and rank by rank.
   const FrameworkProfile& p = f.in.profile;
   if (p.update.gather_passes <= 0) return;
