@@ -565,6 +565,30 @@ TEST_CASE("gathered weights are copied tensor by tensor and rank by rank, sends 
   CHECK(of(talks, staged).part(TimePart::kPipeline) - of(quick, staged).part(TimePart::kPipeline) == Approx(2 * 7 * 1e-3));
 }
 
+TEST_CASE("the host says what a stage sends and receives: the first stage receives no activations, the last sends none") {
+  // The host needs a second for a message, and nothing for anything else.
+  FrameworkProfile p = testing::profile("nanotron");
+  p.host = {.forward_s = 0, .backward_s = 0, .collective_s = 0, .sync = true, .send_s = 1};
+  p.model.balanced_stages = false;
+  ModelShape shape = llama_8b();
+  shape.layers = 12;
+  const Prepared prepared = prepare(shape, testing::machine(1), p).value();
+  Estimator estimator(prepared);  // one for all, which remembers the stages of the point before
+  const auto seconds = [&](int stages, int pieces, Schedule schedule) {
+    const Estimate e = estimator({.pp = stages, .vpp = pieces, .schedule = schedule, .grad_accumulation = 8, .seq_len = 128});
+    REQUIRE(e.legal());
+    return std::round(10 * e.part(TimePart::kLaunch) / 8) /
+           10;  // of a micro-batch; the device computes for some milliseconds of them
+  };
+  CHECK(seconds(1, 1, Schedule::kNone) == 0);
+  CHECK(seconds(3, 1, Schedule::k1F1B) == 4);         // the stage between receives and sends both ways
+  CHECK(seconds(2, 1, Schedule::k1F1B) == 2);         // one message forward, one back
+  CHECK(seconds(2, 2, Schedule::kInterleaved) == 6);  // each device has two pieces and an end of each of three messages one way
+  CHECK(seconds(2, 3, Schedule::kBreadthFirst) == 10);
+  CHECK(seconds(2, 1, Schedule::kZbV) == 4);       // pieces 0 and 3, or 1 and 2, between which nothing is sent
+  CHECK(seconds(2, 1, Schedule::kDualPipe) == 2);  // first for half of the micro-batches, last for the others
+}
+
 TEST_CASE("the embedding's gradient is as large as its table, and the head's is accumulated where no matmul does it") {
   FrameworkProfile dense = testing::profile("nanotron"), sparse = dense, fused = dense;
   sparse.passes.table = 0, fused.overlap.wgrad_fused = 1;
