@@ -1,10 +1,13 @@
 // Time: its parts, its limits, and what no point may do.
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <random>
 
 #include "simulator/estimator/analytic/goodput.h"
 #include "simulator/estimator/analytic/inside.h"
+#include "sweeps/machines.h"
+#include "sweeps/models.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
@@ -314,6 +317,50 @@ TEST_CASE("skewed routing costs time and memory") {
   CHECK(b.memory.live() > a.memory.live());
 }
 
+TEST_CASE("where products wait for the host, skewed routes are never faster than even ones") {
+  const ModelShape shape = shape_of(sweeps::load_model("qwen3-30b-a3b").value());
+  const Prepared prepared = prepare(shape, sweeps::load_machine("hgx-h100-ndr").value(), testing::profile("megatron")).value();
+  double last = 0;
+  for (int i = 0; i <= 20; ++i) {
+    const double skew = 1 + 0.02 * i;
+    CAPTURE(skew);
+    const Estimate e = estimate(prepared, {.dp = 8, .ep = 4, .seq_len = 4096, .expert_skew = skew});
+    REQUIRE(e.legal());
+    CHECK(e.part(TimePart::kLaunch) > 0);
+    CHECK(e.step_s >= last);
+    last = e.step_s;
+  }
+}
+
+TEST_CASE("what products lose beside a reduction fills the backward pass's waits for the host, and costs the step what is left") {
+  // Backward alone waits for the host, `launch_s` a kernel. `beside`: how much longer a product takes beside a collective.
+  const auto step = [](double launch_s, double beside) {
+    FrameworkProfile p = testing::profile("megatron");
+    p.host = {.forward_s = 0, .backward_s = launch_s, .collective_s = 0, .sync = true};
+    Machine m = testing::machine(1);
+    m.device.constants["matmul.beside"] = beside;
+    return estimate(prepare(llama_8b(), m, p).value(), {.dp = 8, .seq_len = 8192});  // backward hides all buckets but the last
+  };
+  const auto wait = [](const Estimate& e) { return e.part(TimePart::kLaunch); };
+  const auto reducing = [](const Estimate& e) { return e.part(TimePart::kDataParallel); };
+  const Estimate busy = step(0, 1.76), idle = step(10e-3, 1.76);
+  REQUIRE(wait(busy) == 0);
+  REQUIRE(wait(idle) > busy.step_s);
+  const double last_bucket = reducing(idle), lost = reducing(busy) - last_bucket;
+  CHECK(lost > 0.05 * busy.step_s);
+  CHECK(reducing(step(0, 1)) < 0.1 * reducing(busy));  // most of it are products
+  int left = 0, filled = 0;
+  for (int i = 0; i <= 50; ++i) {
+    const Estimate e = step(i * 50e-6, 1.76);
+    CAPTURE(i, wait(e));
+    CHECK(e.hidden_comm_s == Approx(busy.hidden_comm_s).epsilon(1e-12));
+    CHECK(reducing(e) - last_bucket == Approx(std::max(0.0, lost - wait(e))).margin(1e-12));
+    left += wait(e) > 0 && wait(e) < lost ? 1 : 0, filled += wait(e) > lost ? 1 : 0;
+  }
+  CHECK(left > 0);
+  CHECK(filled > 0);
+}
+
 TEST_CASE("a capacity bounds what skewed routing costs, and below the even share rows are dropped") {
   const auto with = [](double factor, double skew) {
     ModelShape shape = mixtral_8x7b();
@@ -516,6 +563,30 @@ TEST_CASE("gathered weights are copied tensor by tensor and rank by rank, sends 
   talks.host.send_s += 1e-3;
   // Seven hops there and back while the pipeline fills and drains; after that the host says it while the device computes.
   CHECK(of(talks, staged).part(TimePart::kPipeline) - of(quick, staged).part(TimePart::kPipeline) == Approx(2 * 7 * 1e-3));
+}
+
+TEST_CASE("the host says what a stage sends and receives: the first stage receives no activations, the last sends none") {
+  // The host needs a second for a message, and nothing for anything else.
+  FrameworkProfile p = testing::profile("nanotron");
+  p.host = {.forward_s = 0, .backward_s = 0, .collective_s = 0, .sync = true, .send_s = 1};
+  p.model.balanced_stages = false;
+  ModelShape shape = llama_8b();
+  shape.layers = 12;
+  const Prepared prepared = prepare(shape, testing::machine(1), p).value();
+  Estimator estimator(prepared);  // one for all, which remembers the stages of the point before
+  const auto seconds = [&](int stages, int pieces, Schedule schedule) {
+    const Estimate e = estimator({.pp = stages, .vpp = pieces, .schedule = schedule, .grad_accumulation = 8, .seq_len = 128});
+    REQUIRE(e.legal());
+    return std::round(10 * e.part(TimePart::kLaunch) / 8) /
+           10;  // of a micro-batch; the device computes for some milliseconds of them
+  };
+  CHECK(seconds(1, 1, Schedule::kNone) == 0);
+  CHECK(seconds(3, 1, Schedule::k1F1B) == 4);         // the stage between receives and sends both ways
+  CHECK(seconds(2, 1, Schedule::k1F1B) == 2);         // one message forward, one back
+  CHECK(seconds(2, 2, Schedule::kInterleaved) == 6);  // each device has two pieces and an end of each of three messages one way
+  CHECK(seconds(2, 3, Schedule::kBreadthFirst) == 10);
+  CHECK(seconds(2, 1, Schedule::kZbV) == 4);       // pieces 0 and 3, or 1 and 2, between which nothing is sent
+  CHECK(seconds(2, 1, Schedule::kDualPipe) == 2);  // first for half of the micro-batches, last for the others
 }
 
 TEST_CASE("the embedding's gradient is as large as its table, and the head's is accumulated where no matmul does it") {

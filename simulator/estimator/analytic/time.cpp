@@ -68,11 +68,22 @@ double serial_wait(const Frame& f, const PhaseCost& c, double host_each) {
   return c.host_s - c.compute_s * (1 - std::exp(-c.host_s * (1 - start) / c.compute_s));
 }
 
-/// `moe`: the stage has layers of experts.
-double wait_of(const Frame& f, StageWork w, bool moe) {
+/// Pieces of the model on a device.
+int32_t pieces_of(const Point& p) { return p.vpp * (is_folded(p.schedule) ? 2 : 1); }
+
+/// Messages that a device of the pipeline sends and receives one way of a micro-batch: two for each piece of the model that it holds, but
+/// the first piece receives no activations, the last sends none, and where a folded pipeline turns they stay on the device.
+double messages_of(const Frame& f, const StageGroup& g) {
+  const Point& p = f.point;
+  if (p.pp == 1) return 0;
+  const bool turns = is_folded(p.schedule) && g.first + g.count == p.pp;
+  return 2 * pieces_of(p) - g.embedding - g.loss - (turns ? 2 : 0);
+}
+
+double wait_of(const Frame& f, const StageGroup& g, StageWork w) {
   const FrameworkProfile::Host& host = f.in.host;
-  // A stage receives and sends once each way.
-  if (f.point.pp > 1) w.forward.host_s += 2 * host.send_s, w.input.host_s += 2 * host.send_s;
+  const double said = messages_of(f, g) * host.send_s;
+  w.forward.host_s += said, w.input.host_s += said;
   if (host.serial) {
     const FrameworkProfile::Host& stated = f.in.profile.host;
     return serial_wait(f, w.forward, stated.forward_s) + serial_wait(f, w.backward(), stated.backward_s) + host.micro_batch_s;
@@ -82,7 +93,7 @@ double wait_of(const Frame& f, StageWork w, bool moe) {
   both += w.forward;
   const double pause = host.micro_batch_s;
   // Two micro-batches beside one another keep the device busy while the host reads the counts of one.
-  const bool counts = host.sync_experts && host.graphs < 2 && moe && !f.point.expert_overlap;
+  const bool counts = host.sync_experts && host.graphs < 2 && g.moe > 0 && !f.point.expert_overlap;
   if (host.sync || counts || (host.sync_sends && f.point.pp > 1)) return w.forward.wait_s() + back + pause;
   // The host runs ahead where the device is slower, and what it gains in one phase serves the other.
   return std::max(both.wait_s(), both.host_s + pause - both.device_s());
@@ -297,7 +308,8 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   // between as there are stages.
   const double pieces = f.point.schedule == Schedule::kInterleaved ? f.point.vpp : 1;
   const double looped = 1 + (std::min(f.point.pp, f.point.grad_accumulation) - 1) * (1 - 1 / pieces);
-  const auto place = [&](double total, double window, bool overlaps, double times) {
+  // `idle`: seconds of the window in which the device waits for the host, and has time to spare for what its products lose.
+  const auto place = [&](double total, double window, double idle, bool overlaps, double times) {
     window *= looped;
     if (!overlaps || buckets <= 1) {
       s.data_once_s += times * total;
@@ -307,17 +319,19 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
     // The last bucket is complete only when backward is.
     const double exposed = std::max(total / buckets, slow - window * (1 - 1 / buckets));
     const double hidden = std::max(0.0, slow - exposed);
-    s.data_once_s += times * (exposed + hidden * beside.lost(f, g, slow / buckets));
+    s.data_once_s += times * (exposed + std::max(0.0, hidden * beside.lost(f, g, slow / buckets) - looped * idle));
     s.hidden_s += times * hidden;
   };
   const double back = backward_window(f, all, s.work.backward());
+  const double idle_back = std::min(s.wait_s, s.work.backward().wait_s()),
+               idle_forward = std::min(s.wait_s, s.work.forward.wait_s());
   const bool cut = f.point.zero > 0;
   place(summed + seconds(scatters(f) ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back,
-        f.overlap_gradients, f.point.zero == 2 ? f.point.grad_accumulation : 1);
+        idle_back, f.overlap_gradients, f.point.zero == 2 ? f.point.grad_accumulation : 1);
   const double reduced = (r.dense > 1 ? dense : 0) + (r.expert > 1 ? expert : 0);
   s.data_once_s += f.in.device.memory_bound_seconds(reduced * f.in.profile.passes.bucketed, 0, MemoryKernel::kBuffer);
   if (!cut) return;
-  place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
+  place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), idle_forward, f.overlap_weights, 1);
   // Weights are gathered in buffers, from which they are copied tensor by tensor and rank by rank.
   const FrameworkProfile& p = f.in.profile;
   if (p.update.gather_passes <= 0) return;
@@ -391,7 +405,7 @@ StageStep step_of(const Frame& f, const StageGroup& g) {
   s.work = work_of(f, g);
   overlap_experts(f, g, s.work);
   s.late_s = late_of(f.block, of(g.dense), of(g.moe), g.head);
-  s.wait_s = wait_of(f, s.work, g.moe > 0);
+  s.wait_s = wait_of(f, g, s.work);
   f.gathers ? add_gathering(f, g, s) : add_reducing(f, g, s);
   s.update_s = update_of(f, g);
   const double copies = exposed_copies(f, g, s.work);
@@ -408,7 +422,8 @@ struct StepMemo::Steps {
   struct Entry {
     StageGroup group;
     Schedule schedule;
-    int32_t pieces;  ///< of a looped stage
+    int32_t pieces;   ///< of an interleaved stage
+    double messages;  ///< of `messages_of`, where they cost time
     StageStep step;
   };
   std::array<Entry, 32> entries;
@@ -433,17 +448,18 @@ void StepMemo::begin(const Point& point) {
 namespace {
 
 /// The remembered result of `step_of`, which asks of the schedule only whether it runs two micro-batches at once, and for the pieces of
-/// a looped stage; and, where exchanges among experts overlap, how long it fills.
+/// a looped stage; where the host says every message, for their number; and, where exchanges among experts overlap, how long it fills.
 const StageStep& remembered_step(const Frame& f, const StageGroup& g) {
   StepMemo::Steps& steps = f.steps.steps();
   const bool pair = f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV;
   const Schedule schedule = pair || f.point.expert_overlap ? f.point.schedule : Schedule::kNone;
   const int32_t pieces = f.point.schedule == Schedule::kInterleaved ? f.point.vpp : 1;
+  const double messages = f.in.host.send_s > 0 ? messages_of(f, g) : 0;
   for (size_t i = 0; i < steps.count; ++i) {
     const StepMemo::Steps::Entry& e = steps.entries[i];
-    if (e.schedule == schedule && e.pieces == pieces && e.group.same_work(g)) return e.step;
+    if (e.schedule == schedule && e.pieces == pieces && e.messages == messages && e.group.same_work(g)) return e.step;
   }
-  steps.entries[steps.count] = {g, schedule, pieces, step_of(f, g)};
+  steps.entries[steps.count] = {g, schedule, pieces, messages, step_of(f, g)};
   return steps.entries[steps.count++].step;
 }
 
@@ -462,7 +478,7 @@ double sends_of(const Frame& f, double slowest_s) {
   const double host = f.in.host.collective_s;
   const auto seconds = [&](double bytes) { return std::max(host, f.in.fabric.send_seconds(bytes, remote, remote ? sharing : 1)); };
   const double send = seconds(f.block.boundary) + f.block.boundary_gather_s;
-  const double looped = p.vpp * (is_folded(p.schedule) ? 2 : 1);
+  const double looped = pieces_of(p);
   // Logits travel in 16 bit, and once they are cast in 32.
   double fill = 2 * (p.pp - 1) * (send + f.in.host.send_s), longest = send;
   for (int32_t hop = 0; hop < f.groups.logit_hops(); ++hop) {
