@@ -340,6 +340,10 @@ constexpr Apart kBraidApart[] = {
     {kZero3, "a unit's parameters are given up between the pieces of two micro-batches", "use expert_overlap: layer, or zero: 2"},
     {kActivationsAway, "what leaves after a forward would leave between its pieces",
      "use expert_overlap: layer, or offload.activations: none"},
+    {{[](const Case& c) { return is_by_layer(c) && c.layout.recompute_options.layers.find("@cpu") != std::string::npos; },
+      [](const Case&) { return std::string("a layer whose activations wait in host memory (@cpu)"); }},
+     "what leaves after a forward would leave between its pieces",
+     "use expert_overlap: layer, or leave @cpu out of recompute"},
 };
 constexpr Apart kRingApart[] = {
     {kNccl, kHalves, "use cp_kind: all-gather or ulysses, or transport: one-gpu"},
