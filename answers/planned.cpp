@@ -210,7 +210,7 @@ Result<Case> decide(const Case& given, const Surroundings& around) {
   SHARDLAB_TRY(check(config));
   auto costs = cost_model_for(config);
   if (!costs.ok()) return costs.error();
-  const auto priced = price_treatments(config, candidate_treatments(), lower_unverified, **costs);
+  const auto priced = price_treatments(config, candidate_treatments(config), lower_unverified, **costs);
   if (!priced.ok()) return priced.error();
   const int64_t host = capacity_per_rank(config, Space::kHost);
   const auto choice =

@@ -25,8 +25,9 @@ struct PricedTreatment {
   double seconds = 0;
 };
 
-/// All treatments of a layer: nothing, everything, or any set of sub-layers is made again; each also parked.
-std::vector<LayerTreatment> candidate_treatments();
+/// The treatments of a layer that go with the case's other techniques: nothing, everything, or any set of sub-layers is made again; each also
+/// parked.
+std::vector<LayerTreatment> candidate_treatments(const Case& config);
 
 /// Prices by the timeline of probes. A probe has four layers, all under one treatment, the batch and tp of the case and nothing
 /// else of its layout. The last layer of a parked treatment stays on the device, so the copies of three layers are exposed. The

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "plan/program.h"
+#include "plan/techniques.h"
 #include "simulator/interpreter/recompute_budget.h"
 #include "simulator/interpreter/timeline.h"
 
@@ -38,9 +39,12 @@ Result<double> probe_seconds(const Case& probe, const Lower& lower, const Placed
 
 }  // namespace
 
-std::vector<LayerTreatment> candidate_treatments() {
+std::vector<LayerTreatment> candidate_treatments(const Case& config) {
+  const std::vector parked_layers(static_cast<size_t>(config.model.layers), LayerTreatment{.full = true, .parked = true});
+  const bool parks = check_techniques(decided(config, parked_layers)).ok();
   std::vector<LayerTreatment> all;
   for (const bool parked : {false, true}) {
+    if (parked && !parks) continue;
     for (unsigned again = 0; again < kSubLayerSets; ++again) all.push_back({false, again, parked});
     all.push_back({true, 0, parked});
   }

@@ -144,7 +144,7 @@ double step_of(const Case& c, const FixedCostModel& model) {
 }  // namespace
 
 TEST_CASE("peaks folded from a plan a treatment are those of the plan of each assignment") {
-  const std::vector<LayerTreatment> treatments = candidate_treatments();
+  const std::vector<LayerTreatment> treatments = candidate_treatments(small_case(Family::kGpt, 7));
   uint64_t drawn = 1;
   const auto draw = [&](uint64_t n) { return ((drawn = drawn * 6364136223846793005u + 1442695040888963407u) >> 33) % n; };
   for (const Ranks& ranks :
@@ -293,11 +293,23 @@ TEST_CASE("memory falls from keeping all to the least, and time never falls with
   }
 }
 
+TEST_CASE("no layer is parked beside what no parked layer goes with") {
+  Case c = small_case(Family::kLlama, 4);
+  c.model.experts.count = 4, c.model.experts.top_k = 2, c.model.experts.ffn = 64;
+  c.layout.dp = c.layout.ep = 2;
+  c.train.grad_accumulation = 4;
+  const auto parks = [&] { return std::ranges::count(candidate_treatments(c), true, &LayerTreatment::parked); };
+  CHECK(parks() == kSubLayerSets + 1);
+  c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
+  CHECK(parks() == 0);
+  CHECK(candidate_treatments(c).size() == kSubLayerSets + 1);
+}
+
 TEST_CASE("many treatments of prices that lie close are looked at for so long and no longer") {
   Case c = small_case(Family::kLlama, 24);
   std::vector<PricedTreatment> priced;
   double price = 0.1;
-  for (const LayerTreatment& t : candidate_treatments()) priced.push_back({t, t == LayerTreatment{} ? 0 : price *= 1.13});
+  for (const LayerTreatment& t : candidate_treatments(c)) priced.push_back({t, t == LayerTreatment{} ? 0 : price *= 1.13});
   const std::vector<LayerTreatment> full(24, {.full = true});
   const int64_t budget = (peak_of_case(c) + peak_of_case(decided(c, full))) / 2;
   const auto choice = choose_within(c, {.device = budget}, priced, unverified);
