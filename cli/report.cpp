@@ -271,10 +271,11 @@ Result<const CaseOutcome*> find_case(const std::vector<CaseOutcome>& cases, cons
   return Error{ExitCode::kUsage, fmt::format("there is no case `{}`", name), "cases of this run:" + names, {}};
 }
 
-/// "E101": what a refusal names, in either case. A directory of such a name is ./E101.
+/// "E101": what a refusal names, in either case. A directory of such a name is ./E101; one of fewer or more digits, as e2, is itself.
 bool is_error_code(std::string_view text) {
-  return text.size() > 1 && (text.front() == 'E' || text.front() == 'e') &&
-         text.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  const bool code = text.size() > 1 && (text.front() == 'E' || text.front() == 'e') &&
+                    text.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  return code && (text.size() == 4 || !std::filesystem::exists(text));
 }
 
 Result<ExitCode> explain_error(std::string code, TableFormat format) {

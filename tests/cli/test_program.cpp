@@ -142,6 +142,9 @@ TEST_CASE("a refusal of which there is more to say names a code, and explain pri
   const Output json = shardlab_program(scratch, "explain E101 --format json");
   CHECK(nlohmann::json::parse(json.out)[0]["title"] == "a value that this version does not implement");
   CHECK(shardlab_program(scratch, "explain e101").out == to_string(error_entries().front()));
+  std::filesystem::create_directories(std::filesystem::path(scratch / "here") / "e2");  // a directory, and no code
+  CHECK(
+      shardlab_program(scratch, "explain e2", "cd " + (scratch / "here") + " &&").err.starts_with("shardlab: e2 holds no results"));
   for (const char* code : {"E999", "E9999", "E1"}) {
     const Output unknown = shardlab_program(scratch, fmt::format("explain {}", code));
     CHECK(unknown.code == 2);

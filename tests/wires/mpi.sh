@@ -11,7 +11,7 @@ mpirun=mpirun.$kind
 command -v "$mpirun" >/dev/null || mpirun=mpirun
 case $kind in
   openmpi)
-    is='Open MPI' package=openmpi-bin
+    is='Open MPI\|OpenRTE' package=openmpi-bin  # the latter under the name mpirun.openmpi
     # As root, with more processes than cores, one kind of message between processes of a node.
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     launcher="$mpirun --oversubscribe --bind-to none --mca btl self,vader,tcp --mca btl_vader_single_copy_mechanism none" ;;
