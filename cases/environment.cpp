@@ -40,7 +40,7 @@ std::string field(const char* file, std::string_view key, char separator) {
 std::string program_version(const std::string& version, const std::string& commit, const std::string& executable) {
   if (!commit.empty() && !commit.ends_with("-dirty")) return version + "+" + commit;
   const auto program = read_file(executable);
-  // Tells one build from another on one machine: any hash does, and this one takes a tenth of hash_text's time. A program that cannot be
+  // Tells one build from another on one machine: any hash does, and this one takes a fifth of hash_text's time. A program that cannot be
   // read gets a name that no stored result has, so that nothing stale is taken for fresh.
   const std::string build = program.ok() ? fmt::format("{:016x}", std::hash<std::string>{}(*program)) : "unknown-" + today();
   return fmt::format("{}+{}{}", version, commit.empty() ? "" : commit + ".", build);

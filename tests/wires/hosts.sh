@@ -15,7 +15,7 @@ fail() { echo "failed: $*" >&2; exit 1; }
 
 # The token bucket shapes each direction by itself. Frames of 9000 bytes, so that headers take under a hundredth of the rate. The bucket holds what a
 # link of 1 Gbit/s sends in two milliseconds: with less, a core that looks at it late loses rate that it cannot make up. TCP takes
-# Reno's window: with BBR, which some systems begin with, two ranks reach 90 to 98 % of the shape, and 99 % with Reno. Each host
+# Reno's window: with BBR, which some systems begin with, two ranks reach 90 to 99 % of 200 Mbit/s, and always 99 % with Reno. Each host
 # receives on one core: a sender that moves from core to core would have its frames overtake each other.
 up() {
   local name=$1 rate=$2 net=$(($$ % 250 + 1)) host
