@@ -181,12 +181,15 @@ std::string render_markdown(const Report& report) {
                      {"median_error", Unit::kFraction, "median error"},
                      {"worst_error", Unit::kFraction, "worst error"},
                      {"within_10", Unit::kNone, "within 10 %"},
+                     {"order", Unit::kNone, "order (tau)"},
+                     {"spread", Unit::kFraction, "median spread"},
                      {"unplanned", Unit::kFraction, "median unplanned"},
                      {"peak_exact", Unit::kNone, "peak exact"},
                      {"wire_exact", Unit::kNone, "wire exact"}};
     const auto add = [&](Value ranks, const Accuracy& a) {
       table.rows.push_back({std::move(ranks), int64_t{a.cases}, a.median_abs_pct / 100, a.worst_abs_pct / 100, int64_t{a.within_10},
-                            a.median_unplanned, int64_t{a.peak_exact}, int64_t{a.wire_exact}});
+                            a.order ? Value(*a.order) : Value(), a.median_spread, a.median_unplanned, int64_t{a.peak_exact},
+                            int64_t{a.wire_exact}});
     };
     for (const auto& [ranks, a] : summary.by_world_size) add(int64_t{ranks}, a);
     add(std::string("all"), summary.all);

@@ -369,6 +369,8 @@ Json accuracy_json(int ranks, const Accuracy& a) {
           {"worst_abs_pct", json_of(a.worst_abs_pct)},
           {"within_10", a.within_10},
           {"median_unplanned", json_of(a.median_unplanned)},
+          {"median_spread", json_of(a.median_spread)},
+          {"order", a.order ? json_of(*a.order) : Json(nullptr)},
           {"peak_exact", a.peak_exact},
           {"wire_cases", a.wire_cases},
           {"wire_exact", a.wire_exact}};

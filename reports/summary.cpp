@@ -25,11 +25,50 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
+/// Pairs of equal values among `sorted` ones.
+template <typename T>
+int64_t equal_pairs(const std::vector<T>& sorted) {
+  int64_t pairs = 0;
+  for (size_t i = 0, run = 0; i < sorted.size(); ++i) {
+    run = i > 0 && sorted[i] == sorted[i - 1] ? run + 1 : 0;
+    pairs += static_cast<int64_t>(run);
+  }
+  return pairs;
+}
+
+/// Pairs of `values` that stand in descending order; sorts them.
+int64_t inversions(std::span<double> values) {
+  if (values.size() < 2) return 0;
+  const size_t half = values.size() / 2;
+  int64_t pairs = inversions(values.first(half)) + inversions(values.subspan(half));
+  size_t left = 0;
+  for (size_t right = half; right < values.size(); ++right) {
+    while (left < half && values[left] <= values[right]) ++left;
+    pairs += static_cast<int64_t>(half - left);
+  }
+  std::inplace_merge(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(half), values.end());
+  return pairs;
+}
+
+/// Kendall's tau-b in n log n steps (Knight 1966), or none where all x, or all y, are equal.
+std::optional<double> kendall_tau(std::vector<std::pair<double, double>> pairs) {
+  std::ranges::sort(pairs);
+  std::vector<double> x, y;
+  for (const auto& [a, b] : pairs) x.push_back(a), y.push_back(b);
+  const auto n = static_cast<int64_t>(pairs.size());
+  const int64_t all = n * (n - 1) / 2, same_x = equal_pairs(x), same_both = equal_pairs(pairs), against = inversions(y),
+                same_y = equal_pairs(y);
+  if (all == same_x || all == same_y) return std::nullopt;
+  const int64_t agreed = all - same_x - same_y + same_both - 2 * against;
+  return static_cast<double>(agreed) / std::sqrt(static_cast<double>(all - same_x)) / std::sqrt(static_cast<double>(all - same_y));
+}
+
 bool is_ok(const CaseOutcome& o) { return o.status == Status::kOk; }
 
 Accuracy accuracy_of(std::span<const CaseOutcome> cases, int world_size /* 0: all */) {
   Accuracy a;
-  std::vector<double> errors, unplanned;
+  std::vector<double> errors, unplanned, spreads;
+  std::vector<std::pair<double, double>> steps;
   for (size_t i = 0; i < cases.size(); ++i) {
     const CaseOutcome& o = cases[i];
     const std::optional<double> error = step_error_pct(o);
@@ -37,6 +76,8 @@ Accuracy accuracy_of(std::span<const CaseOutcome> cases, int world_size /* 0: al
     ++a.cases;
     errors.push_back(std::abs(*error));
     unplanned.push_back(o.measured->unplanned_time_s / o.measured->step_s);
+    spreads.push_back(o.measured->step_spread);
+    steps.emplace_back(o.predicted->step_s, o.measured->step_s);
     if (errors.back() <= 10) ++a.within_10;
     if (a.worst_case < 0 || errors.back() > a.worst_abs_pct) a.worst_abs_pct = errors.back(), a.worst_case = static_cast<int>(i);
     const int64_t peak_miss = std::abs(o.predicted->peak_bytes - o.measured->peak_bytes);
@@ -53,6 +94,8 @@ Accuracy accuracy_of(std::span<const CaseOutcome> cases, int world_size /* 0: al
   }
   a.median_abs_pct = median(std::move(errors));
   a.median_unplanned = median(std::move(unplanned));
+  a.median_spread = median(std::move(spreads));
+  if (a.cases >= kFewestOrdered) a.order = kendall_tau(std::move(steps));
   return a;
 }
 
@@ -211,6 +254,9 @@ Statement step_time_statement(std::span<const CaseOutcome> cases, const Summary&
     for (const auto& [ranks, part] : s.by_world_size)
       text += fmt::format(" {}: {:.1f} %{}", ranks, part.median_abs_pct, ranks == s.by_world_size.back().first ? "." : ",");
   }
+  if (a.order) text += fmt::format(" The order of the cases by step time has a Kendall's tau of {:.2f}.", *a.order);
+  if (a.median_spread > 0)
+    text += fmt::format(" A case's own measured steps spread by {:.1f} % in the median (p90 - p10).", 100 * a.median_spread);
   return {a.median_abs_pct <= 10 ? Statement::Mood::kGood : Statement::Mood::kBad, text};
 }
 

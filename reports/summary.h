@@ -12,6 +12,9 @@
 
 namespace shardlab::reports {
 
+/// Fewer cases have no order to speak of.
+constexpr int kFewestOrdered = 5;
+
 /// How good the predictions were over some cases. A case counts where it is ok and has both sides.
 struct Accuracy {
   int cases = 0;
@@ -20,7 +23,11 @@ struct Accuracy {
   int within_10 = 0;            ///< cases with |step_error_pct| <= 10
   int worst_case = -1;          ///< index into the outcomes
   double median_unplanned = 0;  ///< unplanned_time / measured step
-  int peak_exact = 0;           ///< predicted peak equals measured peak to the byte
+  double median_spread = 0;     ///< `step_spread` of the measured side
+  /// Kendall's tau-b of the predicted and the measured step times: 1 where both order the cases alike. None below `kFewestOrdered` cases,
+  /// or where one side has one time for all.
+  std::optional<double> order;
+  int peak_exact = 0;  ///< predicted peak equals measured peak to the byte
   /// Cases with expert_bound whose predicted peak is larger, and no step of which made the second run, of which that may be.
   int peak_unseen = 0;
   int wire_cases = 0;  ///< cases whose transport counts the bytes that it sends

@@ -141,9 +141,9 @@ function accuracy(report: Report): Child {
   const rows = report.doc.summary.accuracy;
   if (rows.length === 0) return null;
   return el('details', { open: rows.length <= 6 && report.doc.kind !== 'comparison' }, el('summary', {}, 'How good the predictions were'), plainTable({
-    head: ['ranks', 'cases', 'median |error|', 'worst |error|', 'within 10 %', 'median unplanned', 'peak exact', 'wire exact'],
+    head: ['ranks', 'cases', 'median |error|', 'worst |error|', 'within 10 %', 'order (tau)', 'median spread', 'median unplanned', 'peak exact', 'wire exact'],
     rows: rows.map(a => [a.ranks === 0 ? 'all' : String(a.ranks), a.cases, a.median_abs_pct.toFixed(2) + ' %', a.worst_abs_pct.toFixed(2) + ' %', `${a.within_10} of ${a.cases}`,
-      (a.median_unplanned * 100).toFixed(2) + ' %', `${a.peak_exact} of ${a.cases}`, `${a.wire_exact} of ${a.wire_cases}`]) }, 'Accuracy by ranks'));
+      a.order === null ? '' : a.order.toFixed(2), (a.median_spread * 100).toFixed(1) + ' %', (a.median_unplanned * 100).toFixed(2) + ' %', `${a.peak_exact} of ${a.cases}`, `${a.wire_exact} of ${a.wire_cases}`]) }, 'Accuracy by ranks'));
 }
 
 /// The keys of the best case at the edge of what was tried, where going on could help.

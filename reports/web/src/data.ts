@@ -7,7 +7,7 @@ export interface RawColumn { name: string; unit: string; heading: string; help: 
 
 export interface Statement { mood: 'answer' | 'good' | 'note' | 'bad'; text: string }
 export interface Accuracy {
-  ranks: number; cases: number; median_abs_pct: number; worst_abs_pct: number; within_10: number; median_unplanned: number;
+  ranks: number; cases: number; median_abs_pct: number; worst_abs_pct: number; within_10: number; median_unplanned: number; median_spread: number; order: number | null;
   peak_exact: number; wire_cases: number; wire_exact: number;
 }
 export interface LossGroup { label: string; cases: number[]; largest_deviation: number; at_step: number; steps: number; unigram: number | null }
