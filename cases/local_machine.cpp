@@ -3,15 +3,21 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cases/environment.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
 #include "runtime/cuda/api.h"
+#include "simulator/interpreter/calibrate.h"
 #include "sweeps/machines.h"
 
 namespace shardlab::cases {
@@ -35,18 +41,35 @@ std::vector<std::string> local_machine_files(const std::string& named, const std
   return files;
 }
 
+namespace {
+
+/// What is wrong with a calibration here, or empty.
+std::string fault_of(const Machine& machine, const std::string& path) {
+  const Calibration& c = *machine.calibration;
+  const std::string kernels = description(kernels::kernels_for_this_processor());
+  if (c.processor != processor_name() || c.kernel_variant != kernels)
+    return fmt::format("{} was calibrated on {} with {}; this is {} with {}", path, c.processor, c.kernel_variant, processor_name(),
+                       kernels);
+  if (machine.cores != usable_cores())
+    return fmt::format("{} was calibrated with {} cores; this process may use {}", path, machine.cores, usable_cores());
+  const std::vector<std::string> missing = simulator::kernels_not_measured(c);
+  if (missing.empty()) return {};
+  constexpr size_t kNamed = 4;
+  const std::span named(missing.data(), std::min(kNamed, missing.size()));
+  return fmt::format("{} has no measurement of {}{}: such ops are predicted by their bytes and flops alone, and mostly too fast",
+                     path, fmt::join(named, ", "),
+                     missing.size() > kNamed ? fmt::format(" and {} more kernels", missing.size() - kNamed) : "");
+}
+
+}  // namespace
+
 Result<Machine> load_local_machine(const std::string& path) {
   auto machine = load_machine(path);
   if (!machine.ok() || !machine->calibration) return machine;
-  const Calibration& c = *machine->calibration;
-  if (c.kernel_variant.starts_with("cuda ")) return machine;  // a GPU's file: `doctor` says which one is here
-  const std::string kernels = description(kernels::kernels_for_this_processor());
-  if (c.processor != processor_name() || c.kernel_variant != kernels)
-    fmt::print(stderr, "warning: {} was calibrated on {} with {}; this is {} with {}. Run `shardlab calibrate` again.\n", path,
-               c.processor, c.kernel_variant, processor_name(), kernels);
-  else if (machine->cores != usable_cores())
-    fmt::print(stderr, "warning: {} was calibrated with {} cores; this process may use {}. Run `shardlab calibrate` again.\n", path,
-               machine->cores, usable_cores());
+  if (machine->calibration->kernel_variant.starts_with("cuda ")) return machine;  // a GPU's file: `doctor` says which one is here
+  static std::set<std::string> said;                                              // a verb may read the file twice
+  if (const std::string fault = fault_of(*machine, path); !fault.empty() && said.insert(fault).second)
+    fmt::print(stderr, "warning: {}. Run `shardlab calibrate` again.\n", fault);
   return machine;
 }
 

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 
 #include "plan/base/moment_codes.h"
 #include "plan/base/philox.h"
 #include "plan/device_scratch.h"
 #include "simulator/interpreter/bench.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/peers.h"
 
 namespace shardlab::simulator {
 namespace {
@@ -386,6 +389,17 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
     for (const int ranks : concurrencies) add(overhead_plan(ranks), ranks, 3);
   }
   return plans;
+}
+
+std::vector<std::string> kernels_not_measured(const Calibration& calibration) {
+  std::set<std::string> missing;
+  for (const CalibrationPlan& bench : calibration_plans({.cores = 1, .group_sizes = {}}))
+    for (const Segment& segment : bench.plan.segments)
+      for (const Step& step : segment.steps)
+        if (const Op* op = std::get_if<Op>(&step); op != nullptr && op->label != kPreparation && !communicates(*op))
+          missing.insert(kernel_of(segment, *op));
+  for (const RatePoint& point : calibration.points) missing.erase(point.kernel);
+  return {missing.begin(), missing.end()};
 }
 
 void CalibrationTokens::sequence(int64_t sequence, std::span<int32_t> out) const {

@@ -77,6 +77,10 @@ struct CalibrationOrigin {
 /// The id is the date and a hash of the points.
 Calibration fit(std::span<const CalibrationRun> runs, const CalibrationOrigin& origin);
 
+/// Kernels that `calibration_plans` measure on a processor and `calibration` has no point of, by name, ascending: an older version measured
+/// it. Ops of these kernels are priced by their flops and bytes alone, which may be too little by far (`adamw8bit`: a hundredth).
+std::vector<std::string> kernels_not_measured(const Calibration& calibration);
+
 /// How steady the machine was: of products that take 30 us or more, the median of `RatePoint::spread`, by concurrency.
 std::map<int, double> spread_of_products(const Calibration& calibration);
 

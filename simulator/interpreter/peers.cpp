@@ -95,9 +95,10 @@ int SimulatedRanks::role_of(int rank) const {
 
 int SimulatedRanks::index_of(int rank) const { return individually_ ? rank : role_of(rank); }
 
-bool communicates(const Instruction& i) {
-  if (i.op == nullptr) return false;
-  const Work& w = i.op->work;
+bool communicates(const Instruction& i) { return i.op != nullptr && communicates(*i.op); }
+
+bool communicates(const Op& op) {
+  const Work& w = op.work;
   return std::holds_alternative<Collective>(w) || std::holds_alternative<Send>(w) || std::holds_alternative<Recv>(w);
 }
 

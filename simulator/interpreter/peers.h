@@ -50,6 +50,7 @@ struct Meeting {
 /// Meetings of a program by position in issue order; entries of instructions that do not communicate are unused.
 std::vector<Meeting> meetings_of(const Plan& plan, const Program& program, const SimulatedRanks& simulated, int rank);
 
+bool communicates(const Op& op);
 bool communicates(const Instruction& instruction);
 
 /// The communicator of a collective or p2p op.

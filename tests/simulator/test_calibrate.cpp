@@ -126,6 +126,13 @@ TEST_CASE("calibration finds the costs of a made-up machine again") {
   }
 }
 
+TEST_CASE("kernels that an older version did not measure are named") {
+  Calibration c = fit(simulated_runs(shared_cores(2)), {});
+  CHECK(kernels_not_measured(c).empty());
+  std::erase_if(c.points, [](const RatePoint& p) { return p.kernel == "adamw8bit" || p.kernel == "linear.F.bf16"; });
+  CHECK(kernels_not_measured(c) == std::vector<std::string>{"adamw8bit", "linear.F.bf16"});
+}
+
 TEST_CASE("one core still measures groups, by ranks that share it") {
   const std::vector<CalibrationPlan> all = calibration_plans({.cores = 1, .scale = 0.1});
   std::map<std::string, bool> crowded;
