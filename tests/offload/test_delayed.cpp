@@ -111,7 +111,7 @@ TEST_CASE("delayed updates: the plan's bytes are its replay's in every space") {
 TEST_CASE("delayed updates: no byte more in any space than without delay, but for two numbers") {
   uint64_t number = 0;
   for_each_case([&](const Case& late) {
-    if (number++ % dealt(5, 29) != 0) return;
+    if (number++ % dealt(5, 43) != 0) return;
     Case now = late;
     now.layout.offload.delayed_update = false;
     const Plan a = plan_of(late), b = plan_of(now);
@@ -128,7 +128,7 @@ TEST_CASE("delayed updates: no byte more in any space than without delay, but fo
 TEST_CASE("delayed updates: what is measured is what was planned") {
   uint64_t number = 0;
   for_each_case([&](const Case& c) {
-    if (number++ % dealt(7, 37) == 0) require_measured_as_planned(c);
+    if (number++ % dealt(7, 53) == 0) require_measured_as_planned(c);
   });
   for_each_mix(require_measured_as_planned);
 }
@@ -140,7 +140,7 @@ TEST_CASE("delayed updates have the bits of an emulation that updates with the g
   for (const char* name :
        {"llama sgd", "llama adamw", "gpt tied adamw", "gpt tied clipped, 16 sequences sgd", "gpt tied clipped, 16 sequences adamw"})
     for (const Ranks& ranks : kLayouts) {
-      if (number++ % dealt(2, 8) != 0) continue;  // each layout, under some of the five
+      if (number++ % dealt(2, 12) != 0) continue;  // each layout, under some of the five
       Case c = base_case(name, ranks.dp, static_cast<int>(ranks.accumulation));
       c.layout.zero = ranks.zero;
       c.train.guard = {};
@@ -197,7 +197,7 @@ TEST_CASE("delayed updates begin as updates without delay do, in every precision
   };
   uint64_t number = 0;
   for_each_case([&](const Case& c) {
-    if (number++ % dealt(9, 47) == 0) same_first_update(c);
+    if (number++ % dealt(9, 71) == 0) same_first_update(c);
   });
   for_each_mix(same_first_update);
 }

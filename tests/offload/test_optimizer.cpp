@@ -64,7 +64,7 @@ MemoryPeak peak(const Case& c, Space space) { return memory_peak(plan_of(c), 0)[
 TEST_CASE("the optimizer on the host: the plan's bytes are its replay's in every space") {
   uint64_t number = 0;
   for_each_case([&](Case c) {
-    if (number++ % dealt(1, 5) != 0) return;
+    if (number++ % dealt(1, 7) != 0) return;
     for (const OffloadTo where : kPlaces) require_replayed(offloaded(c, where));
     c.layout.recompute = Recompute::kFull;
     c.train.optimizer = Optimizer::kSgd;
@@ -77,14 +77,14 @@ TEST_CASE("the optimizer on the host: the plan's bytes are its replay's in every
 TEST_CASE("the optimizer on the host: what is measured is what was planned") {
   uint64_t number = 0;
   for_each_case([&](const Case& c) {
-    if (number++ % dealt(13, 73) == 0) require_measured_as_planned(offloaded(c, kPlaces[number % 2]));
+    if (number++ % dealt(13, 109) == 0) require_measured_as_planned(offloaded(c, kPlaces[number % 2]));
   });
 }
 
 TEST_CASE("the optimizer on the host: the same bits as without") {
   uint64_t number = 0;
   for_each_case([&](Case c) {
-    if (number++ % dealt(11, 61) != 0) return;
+    if (number++ % dealt(11, 89) != 0) return;
     c.train.optimizer = number % 3 == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
     c.layout.recompute = number % 4 < 2 ? Recompute::kFull : Recompute::kNone;
     c.canonical = number % 5 == 0 && c.layout.dp != 3;
@@ -121,7 +121,7 @@ TEST_CASE("gradients judged on the host: the plan's bytes are its replay's in ev
     if (plain.train.precision != Precision::kFp32) return;
     for (const Judge& judge : kJudges) {
       Case c = offloaded(plain, kPlaces[number++ % 2]);
-      if (number % dealt(1, 5) != 0) continue;
+      if (number % dealt(1, 7) != 0) continue;
       judge.set(c);
       INFO(judge.name);
       require_replayed(c);
@@ -132,7 +132,7 @@ TEST_CASE("gradients judged on the host: the plan's bytes are its replay's in ev
 TEST_CASE("gradients judged on the host: the same bits and the same norm as without") {
   uint64_t number = 0;
   for_each_case([&](const Case& plain) {
-    if (plain.train.precision != Precision::kFp32 || number++ % dealt(5, 29) != 0) return;
+    if (plain.train.precision != Precision::kFp32 || number++ % dealt(5, 43) != 0) return;
     const Judge& judge = kJudges[static_cast<size_t>(number / 5) % std::size(kJudges)];
     Case c = plain;
     judge.set(c);

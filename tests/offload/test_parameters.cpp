@@ -77,7 +77,7 @@ TEST_CASE("parameters outside the device: the plan's bytes are its replay's in e
   size_t number = 0;
   for_each_case([&](Case c) {
     const size_t i = number++;
-    if (i % dealt(1, 11) != 0) return;
+    if (i % dealt(1, 17) != 0) return;
     c.canonical = i % 3 == 1 && c.layout.dp != 3;
     c.train.optimizer = i % 4 == 3 ? Optimizer::kSgd : Optimizer::kAdamW;
     c.train.clip_norm = i % 5 == 2 ? 0.1f : 0;
@@ -90,14 +90,14 @@ TEST_CASE("parameters outside the device: the plan's bytes are its replay's in e
 TEST_CASE("parameters outside the device: what is measured is what was planned") {
   size_t number = 0;
   for_each_case([&](const Case& c) {
-    if (number++ % dealt(31, 127) == 0) require_measured_as_planned(offloaded(c, kPlaces[number / 31 % std::size(kPlaces)]));
+    if (number++ % dealt(31, 191) == 0) require_measured_as_planned(offloaded(c, kPlaces[number / 31 % std::size(kPlaces)]));
   });
 }
 
 TEST_CASE("parameters outside the device: the same bits as without") {
   size_t number = 0;
   for_each_case([&](Case c) {
-    if (number++ % dealt(17, 97) != 0) return;
+    if (number++ % dealt(17, 149) != 0) return;
     c.train.optimizer = number % 3 == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
     c.train.clip_norm = number % 4 == 1 ? 0.1f : 0;
     c.train.dropout = number % 2 == 0 ? 0.1f : 0;
