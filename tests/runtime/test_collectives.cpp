@@ -241,95 +241,91 @@ struct ByNode {
 /// Sends rows by `routes` random routes among `g` ranks and back, and holds rows and bytes to a fold over the counts.
 void exchange_routes(int g, int per_node, uint32_t routes) {
   constexpr int64_t kWidth = 3, kParts = 2, kRows = 12;  // rows of a rank, each to some rank
-  {
-    ThreadTransport transport(kernels::kernels_for_this_processor());
-    std::vector<std::string> faults(static_cast<size_t>(g));
-    run_tasks(g, 1, [&](Task& task) {
-      std::vector<int> members;
-      for (int r = 0; r < g; ++r) members.push_back(r);
-      const auto comm = transport.join(task.rank(), CommId(0), members);
-      std::string& fault = faults[static_cast<size_t>(task.rank())];
-      ByNode by_node(g, per_node, kRows, kWidth * 4);
-      for (uint32_t route = 0; route < routes; ++route) {
-        // to[i][r]: rows of rank i that go to rank r. Routes 0 and 1 send nothing and everything to the last rank.
-        std::vector<std::vector<int32_t>> to;
-        for (int i = 0; i < g; ++i) {
-          std::vector<int32_t> counts(static_cast<size_t>(g * kParts), 0);
-          for (int64_t row = 0; row < kRows && route > 0; ++row) {
-            const uint32_t draw =
-                random_bits({7, RandomUse::kShuffle, static_cast<uint32_t>(i), route}, static_cast<uint64_t>(row));
-            ++counts[static_cast<size_t>(route == 1 ? g * kParts - 1 : draw % static_cast<uint32_t>(g * kParts))];
-          }
-          to.push_back(counts);
+  ThreadTransport transport(kernels::kernels_for_this_processor());
+  std::vector<std::string> faults(static_cast<size_t>(g));
+  run_tasks(g, 1, [&](Task& task) {
+    std::vector<int> members;
+    for (int r = 0; r < g; ++r) members.push_back(r);
+    const auto comm = transport.join(task.rank(), CommId(0), members);
+    std::string& fault = faults[static_cast<size_t>(task.rank())];
+    ByNode by_node(g, per_node, kRows, kWidth * 4);
+    for (uint32_t route = 0; route < routes; ++route) {
+      // to[i][r]: rows of rank i that go to rank r. Routes 0 and 1 send nothing and everything to the last rank.
+      std::vector<std::vector<int32_t>> to;
+      for (int i = 0; i < g; ++i) {
+        std::vector<int32_t> counts(static_cast<size_t>(g * kParts), 0);
+        for (int64_t row = 0; row < kRows && route > 0; ++row) {
+          const uint32_t draw = random_bits({7, RandomUse::kShuffle, static_cast<uint32_t>(i), route}, static_cast<uint64_t>(row));
+          ++counts[static_cast<size_t>(route == 1 ? g * kParts - 1 : draw % static_cast<uint32_t>(g * kParts))];
         }
-        const auto rows = [&](int from, int at) {
-          return to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts)] +
-                 to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts + 1)];
-        };
-        std::vector<int32_t> received;
-        for (int i = 0; i < g; ++i)
-          for (int64_t p = 0; p < kParts; ++p)
-            received.push_back(to[static_cast<size_t>(i)][static_cast<size_t>(task.rank() * kParts + p)]);
-        const Values home = noise(route, static_cast<uint32_t>(task.rank()), kRows * kWidth);
-        Values away(static_cast<size_t>(g * kRows * kWidth), -99.0f), back(home.size(), -99.0f);
-        CollectiveCall call{.kind = CollectiveKind::kAllToAll,
-                            .elements = kRows * kWidth,
-                            .source = home.data(),
-                            .target = away.data(),
-                            .sent = to[static_cast<size_t>(task.rank())].data(),
-                            .received = received.data(),
-                            .counts = kParts,
-                            .row_bytes = kWidth * 4,
-                            .source_room = kRows,
-                            .room = g * kRows};
-        by_node.put(call, true);
-        const Moved went = comm->collective(call, task);
-        Values expected;
-        int64_t sent = 0;
-        for (int i = 0; i < g; ++i) {
-          const Values theirs = noise(route, static_cast<uint32_t>(i), kRows * kWidth);
-          int64_t first = 0;
-          for (int r = 0; r < task.rank(); ++r) first += rows(i, r);
-          expected.insert(expected.end(), theirs.begin() + first * kWidth,
-                          theirs.begin() + (first + rows(i, task.rank())) * kWidth);
-          if (!by_node.levels && i != task.rank()) sent += rows(task.rank(), i) * kWidth * 4;
-        }
-        // By node this rank sends its own rows for other nodes, and what it passes on within its own.
-        if (by_node.levels) {
-          const int node = task.rank() / per_node, place = task.rank() % per_node;
-          sent = by_node.levels->count_bytes();
-          for (int i = 0; i < g; ++i)
-            for (int r = 0; r < g; ++r) {
-              const bool crosses = i == task.rank() && r / per_node != node;
-              const bool passes = i % per_node == place && r / per_node == node && r != task.rank();
-              sent += (crosses + passes) * rows(i, r) * kWidth * 4;
-            }
-        }
-        const size_t came = expected.size();
-        expected.resize(away.size(), -99.0f);
-        if (!same_bits(away, expected)) fault = fmt::format("route {} of {}: other rows came", route, g);
-        if (went.sent_bytes != sent) fault = fmt::format("route {} of {}: sent {} bytes, not {}", route, g, went.sent_bytes, sent);
-        std::swap(call.sent, call.received);
-        call.source = away.data(), call.target = back.data(), call.source_room = g * kRows, call.room = kRows;
-        by_node.put(call, false);
-        const int64_t came_back = comm->collective(call, task).sent_bytes;
-        // Back go the rows of this rank's experts for other places, and what it passes on to other nodes.
-        int64_t passed = by_node.levels ? by_node.levels->count_bytes() : 0;
+        to.push_back(counts);
+      }
+      const auto rows = [&](int from, int at) {
+        return to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts)] +
+               to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts + 1)];
+      };
+      std::vector<int32_t> received;
+      for (int i = 0; i < g; ++i)
+        for (int64_t p = 0; p < kParts; ++p)
+          received.push_back(to[static_cast<size_t>(i)][static_cast<size_t>(task.rank() * kParts + p)]);
+      const Values home = noise(route, static_cast<uint32_t>(task.rank()), kRows * kWidth);
+      Values away(static_cast<size_t>(g * kRows * kWidth), -99.0f), back(home.size(), -99.0f);
+      CollectiveCall call{.kind = CollectiveKind::kAllToAll,
+                          .elements = kRows * kWidth,
+                          .source = home.data(),
+                          .target = away.data(),
+                          .sent = to[static_cast<size_t>(task.rank())].data(),
+                          .received = received.data(),
+                          .counts = kParts,
+                          .row_bytes = kWidth * 4,
+                          .source_room = kRows,
+                          .room = g * kRows};
+      by_node.put(call, true);
+      const Moved went = comm->collective(call, task);
+      Values expected;
+      int64_t sent = 0;
+      for (int i = 0; i < g; ++i) {
+        const Values theirs = noise(route, static_cast<uint32_t>(i), kRows * kWidth);
+        int64_t first = 0;
+        for (int r = 0; r < task.rank(); ++r) first += rows(i, r);
+        expected.insert(expected.end(), theirs.begin() + first * kWidth, theirs.begin() + (first + rows(i, task.rank())) * kWidth);
+        if (!by_node.levels && i != task.rank()) sent += rows(task.rank(), i) * kWidth * 4;
+      }
+      // By node this rank sends its own rows for other nodes, and what it passes on within its own.
+      if (by_node.levels) {
+        const int node = task.rank() / per_node, place = task.rank() % per_node;
+        sent = by_node.levels->count_bytes();
         for (int i = 0; i < g; ++i)
           for (int r = 0; r < g; ++r) {
-            const int node = task.rank() / std::max(1, per_node), place = task.rank() % std::max(1, per_node);
-            const bool leaves = r == task.rank() && (by_node.levels ? i % per_node != place : i != r);
-            const bool passes = by_node.levels && i % per_node == place && i / per_node != node && r / per_node == node;
-            passed += (leaves + passes) * rows(i, r) * kWidth * 4;
+            const bool crosses = i == task.rank() && r / per_node != node;
+            const bool passes = i % per_node == place && r / per_node == node && r != task.rank();
+            sent += (crosses + passes) * rows(i, r) * kWidth * 4;
           }
-        if (came_back != passed) fault = fmt::format("route {} of {}: sent {} bytes back, not {}", route, g, came_back, passed);
-        Values returned = home;
-        if (route == 0) returned.assign(home.size(), -99.0f);
-        if (!same_bits(back, returned)) fault = fmt::format("route {} of {}: {} elements came, others returned", route, g, came);
       }
-    });
-    for (const std::string& fault : faults) REQUIRE(fault == "");
-  }
+      const size_t came = expected.size();
+      expected.resize(away.size(), -99.0f);
+      if (!same_bits(away, expected)) fault = fmt::format("route {} of {}: other rows came", route, g);
+      if (went.sent_bytes != sent) fault = fmt::format("route {} of {}: sent {} bytes, not {}", route, g, went.sent_bytes, sent);
+      std::swap(call.sent, call.received);
+      call.source = away.data(), call.target = back.data(), call.source_room = g * kRows, call.room = kRows;
+      by_node.put(call, false);
+      const int64_t came_back = comm->collective(call, task).sent_bytes;
+      // Back go the rows of this rank's experts for other places, and what it passes on to other nodes.
+      int64_t passed = by_node.levels ? by_node.levels->count_bytes() : 0;
+      for (int i = 0; i < g; ++i)
+        for (int r = 0; r < g; ++r) {
+          const int node = task.rank() / std::max(1, per_node), place = task.rank() % std::max(1, per_node);
+          const bool leaves = r == task.rank() && (by_node.levels ? i % per_node != place : i != r);
+          const bool passes = by_node.levels && i % per_node == place && i / per_node != node && r / per_node == node;
+          passed += (leaves + passes) * rows(i, r) * kWidth * 4;
+        }
+      if (came_back != passed) fault = fmt::format("route {} of {}: sent {} bytes back, not {}", route, g, came_back, passed);
+      Values returned = home;
+      if (route == 0) returned.assign(home.size(), -99.0f);
+      if (!same_bits(back, returned)) fault = fmt::format("route {} of {}: {} elements came, others returned", route, g, came);
+    }
+  });
+  for (const std::string& fault : faults) REQUIRE(fault == "");
 }
 
 }  // namespace
