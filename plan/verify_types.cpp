@@ -1903,6 +1903,10 @@ void TypeChecker::check_packed(const Op& op) {
   const Shape &home = from[0] == groups ? from : to, &away = from[0] == groups ? to : from;
   const int64_t room = std::get<Collective>(op.work).room;
   if (room < 0) return fault(op, Rule::kTypes, "room={}: 0 where all rows may go to one rank, else the most that do", room);
+  const auto& c = std::get<Collective>(op.work);
+  if (c.algorithm == Algorithm::kHierarchical && (c.per_node < 1 || groups % c.per_node != 0))
+    return fault(op, Rule::kTypes, "per_node={}: rows go by node where each of the nodes has as many of the {} ranks", c.per_node,
+                 groups);
   const int64_t most = room > 0 ? room : home[0] * home[1];
   if (away[0] != 1 || (room > 0 ? away[1] / groups < most : away[1] < most))
     fault(op, Rule::kTypes, "{} rows of each of {} ranks may come, and there is room for {}", most, groups, away[0] * away[1]);

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "plan/collective_steps.h"
+#include "plan/row_levels.h"
 
 namespace shardlab {
 namespace {
@@ -23,6 +24,7 @@ struct Message {
   bool cyclic = false;
   DType dtype = DType::f32;
   int64_t elements = 0;
+  int64_t more_bytes = 0;  ///< counts that travel before rows
   friend auto operator<=>(const Message&, const Message&) = default;
 };
 
@@ -40,7 +42,10 @@ Counts messages_of(const Segment& segment, PackedRows rows) {
       // Of packed rows as many are expected as the rank's tokens make, to all ranks alike.
       const int64_t elements = moves_packed_rows(*op) ? std::min(whole.shape.elements(), type_of(op->writes.at(0)).shape.elements())
                                                       : whole.shape.elements();
-      ++counts[{c->comm.value, false, c->kind, c->algorithm, c->root, c->per_node, 0, false, whole.dtype, elements}];
+      const auto levels = row_levels(segment, *op);
+      const int64_t counts_before_rows = levels ? levels->count_bytes() : 0;
+      ++counts[{c->comm.value, false, c->kind, c->algorithm, c->root, c->per_node, 0, false, whole.dtype, elements,
+                counts_before_rows}];
     } else if (const auto* s = std::get_if<Send>(&op->work)) {
       const Type& t = type_of(op->reads.at(0));
       ++counts[{.comm = s->comm.value,
@@ -85,7 +90,8 @@ int64_t bytes_sent(const Message& m, const Seat& seat) {
     return leaves ? bytes_of(m.dtype, m.elements) : 0;
   }
   return bytes_of(m.dtype, sent_elements(m.kind, m.algorithm, m.elements, seat.size, seat.index, seat.size == 1 ? 0 : m.root,
-                                         seat.size == 1 ? 1 : m.per_node));
+                                         seat.size == 1 ? 1 : m.per_node)) +
+         m.more_bytes;
 }
 
 /// total += times * bytes; what has more than 63 bits stays at the largest number.

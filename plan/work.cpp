@@ -13,6 +13,7 @@
 #include "plan/optimizers.h"
 #include "plan/precision.h"
 #include "plan/rope_table.h"
+#include "plan/row_levels.h"
 
 namespace shardlab {
 namespace {
@@ -334,6 +335,8 @@ int64_t scratch_of(const GroupedLinear& w, const Operands& o, bool canonical) {
   return begins + aligned(16 * w.sources) + aligned(8 * (counts[1] + 1)) + product_scratch_up_to(o.read(0).shape[1]);
 }
 
+int64_t scratch_of(const Collective&, const Operands& o, bool) { return row_stage_bytes(o.segment(), o.op()); }
+
 template <class Other>
 int64_t scratch_of(const Other&, const Operands&, bool) {
   return 0;
@@ -598,6 +601,7 @@ int64_t kernel_scratch(const Kernel& w, const Operands& o) {
   return windows(o, kBlock);
 }
 int64_t narrow_scratch(const Kernel& w, const Operands& o, bool) { return kernel_scratch(w, o); }
+int64_t narrow_scratch(const Collective& w, const Operands& o, bool canonical) { return scratch_of(w, o, canonical); }
 template <class Other>
 int64_t narrow_scratch(const Other&, const Operands&, bool) {
   return 0;

@@ -46,7 +46,8 @@ std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op);
 ///   4 s), I e (3 s d + 8 s + 8 d + 2 n s d) with n = 1, in canonical mode 6 + bits of (query heads of a kv head - 1); embedding W two lists of (row, position), 8 bytes a token each; in canonical mode a linear of contraction K packs
 ///   e K (8 + c) for c = clamp(2^18 / K to a multiple of 64, 64, 512) columns; a route 4 rows of E numbers; dispatch and combine 4 bytes a
 ///   row and an expert; a grouped linear W 8 bytes a source and expert, and in canonical mode 16 a source, 8 a leaf, and a linear's of the
-///   largest K up to its rows. Everything else works in place.
+///   largest K up to its rows. Packed rows that go by node
+///   are staged (`row_stage_bytes` in plan/row_levels.h). Everything else works in place.
 /// Units: bytes.
 /// Source: kernels/scratch.cpp, to which tests hold it.
 int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical);

@@ -382,7 +382,7 @@ std::string_view origin_of(const PricedCollective& c, const Case& config) {
   const AlgorithmChoice asked = config.layout.collective_algorithm;
   if (asked != AlgorithmChoice::kAuto)
     return name_of(asked) == kAlgorithms[static_cast<size_t>(c.algorithm)] ? "asked for" : "its strategy needs it";
-  if (exchange || c.prices.empty()) return "rule by kind and ranks";
+  if (c.prices.empty() || (exchange && c.prices.size() == 1)) return "rule by kind and ranks";
   return c.prices.front().algorithm == c.algorithm ? "least predicted time" : "its strategy needs it";
 }
 

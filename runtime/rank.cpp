@@ -215,11 +215,20 @@ Result<void> Rank::bind_block(const Instruction& instruction, BoundInstruction& 
   return {};
 }
 
+std::optional<BufferId> Rank::find_workspace(const Instruction& instruction) const {
+  return find(fmt::format("workspace.{}", plan_.streams[static_cast<size_t>(instruction.stream)]));
+}
+
+std::span<std::byte> Rank::workspace_of(const Instruction& instruction) const {
+  const auto id = find_workspace(instruction);
+  if (!id) return {};
+  return {static_cast<std::byte*>(address(*id)), static_cast<size_t>(role_.buffers[id->index()].type.bytes())};
+}
+
 void Rank::bind_workspace(BoundOp& op) const {
-  const std::string& stream = plan_.streams[static_cast<size_t>(op.instruction->stream)];
-  if (const auto id = find(fmt::format("workspace.{}", stream)))
-    if (const Buffer& b = role_.buffers[id->index()]; device_ == nullptr || (b.space == Space::kHost) == op.on_host)
-      op.workspace = {static_cast<std::byte*>(address(*id)), static_cast<size_t>(b.type.bytes())};
+  if (const auto id = find_workspace(*op.instruction))
+    if (device_ == nullptr || (role_.buffers[id->index()].space == Space::kHost) == op.on_host)
+      op.workspace = workspace_of(*op.instruction);
   if (const auto base = rope_base(op.op())) {
     const auto own = find(rope_table_of(*base)), table = own ? own : find(kRopeTable);
     if (table) op.rope_table = static_cast<float*>(address(*table));
@@ -258,6 +267,8 @@ Result<void> Rank::bind_collective(const Instruction& instruction, const Collect
     bound.call.row_bytes = bytes_of(source.type->dtype, source.type->shape.last());
     bound.call.source_room = rows_of(*source.type);
     bound.call.room = rows_of(*target.type);
+    bound.call.levels = row_levels(*instruction.segment, *instruction.op);
+    if (bound.call.levels) bound.call.stage = workspace_of(instruction);
   }
   const auto prepared = bound.comm->prepare(bound.call);
   if (!prepared.ok()) {

@@ -136,6 +136,9 @@ class Rank {
   Space space_of(const Operand& operand) const;
   int64_t offset_of(const Operand& operand) const;
   int64_t offset_of(BufferId buffer) const;
+  /// The workspace of the instruction's stream; none where no op of the stream needs one.
+  std::optional<BufferId> find_workspace(const Instruction& instruction) const;
+  std::span<std::byte> workspace_of(const Instruction& instruction) const;
   void bind_workspace(BoundOp& op) const;
   void enter_arena();
   void bind_storage(const Instruction& instruction, BoundInstruction& bound);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -79,49 +80,76 @@ Result<void> SteppedCommunicator::prepare(const CollectiveCall& call) {
     return Error{ExitCode::kUsage,
                  "a reduce_scatter that is not direct keeps partial sums in its source, so its result must be a view of that",
                  "make the destination a sharded view of the source, or use the direct algorithm", ""};
+  if (call.levels) {
+    const int64_t needed = call.levels->head_bytes(), rows = std::max(call.source_room, call.room);
+    if (std::ssize(call.stage) < needed)
+      return Error{ExitCode::kUsage,
+                   fmt::format("rows that go by node are staged in {} bytes or more, and the stream's workspace has {}", needed,
+                               call.stage.size()),
+                   "give the stream a workspace (`scratch_bytes` in plan/work.h), or set collective_algorithm to direct", ""};
+    if (rows > std::numeric_limits<int32_t>::max())
+      return Error{ExitCode::kUsage, fmt::format("room for {} rows that go by node, whose places are told in 31 bits", rows),
+                   "set collective_algorithm to direct", ""};
+  }
   schedule_of(call);
   return {};
+}
+
+std::vector<SteppedCommunicator::Rows> SteppedCommunicator::rows_of_peers(const CollectiveCall& call, const int32_t* counts,
+                                                                          int64_t room, std::string_view side,
+                                                                          const Task& task) const {
+  std::vector<Rows> all(static_cast<size_t>(size()));
+  const int64_t end = room * call.row_bytes;
+  int64_t begin = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < call.counts; ++i) rows += counts[peer * call.counts + i];
+    const int64_t bytes = rows * call.row_bytes;
+    SHARDLAB_CHECK(bytes <= end, "rank {} has {} bytes of rows {} rank {} of the group and room for {}", task.rank(), bytes, side,
+                   peer, end);
+    all[static_cast<size_t>(peer)] = {std::min(begin, end - bytes), bytes};
+    begin += bytes;
+  }
+  return all;
+}
+
+/// Offers `slices` of `buffer` to `to`, reads the message of `from` in pieces, and returns once `to` has read.
+void SteppedCommunicator::swap(int to, const void* buffer, std::span<const Slice> slices, int from, std::span<const Piece> pieces,
+                               Moved& moved, Task& task) {
+  task.pause();
+  int64_t going = 0, coming = 0, packed = 0;
+  for (const Slice& slice : slices) going += slice.bytes;
+  for (const Piece& piece : pieces) coming += piece.bytes;
+  wires_[static_cast<size_t>(to)]->offer({buffer, going, buffer != nullptr && going > 0 ? slices : std::span<const Slice>()});
+  moved.sent_bytes += going;
+  Wire& wire = *wires_[static_cast<size_t>(from)];
+  const Arrived theirs = wire.await_offer(coming, moved, task);
+  for (const Piece& piece : pieces) {
+    if (theirs.at == nullptr) break;
+    copy_as_it_comes(wire, theirs, theirs.packed ? packed : piece.there, piece.bytes, task, piece.to);
+    packed += piece.bytes;
+  }
+  wire.release();
+  wires_[static_cast<size_t>(to)]->await_taken(moved, task);
 }
 
 /// Packed rows, to each peer as many as are counted: in turn to the ranks behind, from those before. Counts of both sides are there
 /// before any row moves, so that every message is of the bytes that its reader expects.
 Moved SteppedCommunicator::exchange_rows(const CollectiveCall& call, Task& task) {
+  if (call.levels) return call.levels->goes ? send_rows_by_node(call, task) : return_rows_by_node(call, task);
   Moved moved;
-  struct Message {
-    int64_t begin = 0, bytes = 0;
-  };
-  const auto messages = [&](const int32_t* counts, int64_t room, std::string_view side) {
-    std::vector<Message> all(static_cast<size_t>(size()));
-    const int64_t end = room * call.row_bytes;
-    int64_t begin = 0;
-    for (int peer = 0; peer < size(); ++peer) {
-      int64_t rows = 0;
-      for (int64_t i = 0; i < call.counts; ++i) rows += counts[peer * call.counts + i];
-      const int64_t bytes = rows * call.row_bytes;
-      SHARDLAB_CHECK(bytes <= end, "rank {} has {} bytes of rows {} rank {} of the group and room for {}", task.rank(), bytes, side,
-                     peer, end);
-      all[static_cast<size_t>(peer)] = {std::min(begin, end - bytes), bytes};
-      begin += bytes;
-    }
-    return all;
-  };
-  const std::vector<Message> out = messages(call.sent, call.source_room, "for"), in = messages(call.received, call.room, "from");
-  const Message &mine_out = out[static_cast<size_t>(index_)], &mine_in = in[static_cast<size_t>(index_)];
+  const std::vector<Rows> out = rows_of_peers(call, call.sent, call.source_room, "for", task),
+                          in = rows_of_peers(call, call.received, call.room, "from", task);
+  const Rows &mine_out = out[static_cast<size_t>(index_)], &mine_in = in[static_cast<size_t>(index_)];
   SHARDLAB_CHECK(mine_out.bytes == mine_in.bytes, "rank {} sends itself {} bytes of rows and expects {}", task.rank(),
                  mine_out.bytes, mine_in.bytes);
   std::memcpy(bytes_at(call.target, mine_in.begin), bytes_at(call.source, mine_out.begin), static_cast<size_t>(mine_in.bytes));
   for (int k = 1; k < size(); ++k) {
-    task.pause();
     const int to = (index_ + k) % size(), from = (index_ - k + size()) % size();
-    const Message &going = out[static_cast<size_t>(to)], &coming = in[static_cast<size_t>(from)];
+    const Rows &going = out[static_cast<size_t>(to)], &coming = in[static_cast<size_t>(from)];
     const Slice slice{bytes_at(call.source, going.begin), going.bytes};
-    wires_[static_cast<size_t>(to)]->offer({slice.at, slice.bytes, std::span(&slice, slice.bytes > 0 ? 1 : 0)});
-    moved.sent_bytes += slice.bytes;
-    Wire& wire = *wires_[static_cast<size_t>(from)];
-    const Arrived theirs = wire.await_offer(coming.bytes, moved, task);
-    if (theirs.at != nullptr) copy_as_it_comes(wire, theirs, 0, coming.bytes, task, bytes_at(call.target, coming.begin));
-    wire.release();
-    wires_[static_cast<size_t>(to)]->await_taken(moved, task);
+    const Piece piece{0, coming.bytes, bytes_at(call.target, coming.begin)};
+    swap(to, slice.at, std::span(&slice, 1), from, std::span(&piece, 1), moved, task);
   }
   return moved;
 }
@@ -129,6 +157,7 @@ Moved SteppedCommunicator::exchange_rows(const CollectiveCall& call, Task& task)
 Moved SteppedCommunicator::collective(const CollectiveCall& call, Task& task) {
   if (call.sent != nullptr) return exchange_rows(call, task);
   Run run{call, nullptr, nullptr, task, {}};
+  if (call.levels) run.moved = rehearse_counts(call, task);
   start(run);
   const bool staged = is_staged(call.kind, call.algorithm);
   for (const CollectiveStep& s : schedule_of(call).steps) {

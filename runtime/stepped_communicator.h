@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -12,7 +13,8 @@
 
 namespace shardlab::runtime {
 
-/// One rank's handle on one communicator, whatever its wires are. Needs no scratch, but for an all_to_all that is staged.
+/// One rank's handle on one communicator, whatever its wires are. Needs no scratch, but for an all_to_all that is
+/// staged; packed rows that go by node are staged in the call's `stage`.
 ///
 /// Sums: `direct` takes the canonical tree in group order, the other algorithms add what arrives to the own part. fp32,
 /// fp64, i32 and i64 are reduced; every whole-byte type is moved.
@@ -57,7 +59,24 @@ class SteppedCommunicator final : public Communicator {
   int64_t bytes_of_strip(const CollectiveCall& call) const { return bytes_of(call.dtype, call.elements / call.strips); }
   int64_t bytes_of_parts(const CollectiveCall& call, std::span<const int> parts) const;
 
+  /// Bytes that lie together in one message: where they lie in its sender's buffer if it does not travel, and where they come to lie.
+  struct Piece {
+    int64_t there = 0, bytes = 0;
+    std::byte* to = nullptr;
+  };
+  /// The rows of one peer in a buffer of packed rows: first byte and bytes.
+  struct Rows {
+    int64_t begin = 0, bytes = 0;
+  };
+  /// By group index.
+  std::vector<Rows> rows_of_peers(const CollectiveCall& call, const int32_t* counts, int64_t room, std::string_view side,
+                                  const Task& task) const;
   Moved exchange_rows(const CollectiveCall& call, Task& task);
+  Moved send_rows_by_node(const CollectiveCall& call, Task& task);
+  Moved return_rows_by_node(const CollectiveCall& call, Task& task);
+  Moved rehearse_counts(const CollectiveCall& call, Task& task);
+  void swap(int to, const void* buffer, std::span<const Slice> slices, int from, std::span<const Piece> pieces, Moved& moved,
+            Task& task);
   void start(Run& run) const;
   void finish(Run& run) const;
   void place_own(Run& run) const;

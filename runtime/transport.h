@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "plan/base/dtype.h"
 #include "plan/base/result.h"
 #include "plan/op.h"
+#include "plan/row_levels.h"
 #include "runtime/crew.h"
 
 namespace shardlab::runtime {
@@ -32,8 +34,8 @@ struct CollectiveCall {
   int64_t strips = 1;
   int per_node = 1;  ///< of kHierarchical: ranks of the group on one node, one after the other
   /// all_to_all of packed rows: sent[i * counts + ..] add up to the rows that go to group index i, received[j * counts + ..] to those that
-  /// come from j; rows lie one rank's behind another's. `elements` is what a rehearsal moves, and algorithms other than `direct` go as
-  /// the ring does. Null: equal parts.
+  /// come from j; rows lie one rank's behind another's. `elements` is what a rehearsal moves. Without
+  /// `levels` every algorithm goes from rank to rank, as the ring does. Null: equal parts.
   const int32_t* sent = nullptr;
   const int32_t* received = nullptr;
   int64_t counts = 0;
@@ -42,6 +44,9 @@ struct CollectiveCall {
   /// of others, and goes out from there again: every message has its true size, and what lies twice in one place is of no use to anybody.
   int64_t source_room = 0;
   int64_t room = 0;
+  /// Packed rows go by node, through `stage` in the rank's arena, of RowLevels::stage_bytes; without levels from rank to rank.
+  std::optional<RowLevels> levels = std::nullopt;
+  std::span<std::byte> stage = {};
 };
 
 /// The figures of a call, measured where it was done.

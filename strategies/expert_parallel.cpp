@@ -28,6 +28,9 @@
 #include <string>
 #include <string_view>
 
+#include "plan/automatic.h"
+#include "plan/mesh.h"
+
 namespace shardlab::strategies {
 namespace {
 
@@ -175,7 +178,11 @@ class ExpertParallel {
   }
   Op move_rows(std::vector<SlotId> reads, SlotId to, std::string label) const {
     Op op = move(std::move(reads), to, std::move(label));
-    std::get<Collective>(op.work).room = room_;
+    auto& c = std::get<Collective>(op.work);
+    c.room = room_;
+    // Known before `emit` gives streams the workspaces in which rows that go by node are staged.
+    if (c.algorithm == Algorithm::kHierarchical)
+      c.per_node = group_per_node(draft_.plan.mesh, draft_.plan.comms[comm_.index()], ranks_per_node(draft_.config));
     return op;
   }
   Op exchange(DraftSegment& segment, std::string_view name, std::string label) const {

@@ -11,6 +11,7 @@
 #include "plan/mesh.h"
 #include "plan/program.h"
 #include "plan/verify.h"
+#include "plan/work.h"
 
 namespace shardlab::simulator {
 namespace {
@@ -23,8 +24,10 @@ std::vector<Algorithm> alternatives(int ranks, int per_node) {
   return all;
 }
 
-bool is_open(const Collective& c) {
-  return c.kind != CollectiveKind::kAllToAll && (c.algorithm == Algorithm::kRing || c.algorithm == Algorithm::kHalvingDoubling);
+/// An exchange of packed rows goes from rank to rank, as the ring does, or by node.
+bool is_open(const Op& op, const Collective& c) {
+  if (c.kind == CollectiveKind::kAllToAll) return moves_packed_rows(op) && c.algorithm == Algorithm::kRing;
+  return c.algorithm == Algorithm::kRing || c.algorithm == Algorithm::kHalvingDoubling;
 }
 
 /// Prices algorithms of the collectives of a plan.
@@ -33,14 +36,16 @@ class Chooser {
   Chooser(const Case& config, const Plan& plan, const PlacedCostModel& costs) : config_(config), plan_(plan), costs_(costs) {}
 
   /// Seconds of `op`, a collective of `segment`, by each algorithm that its group can have; its own first. Of an exchange of all with all
-  /// its own alone: no choice is open.
+  /// its own alone: no choice is open, but for packed rows, which go as a ring does or by node.
   std::vector<PricedCollective::Price> prices(const Segment& segment, Op op) {
     const Collective has = std::get<Collective>(op.work);
     const Members& group = members_of(has.comm);
     std::vector<PricedCollective::Price> all{{has.algorithm, seconds_of(segment, op, group.ranks)}};
-    if (has.kind == CollectiveKind::kAllToAll) return all;
+    const bool exchange = has.kind == CollectiveKind::kAllToAll;
+    if (exchange && !moves_packed_rows(op)) return all;
     for (const Algorithm algorithm : alternatives(static_cast<int>(group.ranks.size()), group.per_node)) {
       if (algorithm == has.algorithm) continue;
+      if (exchange && algorithm != Algorithm::kHierarchical && algorithm != Algorithm::kRing) continue;
       std::get<Collective>(op.work) = with(has, algorithm, group);
       all.push_back({algorithm, seconds_of(segment, op, group.ranks)});
     }
@@ -103,8 +108,10 @@ bool choose_collectives(const Case& config, Plan& plan, const PlacedCostModel& c
     for (Step& step : segment.steps) {
       Op* op = std::get_if<Op>(&step);
       const auto* c = op != nullptr ? std::get_if<Collective>(&op->work) : nullptr;
-      if (c != nullptr && is_open(*c)) changed |= chooser.choose(segment, *op);
+      if (c != nullptr && is_open(*op, *c)) changed |= chooser.choose(segment, *op);
     }
+  // Rows that go by node are staged. On GPUs they go from rank to rank, whatever the plan says.
+  if (changed && config.backend != BackendKind::kCuda) add_workspaces(plan, config.canonical);
   return changed;
 }
 

@@ -11,6 +11,7 @@
 #include "plan/base/documents.h"
 #include "plan/collective_steps.h"
 #include "plan/op_fields.h"
+#include "plan/row_levels.h"
 #include "plan/work.h"
 #include "simulator/interpreter/device_constants.h"
 #include "simulator/interpreter/device_model.h"
@@ -485,9 +486,15 @@ double sent_in(const Segment& segment, const Op& op, int ranks) {
       bytes_of(full.dtype, sent_elements(c.kind, c.algorithm, full.shape.elements(), ranks, 0, c.root, c.per_node)));
 }
 
-/// Of a collective that is priced step by step.
+/// Of a collective that is priced step by step. Packed rows take the steps of both levels, and counts travel before them.
 StepsTaken in_turn_of(const Segment& segment, const Op& op, const Collective& c, int ranks) {
   const Type& full = full_type(segment, op, c);
+  if (const auto levels = row_levels(segment, op)) {
+    const double bytes = static_cast<double>(full.bytes()), N = levels->nodes, L = levels->per_node;
+    const double across = bytes * (N - 1) / N + static_cast<double>(levels->count_bytes_across());
+    const double within = bytes * (L - 1) / L + static_cast<double>(levels->count_bytes() - levels->count_bytes_across());
+    return {static_cast<double>(levels->steps()), across + within, static_cast<double>(levels->steps_across()), across, true};
+  }
   const StepsInTurn turn = steps_in_turn(c.kind, c.algorithm, full.shape.elements(), ranks, c.per_node);
   return {static_cast<double>(turn.steps), static_cast<double>(bytes_of(full.dtype, turn.elements)),
           static_cast<double>(turn.steps_across), static_cast<double>(bytes_of(full.dtype, turn.elements_across)),

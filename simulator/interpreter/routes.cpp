@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
+#include "plan/row_levels.h"
 
 namespace shardlab::simulator {
 namespace {
@@ -79,6 +81,14 @@ class Draws {
   const std::vector<std::vector<int64_t>>* recorded_ = nullptr;  ///< by owner and expert, of a step
 };
 
+/// The levels of the exchanges of a role's program that go by node: those of one group.
+std::optional<RowLevels> levels_of(const Program& program) {
+  for (const Instruction& i : program.instructions)
+    if (i.op != nullptr)
+      if (const auto levels = row_levels(*i.segment, *i.op)) return levels;
+  return std::nullopt;
+}
+
 }  // namespace
 
 RowUse row_use(const Op& op) {
@@ -100,6 +110,7 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
     owners_.emplace_back(*layers[0].counts, plan.mesh, static_cast<int>(role));
     const RowOwners& owners = owners_.back();
     const size_t n = owners.ranks.size();
+    const std::optional<RowLevels> levels = levels_of(programs[role]);
     for (const CountedLayer& layer : layers) {
       const Shape& shape = layer.counts->shape;
       const auto own = static_cast<size_t>(shape.last()), parts = static_cast<size_t>(shape[1] / layer.sources);
@@ -119,7 +130,7 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
         std::vector<std::vector<int64_t>> rows;  // by owner and expert
         for (size_t o = 0; o < n; ++o) rows.push_back(draws.rows(o, m));
         Share most{0, 0};
-        int64_t moved = 0;
+        int64_t moved = 0, by_node = 0;
         for (size_t o = 0; o < n; ++o) {
           const size_t begins = static_cast<size_t>(owners.part[o]) * own;
           counts.assign(static_cast<size_t>(shape.elements()), 0);
@@ -131,6 +142,7 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
               counts[source * parts * own + e] = static_cast<int32_t>(r);
               works += r;
               if (sender == o) stays += r;
+              if (levels) by_node += r * levels->hops(static_cast<int>(source), owners.part[o]);
             }
           }
           add_rows(counts.data(), layer, m, numbers[begin + o]);
@@ -144,6 +156,7 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
         }
         drawn.most.push_back(most);
         drawn.moved.push_back(moved);
+        drawn.moved_by_node.push_back(by_node);
       }
       exchanges_ |= layer.sources > 1;
       if (first) drawn_.push_back(std::move(drawn));
@@ -153,8 +166,12 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
       const Drawn* drawn = find(static_cast<int>(role), i.layer);
       SHARDLAB_CHECK(drawn != nullptr, "`{}` exchanges rows of a layer whose rows are not counted", describe(plan, i));
       const Type& moved = *programs[role].reads(i)[0].type;
-      exchange_bytes_ += drawn->moved[static_cast<size_t>(i.micro_batch % drawn->micro_batches)] * drawn->copies *
+      const auto by_node = row_levels(*i.segment, *i.op);
+      const auto& rows = by_node ? drawn->moved_by_node : drawn->moved;
+      exchange_bytes_ += rows[static_cast<size_t>(i.micro_batch % drawn->micro_batches)] * drawn->copies *
                          bytes_of(moved.dtype, moved.shape.last());
+      if (by_node)
+        exchange_bytes_ += by_node->count_bytes() * drawn->copies * static_cast<int64_t>(owners_[drawn->owners].ranks.size());
     }
   }
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r].numbers = numbers[r];

@@ -60,11 +60,12 @@ class Routes {
   /// A layer of one stage.
   struct Drawn {
     int stage = 0, layer = 0, micro_batches = 0;
-    std::vector<Share> shares;   ///< by micro-batch and, where ranks are told apart, by owner
-    std::vector<Share> most;     ///< by micro-batch
-    std::vector<int64_t> moved;  ///< by micro-batch: rows that go from one owner to another
-    int copies = 1;              ///< ranks that have the tokens of one owner
-    size_t owners = 0;           ///< index into `owners_`
+    std::vector<Share> shares;           ///< by micro-batch and, where ranks are told apart, by owner
+    std::vector<Share> most;             ///< by micro-batch
+    std::vector<int64_t> moved;          ///< by micro-batch: rows that go from one owner to another
+    std::vector<int64_t> moved_by_node;  ///< by micro-batch: the same rows, each as often as it is sent where they go by node
+    int copies = 1;                      ///< ranks that have the tokens of one owner
+    size_t owners = 0;                   ///< index into `owners_`
   };
   const Drawn* find(int stage, int layer) const;
 

@@ -13,8 +13,10 @@
 
 #include "plan/base/tree.h"
 #include "plan/memory.h"
+#include "plan/row_levels.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
+#include "plan/work.h"
 #include "strategies/lower.h"
 #include "sweeps/models.h"
 #include "tests/namespaces.h"
@@ -268,6 +270,94 @@ TEST_CASE(
         }
     REQUIRE(braided >= 10);
     train_all(subject, cases);
+  }
+}
+
+namespace {
+
+/// The case with its ranks on two nodes, rows of experts by node or from rank to rank.
+Case on_two_nodes(Case config, AlgorithmChoice choice) {
+  config.machine.local = true, config.machine.nodes = 2;
+  config.layout.collective_algorithm = choice;
+  config.name += fmt::format(" {}", name_of(choice));
+  return config;
+}
+
+/// Exchanges of rows of a plan that go by node.
+int exchanges_by_node(const Plan& plan) {
+  int found = 0;
+  for (const Segment& segment : plan.segments)
+    for (const Step& step : segment.steps)
+      if (const Op* op = std::get_if<Op>(&step)) found += row_levels(segment, *op).has_value();
+  return found;
+}
+
+/// The canonical plan of the case with its exchanges of rows by node.
+Plan by_node_of(const Case& config, int per_node) {
+  auto plan = lower(config);
+  SHARDLAB_CHECK(plan.ok(), "{}", to_string(plan.error()));
+  for (Segment& segment : plan->segments)
+    for (Step& step : segment.steps)
+      if (Op* op = std::get_if<Op>(&step); op != nullptr && moves_packed_rows(*op)) {
+        auto& c = std::get<Collective>(op->work);
+        c.algorithm = Algorithm::kHierarchical, c.per_node = per_node;
+      }
+  add_workspaces(*plan, config.canonical);
+  return std::move(*plan);
+}
+
+}  // namespace
+
+TEST_CASE("expert parallel by node: rows that pass other ranks train to the bits of rows from rank to rank") {
+  const Subject subject = subject_of(kSoftmax, Optimizer::kAdamW, 0.1f, 0.5f);
+  Subject capacity = subject_of(kFull, Optimizer::kSgd), layers = layered(true, Optimizer::kAdamW), narrow = subject;
+  capacity.train.seq_len = layers.train.seq_len = 24;
+  narrow.train.precision = Precision::kBf16;
+  const std::pair<const Subject*, Sizes> kinds[] = {
+      {&subject, {.dp = 4, .ep = 4, .accumulation = 2}},  {&subject, {.dp = 8, .ep = 8, .zero = 1}},
+      {&subject, {.dp = 4, .ep = 4, .zero = 3, .tp = 2}}, {&capacity, {.dp = 4, .ep = 4, .accumulation = 2}},
+      {&narrow, {.dp = 4, .ep = 4, .accumulation = 2}},   {&layers, {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2}}};
+  for (const auto& [of, sizes] : kinds) {
+    const Case config = case_of(*of, sizes, true);
+    Plan plan = by_node_of(config, 2);
+    INFO(config.name);
+    REQUIRE(verify(plan).ok());
+    CHECK(exchanges_by_node(plan) == 4);  // there and back, in forward and backward
+    Running direct(config), by_node(config, std::move(plan));
+    for (int64_t step = 0; step < 3; ++step) CHECK(*direct.session->step(step).loss == *by_node.session->step(step).loss);
+    const auto states = direct.session->states();
+    REQUIRE(states.ok());
+    REQUIRE(!states->empty());
+    for (const StateName& name : *states)
+      CHECK(same_bits(direct.session->state(name)->values, by_node.session->state(name)->values));
+  }
+}
+
+TEST_CASE(
+    "expert parallel by node: memory is the plan's to the byte, with as many rows staged as the nodes' ranks of one place have") {
+  for (const float factor : {0.0f, 1.0f}) {
+    Subject subject = subject_of(with_capacity(kSoftmax, factor), Optimizer::kSgd);
+    subject.train.seq_len = 24, subject.model.hidden = 64;
+    const Case base = case_of(subject, {.dp = 4, .ep = 4, .accumulation = 1}, false);
+    const Case config = on_two_nodes(base, AlgorithmChoice::kHierarchical);
+    INFO(config.name << " capacity " << factor);
+    Running run(config);
+    REQUIRE(std::isfinite(*run.session->step(0).loss));
+    for (int rank = 0; rank < 4; ++rank)
+      CHECK(run.session->ledger(rank).peak(Space::kDevice) ==
+            memory_peak(*run.placed.plan, 0)[static_cast<size_t>(Space::kDevice)].peak_bytes);
+    // Two sequences of 24 tokens, two rows each; under the capacity at most 2 x 6 rows of a sequence go to a rank's two experts.
+    const int64_t rows = factor > 0 ? 2 * 2 * 12 : 2 * 24 * 2, head = 64;
+    int64_t staged = 0;
+    for (const Segment& segment : run.placed.plan->segments)
+      for (const Step& step : segment.steps)
+        if (const Op* op = std::get_if<Op>(&step)) staged = std::max(staged, row_stage_bytes(segment, *op));
+    CHECK(staged == head + 2 * rows * 64 * 4);
+    const Role& role = run.placed.plan->roles[0];
+    const auto workspace =
+        std::ranges::find_if(role.buffers, [](const Buffer& b) { return b.kind == BufferClass::kWorkspace && b.type.bytes() > 0; });
+    REQUIRE(workspace != role.buffers.end());
+    CHECK(workspace->type.bytes() >= staged);
   }
 }
 
@@ -898,7 +988,7 @@ TEST_CASE(
       for (const bool canonical : {false, true}) {
         subject.model.experts.capacity_factor = factor;
         const Case config = case_of(subject, sizes, canonical);
-        INFO(config.name << (canonical ? " canonical" : "") << " capacity " << factor);
+        INFO(config.name << " capacity " << factor);
         Running run(config);
         const Layout& l = config.layout;
         const int64_t h = config.model.hidden, experts = config.model.experts.count, calls = 2 * config.train.grad_accumulation;
@@ -1140,6 +1230,37 @@ TEST_CASE("experts: a wrong route, count, weight or gradient is refused, and say
       {"layer.F", "moe.up", Phase::kF, [](Segment&, Op& op) { std::get<GroupedLinear>(op.work).sources = 3; }, "sources=3"},
   };
   refuse_all(*lowered, damages);
+}
+
+TEST_CASE("rows by node: wrong counts, and nodes that do not divide the group, are refused as from rank to rank") {
+  const Case config =
+      on_two_nodes(case_of(subject_of(kSoftmax, Optimizer::kSgd), {.dp = 4, .ep = 4}, false), AlgorithmChoice::kHierarchical);
+  Case from_rank_to_rank = on_two_nodes(config, AlgorithmChoice::kDirect);
+  from_rank_to_rank.name = config.name;
+  const auto lowered = lower(config), direct = lower(from_rank_to_rank);
+  REQUIRE(lowered.ok());
+  REQUIRE(direct.ok());
+  REQUIRE(verdict(*lowered) == "accepted");
+  refuse_all(*lowered, {{"layer.F", "moe.go", Phase::kNone, [](Segment&, Op& op) { std::get<Collective>(op.work).per_node = 3; },
+                         "per_node=3: rows go by node where each of the nodes has as many of the 4 ranks"}});
+  const std::vector<Damage> damages{
+      {"layer.F", "moe.go", Phase::kNone, [](Segment&, Op& op) { std::swap(op.reads[1], op.reads[2]); }, ""},
+      {"layer.F", "moe.return", Phase::kNone, [](Segment&, Op& op) { std::swap(op.reads[1], op.reads[2]); }, ""},
+      {"layer.F", "moe.go", Phase::kNone, [](Segment&, Op& op) { op.reads[2] = op.reads[1]; }, ""},
+      {"layer.B", "moe.go.d", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[2]; }, ""},
+      {"layer.F", "moe.go", Phase::kNone, [](Segment&, Op& op) { op.reads.resize(1); }, ""},
+      {"layer.F", "moe.go", Phase::kNone, [](Segment&, Op& op) { std::get<Collective>(op.work).room = 1; }, ""}};
+  for (const Damage& damage : damages) {
+    std::string said[2];
+    for (int i = 0; i < 2; ++i) {
+      Plan plan = i == 0 ? *lowered : *direct;
+      REQUIRE(change(plan, damage.segment, damage.label, damage.phase, damage.with));
+      said[i] = verdict(plan);
+    }
+    INFO(damage.label << ": " << said[0]);
+    CHECK(said[0] != "accepted");
+    CHECK(said[0] == said[1]);
+  }
 }
 
 TEST_CASE("a capacity that ops do not share, and a buffer that is smaller than its bound, are refused, and say what is wrong") {

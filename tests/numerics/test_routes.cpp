@@ -73,6 +73,14 @@ int64_t predicted_bytes(const Running& run, const Routes& routes) {
   return total(total_wire_bytes(*run.placed.plan, PackedRows::kLeftOut)) + routes.exchange_bytes();
 }
 
+/// Ranks on two nodes, between which rows of experts go by node.
+Case by_node(Case config) {
+  config.machine.local = true, config.machine.nodes = 2;
+  config.layout.collective_algorithm = AlgorithmChoice::kHierarchical;
+  config.name += " by node";
+  return config;
+}
+
 /// Rows by step: recorded routes do not say which micro-batch had most of them.
 std::vector<ExpertRows> by_step(std::vector<ExpertRows> layers) {
   for (ExpertRows& layer : layers) layer.fullest = 0;
@@ -110,6 +118,30 @@ TEST_CASE("routes that a run recorded are drawn as they were: rows by expert, ra
           CHECK(predicted_bytes(run, routes) == sent_by_all(run));
         }
       }
+}
+
+TEST_CASE(
+    "rows by node: what is drawn of recorded and of forced routes is what ranks send, counts and rows that they pass on included") {
+  for (const Sizes& sizes : {Sizes{.dp = 4, .ep = 4, .accumulation = 2},
+                             {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2},
+                             {.dp = 4, .ep = 4, .accumulation = 2, .tp = 2},
+                             {.dp = 8, .ep = 8}}) {
+    const Case direct = case_of(mixture(), sizes, false), config = by_node(direct);
+    INFO(config.name);
+    Running run(config);
+    for (int64_t step = 0; step < 3; ++step) {
+      if (step == 2) force(run);
+      const StepResult result = run.session->step(step);
+      const auto again = parse_routes(print_routes(result.experts), "routes");
+      REQUIRE(again.ok());
+      const Routes routes = routes_of(run, config, {.kind = Routing::Kind::kRecorded, .recorded = *again});
+      CHECK(predicted_bytes(run, routes) == sent_by_all(run));
+      // More than from rank to rank: rows that change node and place travel twice.
+      Running other(direct);
+      CHECK(routes.exchange_bytes() >
+            routes_of(other, direct, {.kind = Routing::Kind::kRecorded, .recorded = *again}).exchange_bytes());
+    }
+  }
 }
 
 TEST_CASE("routes of a batch of another size are drawn from their shares, under a capacity too") {

@@ -1,4 +1,5 @@
 #include "plan/collective_steps.h"
+#include "plan/row_levels.h"
 
 #include <fmt/format.h>
 
@@ -333,6 +334,30 @@ TEST_CASE("steps of trees and of halving-doubling go between nodes where some ra
         }
   CHECK(across > 500);
   CHECK(within > 500);
+}
+
+TEST_CASE("rows by node: every row takes the hops that it needs, and N - 1 messages leave a rank for other nodes") {
+  for (const int nodes : {2, 3, 4})
+    for (const int per_node : {2, 4})
+      for (const bool goes : {true, false}) {
+        const RowLevels levels{nodes, per_node, goes};
+        INFO(nodes << " nodes of " << per_node << (goes ? ", going" : ", returning"));
+        const int n = nodes * per_node;
+        int64_t hops = 0;
+        for (int from = 0; from < n; ++from)
+          for (int to = 0; to < n; ++to) {
+            CHECK(levels.hops(from, to) == levels.hops(to, from));
+            hops += levels.hops(from, to);
+          }
+        // Of n rows each, one for every rank: (N-1) L of them cross, and N (L-1) change places.
+        CHECK(hops == n * ((nodes - 1) * per_node + nodes * (per_node - 1)));
+        CHECK(hops * 4 == n * sent_elements(CollectiveKind::kAllToAll, Algorithm::kHierarchical, 4 * n, n, 0, 0, per_node));
+        CHECK(levels.steps_across() == (goes ? 2 : 1) * (nodes - 1));
+        CHECK(levels.steps() - levels.steps_across() == (goes ? 1 : 2) * (per_node - 1));
+        CHECK(levels.count_bytes() == (goes ? 4 * per_node * (nodes - 1) : 8 * nodes * (per_node - 1)));
+        CHECK(levels.count_bytes_across() == (goes ? levels.count_bytes() : 0));
+        CHECK(levels.stage_bytes(5, 12) == (16 * n + 63) / 64 * 64 + (nodes * 60 + 63) / 64 * 64);
+      }
 }
 
 TEST_CASE("groups of a communicator on nodes") {

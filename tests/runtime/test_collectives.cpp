@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
+#include <optional>
 
 #include "plan/base/philox.h"
 #include "plan/base/tree.h"
@@ -216,79 +218,136 @@ TEST_CASE("other element types are moved and reduced", "[collectives]") {
   }
 }
 
+namespace {
+
+/// The staging of exchanges by node among `g` ranks, `per_node` of them on a node; 0: from rank to rank, without.
+struct ByNode {
+  ByNode(int g, int per_node, int64_t most_rows, int64_t row_bytes) {
+    if (per_node == 0) return;
+    levels = RowLevels{g / per_node, per_node, true};
+    stage.resize(static_cast<size_t>(levels->stage_bytes(most_rows, row_bytes)));
+  }
+  /// Makes `call` go to experts, or come back.
+  void put(CollectiveCall& call, bool goes) {
+    if (!levels) return;
+    call.algorithm = Algorithm::kHierarchical, call.per_node = levels->per_node;
+    levels->goes = goes;
+    call.levels = levels, call.stage = stage;
+  }
+  std::optional<RowLevels> levels;
+  std::vector<std::byte> stage;
+};
+
+/// Sends rows by `routes` random routes among `g` ranks and back, and holds rows and bytes to a fold over the counts.
+void exchange_routes(int g, int per_node, uint32_t routes) {
+  constexpr int64_t kWidth = 3, kParts = 2, kRows = 12;  // rows of a rank, each to some rank
+  ThreadTransport transport(kernels::kernels_for_this_processor());
+  std::vector<std::string> faults(static_cast<size_t>(g));
+  run_tasks(g, 1, [&](Task& task) {
+    std::vector<int> members;
+    for (int r = 0; r < g; ++r) members.push_back(r);
+    const auto comm = transport.join(task.rank(), CommId(0), members);
+    std::string& fault = faults[static_cast<size_t>(task.rank())];
+    ByNode by_node(g, per_node, kRows, kWidth * 4);
+    for (uint32_t route = 0; route < routes; ++route) {
+      // to[i][r]: rows of rank i that go to rank r. Routes 0 and 1 send nothing and everything to the last rank.
+      std::vector<std::vector<int32_t>> to;
+      for (int i = 0; i < g; ++i) {
+        std::vector<int32_t> counts(static_cast<size_t>(g * kParts), 0);
+        for (int64_t row = 0; row < kRows && route > 0; ++row) {
+          const uint32_t draw = random_bits({7, RandomUse::kShuffle, static_cast<uint32_t>(i), route}, static_cast<uint64_t>(row));
+          ++counts[static_cast<size_t>(route == 1 ? g * kParts - 1 : draw % static_cast<uint32_t>(g * kParts))];
+        }
+        to.push_back(counts);
+      }
+      const auto rows = [&](int from, int at) {
+        return to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts)] +
+               to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts + 1)];
+      };
+      std::vector<int32_t> received;
+      for (int i = 0; i < g; ++i)
+        for (int64_t p = 0; p < kParts; ++p)
+          received.push_back(to[static_cast<size_t>(i)][static_cast<size_t>(task.rank() * kParts + p)]);
+      const Values home = noise(route, static_cast<uint32_t>(task.rank()), kRows * kWidth);
+      Values away(static_cast<size_t>(g * kRows * kWidth), -99.0f), back(home.size(), -99.0f);
+      CollectiveCall call{.kind = CollectiveKind::kAllToAll,
+                          .elements = kRows * kWidth,
+                          .source = home.data(),
+                          .target = away.data(),
+                          .sent = to[static_cast<size_t>(task.rank())].data(),
+                          .received = received.data(),
+                          .counts = kParts,
+                          .row_bytes = kWidth * 4,
+                          .source_room = kRows,
+                          .room = g * kRows};
+      by_node.put(call, true);
+      const Moved went = comm->collective(call, task);
+      Values expected;
+      int64_t sent = 0;
+      for (int i = 0; i < g; ++i) {
+        const Values theirs = noise(route, static_cast<uint32_t>(i), kRows * kWidth);
+        int64_t first = 0;
+        for (int r = 0; r < task.rank(); ++r) first += rows(i, r);
+        expected.insert(expected.end(), theirs.begin() + first * kWidth, theirs.begin() + (first + rows(i, task.rank())) * kWidth);
+        if (!by_node.levels && i != task.rank()) sent += rows(task.rank(), i) * kWidth * 4;
+      }
+      // By node this rank sends its own rows for other nodes, and what it passes on within its own.
+      if (by_node.levels) {
+        const int node = task.rank() / per_node, place = task.rank() % per_node;
+        sent = by_node.levels->count_bytes();
+        for (int i = 0; i < g; ++i)
+          for (int r = 0; r < g; ++r) {
+            const bool crosses = i == task.rank() && r / per_node != node;
+            const bool passes = i % per_node == place && r / per_node == node && r != task.rank();
+            sent += (crosses + passes) * rows(i, r) * kWidth * 4;
+          }
+      }
+      const size_t came = expected.size();
+      expected.resize(away.size(), -99.0f);
+      if (!same_bits(away, expected)) fault = fmt::format("route {} of {}: other rows came", route, g);
+      if (went.sent_bytes != sent) fault = fmt::format("route {} of {}: sent {} bytes, not {}", route, g, went.sent_bytes, sent);
+      std::swap(call.sent, call.received);
+      call.source = away.data(), call.target = back.data(), call.source_room = g * kRows, call.room = kRows;
+      by_node.put(call, false);
+      const int64_t came_back = comm->collective(call, task).sent_bytes;
+      // Back go the rows of this rank's experts for other places, and what it passes on to other nodes.
+      int64_t passed = by_node.levels ? by_node.levels->count_bytes() : 0;
+      for (int i = 0; i < g; ++i)
+        for (int r = 0; r < g; ++r) {
+          const int node = task.rank() / std::max(1, per_node), place = task.rank() % std::max(1, per_node);
+          const bool leaves = r == task.rank() && (by_node.levels ? i % per_node != place : i != r);
+          const bool passes = by_node.levels && i % per_node == place && i / per_node != node && r / per_node == node;
+          passed += (leaves + passes) * rows(i, r) * kWidth * 4;
+        }
+      if (came_back != passed) fault = fmt::format("route {} of {}: sent {} bytes back, not {}", route, g, came_back, passed);
+      Values returned = home;
+      if (route == 0) returned.assign(home.size(), -99.0f);
+      if (!same_bits(back, returned)) fault = fmt::format("route {} of {}: {} elements came, others returned", route, g, came);
+    }
+  });
+  for (const std::string& fault : faults) REQUIRE(fault == "");
+}
+
+}  // namespace
+
 TEST_CASE("packed rows go by counts and come back: 1,000 random routes, those to nobody and to one rank among them",
           "[collectives]") {
-  constexpr int64_t kWidth = 3, kParts = 2, kRows = 12;  // rows of a rank, each to some rank
-  for (const int g : {2, 3, 4}) {
-    ThreadTransport transport(kernels::kernels_for_this_processor());
-    std::vector<std::string> faults(static_cast<size_t>(g));
-    run_tasks(g, 1, [&](Task& task) {
-      std::vector<int> members;
-      for (int r = 0; r < g; ++r) members.push_back(r);
-      const auto comm = transport.join(task.rank(), CommId(0), members);
-      std::string& fault = faults[static_cast<size_t>(task.rank())];
-      for (uint32_t route = 0; route < 334; ++route) {
-        // to[i][r]: rows of rank i that go to rank r. Routes 0 and 1 send nothing and everything to the last rank.
-        std::vector<std::vector<int32_t>> to;
-        for (int i = 0; i < g; ++i) {
-          std::vector<int32_t> counts(static_cast<size_t>(g * kParts), 0);
-          for (int64_t row = 0; row < kRows && route > 0; ++row) {
-            const uint32_t draw =
-                random_bits({7, RandomUse::kShuffle, static_cast<uint32_t>(i), route}, static_cast<uint64_t>(row));
-            ++counts[static_cast<size_t>(route == 1 ? g * kParts - 1 : draw % static_cast<uint32_t>(g * kParts))];
-          }
-          to.push_back(counts);
-        }
-        const auto rows = [&](int from, int at) {
-          return to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts)] +
-                 to[static_cast<size_t>(from)][static_cast<size_t>(at * kParts + 1)];
-        };
-        std::vector<int32_t> received;
-        for (int i = 0; i < g; ++i)
-          for (int64_t p = 0; p < kParts; ++p)
-            received.push_back(to[static_cast<size_t>(i)][static_cast<size_t>(task.rank() * kParts + p)]);
-        const Values home = noise(route, static_cast<uint32_t>(task.rank()), kRows * kWidth);
-        Values away(static_cast<size_t>(g * kRows * kWidth), -99.0f), back(home.size(), -99.0f);
-        CollectiveCall call{.kind = CollectiveKind::kAllToAll,
-                            .elements = kRows * kWidth,
-                            .source = home.data(),
-                            .target = away.data(),
-                            .sent = to[static_cast<size_t>(task.rank())].data(),
-                            .received = received.data(),
-                            .counts = kParts,
-                            .row_bytes = kWidth * 4,
-                            .source_room = kRows,
-                            .room = g * kRows};
-        const Moved went = comm->collective(call, task);
-        Values expected;
-        int64_t sent = 0;
-        for (int i = 0; i < g; ++i) {
-          const Values theirs = noise(route, static_cast<uint32_t>(i), kRows * kWidth);
-          int64_t first = 0;
-          for (int r = 0; r < task.rank(); ++r) first += rows(i, r);
-          expected.insert(expected.end(), theirs.begin() + first * kWidth,
-                          theirs.begin() + (first + rows(i, task.rank())) * kWidth);
-          if (i != task.rank()) sent += rows(task.rank(), i) * kWidth * 4;
-        }
-        const size_t came = expected.size();
-        expected.resize(away.size(), -99.0f);
-        if (!same_bits(away, expected)) fault = fmt::format("route {} of {}: other rows came", route, g);
-        if (went.sent_bytes != sent) fault = fmt::format("route {} of {}: sent {} bytes, not {}", route, g, went.sent_bytes, sent);
-        std::swap(call.sent, call.received);
-        call.source = away.data(), call.target = back.data(), call.source_room = g * kRows, call.room = kRows;
-        comm->collective(call, task);
-        Values returned = home;
-        if (route == 0) returned.assign(home.size(), -99.0f);
-        if (!same_bits(back, returned)) fault = fmt::format("route {} of {}: {} elements came, others returned", route, g, came);
-      }
-    });
-    for (const std::string& fault : faults) REQUIRE(fault == "");
+  for (const int g : {2, 3, 4}) exchange_routes(g, 0, 334);
+}
+
+TEST_CASE("packed rows by node: 1,000 random routes, those to nobody and to one rank among them, bring the rows of direct ones",
+          "[collectives]") {
+  for (const auto& [g, per_node] : {std::pair(4, 2), {6, 2}, {6, 3}, {8, 4}}) {
+    INFO(g << " ranks, " << per_node << " on a node");
+    exchange_routes(g, per_node, 250);
   }
 }
 
-TEST_CASE("rows beyond the room lie on top of others, and every message has its true size", "[collectives]") {
-  // Of each of three ranks 4 rows, all to rank 1, which has room for 4 to 12: a message that would reach beyond the end lies at the end.
-  constexpr int kRanks = 3;
+namespace {
+
+/// Of each of `kRanks` ranks 4 rows, all to rank 1, which has room for 4 and more: a message that would reach beyond the end lies at the end.
+template <int kRanks>
+void overfill(int per_node) {
   constexpr int64_t kWidth = 3;
   constexpr int32_t kRows = 4;
   const int64_t elements = kRows * kWidth;
@@ -297,13 +356,17 @@ TEST_CASE("rows beyond the room lie on top of others, and every message has its 
     ThreadTransport transport(kernels::kernels_for_this_processor());
     std::vector<std::string> faults(kRanks);
     run_tasks(kRanks, 1, [&](Task& task) {
-      const std::vector<int> members{0, 1, 2};
+      std::vector<int> members(kRanks);
+      std::iota(members.begin(), members.end(), 0);
+      ByNode by_node(kRanks, per_node, kRows, kWidth * 4);
       const auto comm = transport.join(task.rank(), CommId(0), members);
       const bool takes = task.rank() == 1;
       std::string& fault = faults[static_cast<size_t>(task.rank())];
       const auto of = [&](int rank) { return noise(5, static_cast<uint32_t>(rank), elements); };
       const auto at = [&](int rank) { return std::min<int64_t>(rank * kRows, room - kRows) * kWidth; };
-      const std::vector<int32_t> sent{0, kRows, 0}, received(kRanks, takes ? kRows : 0);
+      std::vector<int32_t> sent(kRanks, 0);
+      sent[1] = kRows;
+      const std::vector<int32_t> received(kRanks, takes ? kRows : 0);
       const Values home = of(task.rank());
       Values away(static_cast<size_t>(room * kWidth), -99.0f), back(home.size(), -99.0f);
       CollectiveCall call{.kind = CollectiveKind::kAllToAll,
@@ -316,8 +379,9 @@ TEST_CASE("rows beyond the room lie on top of others, and every message has its 
                           .row_bytes = kWidth * 4,
                           .source_room = kRows,
                           .room = room};
+      by_node.put(call, true);
       const Moved went = comm->collective(call, task);
-      if (went.sent_bytes != (takes ? 0 : elements * 4)) fault = fmt::format("sent {} bytes", went.sent_bytes);
+      if (!by_node.levels && went.sent_bytes != (takes ? 0 : elements * 4)) fault = fmt::format("sent {} bytes", went.sent_bytes);
       const auto lies = [&](int rank) {
         const Values theirs = of(rank);
         return std::equal(theirs.begin(), theirs.end(), away.begin() + at(rank));
@@ -328,6 +392,7 @@ TEST_CASE("rows beyond the room lie on top of others, and every message has its 
       if (takes && std::ranges::find(away, -99.0f) != away.end()) fault = "a row is as it was";
       std::swap(call.sent, call.received);
       call.source = away.data(), call.target = back.data(), call.source_room = room, call.room = kRows;
+      by_node.put(call, false);
       const Values before = away;
       comm->collective(call, task);
       if (room == kRanks * kRows && !same_bits(back, home)) fault = "other rows returned";
@@ -336,6 +401,31 @@ TEST_CASE("rows beyond the room lie on top of others, and every message has its 
     });
     for (const std::string& fault : faults) REQUIRE(fault == "");
   }
+}
+
+}  // namespace
+
+TEST_CASE("rows beyond the room lie on top of others, and every message has its true size", "[collectives]") {
+  overfill<3>(0);
+  overfill<4>(2);
+  overfill<6>(3);
+}
+
+TEST_CASE("rows that go by node without a workspace are refused beforehand", "[collectives]") {
+  ThreadTransport transport(kernels::kernels_for_this_processor());
+  const std::vector<int> members{0, 1, 2, 3};
+  CollectiveCall call{.kind = CollectiveKind::kAllToAll, .algorithm = Algorithm::kHierarchical, .elements = 48, .per_node = 2};
+  call.row_bytes = 12, call.source_room = 4, call.room = 16;
+  call.levels = RowLevels{2, 2, true};
+  const auto comm = transport.join(0, CommId(0), members);
+  const auto refused = comm->prepare(call);
+  REQUIRE(!refused.ok());
+  CHECK(refused.error().message == "rows that go by node are staged in 64 bytes or more, and the stream's workspace has 0");
+  std::vector<std::byte> stage(64);
+  call.stage = stage;
+  CHECK(comm->prepare(call).ok());
+  call.room = int64_t{1} << 31;
+  CHECK(!comm->prepare(call).ok());
 }
 
 TEST_CASE("a dim within others is gathered and scattered strip by strip", "[collectives]") {

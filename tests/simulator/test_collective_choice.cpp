@@ -6,6 +6,7 @@
 #include <string>
 
 #include "plan/op_fields.h"
+#include "plan/row_levels.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "simulator/interpreter/collective_choice.h"
@@ -28,6 +29,17 @@ Case on_nodes(int nodes, double inter) {
   c.machine.inter_bytes_per_s = inter;
   c.layout.dp = 8 * nodes;
   return c;
+}
+
+/// A small model whose layers have `experts` experts, of which a token chooses two.
+Model mixture_of(int64_t experts) {
+  Model m;
+  m.name = "mixture";
+  m.family = Family::kLlama;
+  m.layers = 2, m.hidden = 64, m.heads = 4, m.kv_heads = 2, m.head_dim = 16;
+  m.ffn = 64, m.vocab = 64, m.max_positions = 64;
+  m.experts = {.count = experts, .top_k = 2, .ffn = 32};
+  return m;
 }
 
 Plan chosen_for(const Case& c) {
@@ -104,6 +116,35 @@ TEST_CASE("auto: two levels between slowly linked nodes, and what is asked for s
   c.layout.collective_algorithm = AlgorithmChoice::kAuto;
   c.canonical = true;
   CHECK(algorithms_of(chosen_for(c), "gradients") == std::set{Algorithm::kDirect});
+}
+
+TEST_CASE("auto: rows of experts go by node where that is predicted to take less, and the plan has room for what is staged") {
+  Case c = on_nodes(2, 5e9);
+  c.model = mixture_of(16);
+  c.layout.ep = 16;
+  c.train.micro_batch = 1;
+  const auto by_node = [](const Plan& plan) {
+    int64_t staged = 0;
+    for (const Segment& segment : plan.segments)
+      for (const Step& step : segment.steps)
+        if (const Op* op = std::get_if<Op>(&step)) staged = std::max(staged, row_stage_bytes(segment, *op));
+    return staged;
+  };
+  const Plan plan = chosen_for(c);
+  CHECK(algorithms_of(plan, "moe.go") == std::set{Algorithm::kHierarchical});
+  REQUIRE(by_node(plan) > 0);
+  int64_t workspace = 0;
+  for (const Buffer& b : plan.roles[0].buffers)
+    if (b.kind == BufferClass::kWorkspace) workspace = std::max(workspace, b.type.bytes());
+  CHECK(workspace >= by_node(plan));
+  c.layout.collective_algorithm = AlgorithmChoice::kHierarchical;
+  CHECK(by_node(chosen_for(c)) == by_node(plan));
+  c.layout.collective_algorithm = AlgorithmChoice::kRing;
+  CHECK(by_node(chosen_for(c)) == 0);
+  // On one node there are no levels.
+  Case one = on_nodes(1, 5e9);
+  one.model = c.model, one.layout.ep = 8, one.train.micro_batch = 1;
+  CHECK(algorithms_of(chosen_for(one), "moe.go") == std::set{Algorithm::kRing});
 }
 
 namespace {
@@ -223,7 +264,7 @@ TEST_CASE("the collectives of a plan are told once each, with what every algorit
   for (const PricedCollective& row : priced_collectives(c, *lower(c))) CHECK(row.prices.empty());
 }
 
-TEST_CASE("exchanges of experts are priced by their own algorithm, and stand where their time puts them") {
+TEST_CASE("exchanges of experts are priced from rank to rank and by node, and stand where their time puts them") {
   Case c = on_nodes(2, 125e6);
   c.model.family = Family::kLlama, c.model.kv_heads = c.model.heads, c.model.max_positions = 0;
   c.model.experts = {.count = 16, .top_k = 4, .ffn = 4 * c.model.hidden};
@@ -246,7 +287,10 @@ TEST_CASE("exchanges of experts are priced by their own algorithm, and stand whe
     before = own->seconds * static_cast<double>(row.runs);
     if (!row.kind.starts_with("all_to_all")) continue;
     ++exchanges;
-    CHECK(row.prices.size() == 1);
+    // Counts have one algorithm; rows go from rank to rank or by node, and by the one that takes less.
+    const bool counts = row.op.find("moe.counts") != std::string::npos;
+    CHECK(row.prices.size() == (counts ? 1 : 2));
+    CHECK(row.prices.front().algorithm == row.algorithm);
   }
   CHECK(exchanges >= 4);
   // Rows of experts across a slow network take longest.

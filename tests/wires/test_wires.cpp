@@ -20,6 +20,17 @@ namespace {
 
 constexpr double kPartPatience_s = 60, kMostOfPart_s = 1200;
 
+/// A layer kind of eight experts, of which a token chooses two.
+Model mixture_of_eight(float capacity) {
+  Model m;
+  m.name = "mixture";
+  m.family = Family::kLlama;
+  m.layers = 2, m.hidden = 32, m.heads = 4, m.kv_heads = 2, m.head_dim = 8;
+  m.ffn = 40, m.vocab = 64, m.max_positions = 24;
+  m.experts = {.count = 8, .top_k = 2, .ffn = 20, .capacity_factor = capacity};
+  return m;
+}
+
 /// Cases on one wire over a number of processes.
 struct Part {
   std::string wire;
@@ -89,6 +100,33 @@ TEST_CASE("every strategy trains over processes to the bits, peaks and bytes of 
                         {"processes", 2, thirds[1]},
                         {"tcp", 1, few},
                         {"processes", 1, few}});
+}
+
+namespace {
+
+/// Small mixtures whose ranks lie on two nodes, rows of experts by node.
+std::vector<Case> cases_on_two_nodes() {
+  std::vector<Case> cases;
+  for (const int capacity : {0, 1}) {
+    Case c;
+    c.model = mixture_of_eight(static_cast<float>(capacity));
+    c.machine.local = true, c.machine.nodes = 2;
+    c.train.seq_len = 16, c.train.seed = 3;
+    c.layout.dp = c.layout.ep = 4;
+    c.layout.collective_algorithm = AlgorithmChoice::kHierarchical;
+    c.name = fmt::format("by node capacity {}", capacity);
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE("rows of experts by node train on every wire to the bits, peaks and bytes of threads") {
+  const std::vector<Case> cases = cases_on_two_nodes();
+  std::vector<Part> parts{{"processes", 4, cases}, {"processes", 2, cases}, {"tcp", 4, cases}, {"tcp", 2, cases}};
+  if (gloo_is_built()) parts.push_back({"gloo", 4, cases});
+  compare_wires(cases, parts);
 }
 
 // Gloo gives each message to a thread, which takes several times as long as the steps of a small model.
