@@ -1849,7 +1849,8 @@ void TypeChecker::check_agreed(const Op& op) {
     if (place(op.writes[1], axis) != place(op.reads[0], axis))
       fault(op, Rule::kTypes, "along {}: {}, and {}: blocks are where their elements are", axis_name(axis),
             placed(op.reads[0], axis), placed(op.writes[1], axis));
-    if (place(op.reads[1], axis) != counted_as(place(op.reads[0], axis)))
+    const bool slices = place(op.reads[0], axis) == Placement::shard(2);  // of every row: their number is one
+    if (place(op.reads[1], axis) != (slices ? Placement::replicate() : counted_as(place(op.reads[0], axis))))
       fault(op, Rule::kTypes, "along {}: {}, and {}: rows are counted where they are", axis_name(axis), placed(op.reads[0], axis),
             placed(op.reads[1], axis));
   }

@@ -97,6 +97,7 @@ std::string experts_text(float bound = 0) {
              .heads = 2,
              .kv_heads = 2,
              .head_dim = 8,
+             .ffn = 32,
              .vocab = 32,
              .experts = {.count = 4, .top_k = 2, .ffn = 8}};
   c.layout.dp = 2;
@@ -129,7 +130,7 @@ TEST_CASE("fp8 experts: rows that are rounded without counts, by others' counts,
   refused(good, "kernel moe.down.x.quantise (%rows.a, %rows.counts.there) -> (%moe.down.x.q, %moe.down.x.scales) name=fp8_quantise_1x128 counted rows=32",
           "kernel moe.down.x.quantise (%rows.a) -> (%moe.down.x.q, %moe.down.x.scales) name=fp8_quantise_1x128", "goes by no counts of rows");
   refused(good, "kernel moe.up.x.home.quantise (%rows.in, %rows.counts)", "kernel moe.up.x.home.quantise (%rows.in, %moe.choice)",
-          "dims");
+          "rows are counted where they are");
   refused(good, "kernel moe.down.x.quantise (%rows.a, %rows.counts.there)", "kernel moe.down.x.quantise (%rows.a, %rows.counts)",
           "groups of rows");
   refused(good, "kernel moe.up.x.home.quantise (%rows.in, %rows.counts)", "kernel moe.up.x.home.quantise (%rows.out, %rows.counts)", "");
@@ -142,9 +143,12 @@ TEST_CASE("fp8 experts: rows that are rounded without counts, by others' counts,
           "it was divided by other scales");
   refused(good, "all_to_all moe.go.scales (%moe.up.x.home.scales, %rows.counts, %rows.counts.there)",
           "all_to_all moe.go.scales (%moe.up.x.home.scales, %rows.counts.there, %rows.counts)", "");
-  refused(good, "name=fp8_quantise_128x128", "name=fp8_quantise_128x128 counted", "counts");
-  refused(good, "name=fp8_quantise_1x128 counted rows=32", "name=fp8_quantise_1x128 counted rows=99999", "rows=99999");
-  refused(good, "name=fp8_quantise_1x128 #fp8", "name=fp8_quantise_1x128 rows=4 #fp8", "expected of rows that are counted");
+  refused(good, "kernel moe.up.w.quantise (%moe.wup) -> (%moe.up.w.q, %moe.up.w.scales) name=fp8_quantise_128x128",
+          "kernel moe.up.w.quantise (%moe.wup) -> (%moe.up.w.q, %moe.up.w.scales) name=fp8_quantise_128x128 counted", "no kernel that goes by counts of rows");
+  refused(good, "(%moe.up.x.home.q, %moe.up.x.home.scales) name=fp8_quantise_1x128 counted rows=32",
+          "(%moe.up.x.home.q, %moe.up.x.home.scales) name=fp8_quantise_1x128 counted rows=99999", "rows=99999");
+  refused(good, "(%attn.qkv.x.q, %attn.qkv.x.scales) name=fp8_quantise_1x128",
+          "(%attn.qkv.x.q, %attn.qkv.x.scales) name=fp8_quantise_1x128 rows=4", "expected of rows that are counted");
 }
 
 TEST_CASE("fp8 experts: rows that have come are rounded by the counts that end where their room does") {
