@@ -1138,13 +1138,14 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
   CHECK(refused(case_of(subject, {.dp = 2}, false)).starts_with("model.experts=8 with fp8_scaling=delayed: rows go to experts"));
   subject.train.fp8_scaling = Fp8Scaling::kBlock;
   CHECK(refused(case_of(subject, {.dp = 2, .ep = 2}, false)) == "accepted");
-  subject.model.hidden = 256, subject.model.heads = subject.model.kv_heads = 4, subject.model.head_dim = 64;
-  subject.model.experts.ffn = 384;
+  Subject wide = subject;
+  wide.model.hidden = 256, wide.model.heads = wide.model.kv_heads = 4, wide.model.head_dim = 64;
+  wide.model.experts.ffn = 384;
   CHECK(
-      refused(case_of(subject, {.tp = 2}, false)) ==
+      refused(case_of(wide, {.tp = 2}, false)) ==
       "fp8_scaling=block with tp=2: a rank's 192 of the 384 moe_ffn are no whole blocks of 128 | lower tp, or use precision: bf16");
-  subject.model.experts.ffn = 256;
-  CHECK(refused(case_of(subject, {.tp = 2}, false)) == "accepted");  // no layer has the 40 columns of a dense feed-forward
+  wide.model.experts.ffn = 256;
+  CHECK(refused(case_of(wide, {.tp = 2}, false)) == "accepted");  // no layer has the 40 columns of a dense feed-forward
   subject.train.fp8_scaling = Fp8Scaling::kCurrent;
   subject.train.precision = Precision::kFp32;
   subject.model.qk_norm = true;
