@@ -40,18 +40,21 @@ inline Fp8Blocks fp8_rows(int64_t rows, int64_t columns) { return {rows, columns
 /// 128 by 128: weights.
 inline Fp8Blocks fp8_squares(int64_t rows, int64_t columns) { return {rows, columns, 128, 128}; }
 
-/// scales = fp8_scale of each block's largest size. Flops: 1 an element.
+/// scales = fp8_scale of each block's largest size. Flops: 1 an element. Of several `matrices` one behind the other, here and below, each is
+/// cut in blocks by itself, and has its scales behind those of the one before.
 struct Fp8FindScales {
   Stored x;
-  Fp8Blocks blocks;
+  Fp8Blocks blocks;  ///< of one matrix
   DType target = DType::f8e4m3;
   float* scales = nullptr;
+  int64_t matrices = 1;
 };
 /// q = x / scale, rounded as Narrow does. Flops: 1 an element. Bytes: size of x + 1 an element.
 struct Fp8Quantise {
   Stored x, q;
   Fp8Blocks blocks;
   const float* scales = nullptr;
+  int64_t matrices = 1;
 };
 void fp8_find_scales(const MixedKernels& k, const Fp8FindScales& a, Scratch& scratch);
 void fp8_quantise(const MixedKernels& k, const Fp8Quantise& a, Scratch& scratch);

@@ -246,6 +246,7 @@ struct MixedGateInput {
   Stored dy, x, gate, dx, dgate;
   int64_t tokens = 0, width = 0;
 };
+/// x may have scales each 128 of a row, w, [experts,out,in], scales of each expert's matrix, those of one expert behind another's.
 struct MixedGroupedLinear {
   Stored x, w, y;
   GroupedLinear product;  ///< all but x, w, y, scratch

@@ -10,8 +10,13 @@ namespace {
 /// Columns of dy and of x in a block of a product's phase W, and rows in fast mode.
 constexpr int64_t kOutColumns = 64, kInColumns = 128, kFastRows = 1024;
 
-Stored past(Stored s, int64_t elements) {
-  if (s.data != nullptr) s.data = static_cast<char*>(s.data) + elements * bytes_per_element(s.dtype);
+/// The matrix [rows, columns] behind `before` others of that size, with its own scales: no block has elements of two of them.
+Stored matrix_behind(Stored s, int64_t before, int64_t rows, int64_t columns) {
+  if (s.data == nullptr) return s;
+  s.data = static_cast<char*>(s.data) + before * rows * columns * bytes_per_element(s.dtype);
+  const auto blocks = [](int64_t n, int64_t block) { return (n + block - 1) / block; };
+  if (s.scales.values != nullptr)
+    s.scales.values += before * blocks(rows, s.scales.block_rows) * blocks(columns, s.scales.block_columns);
   return s;
 }
 
@@ -149,7 +154,8 @@ void MixedKernels::grouped_linear(const MixedGroupedLinear& a, Scratch& scratch)
   const GroupedLinear& p = a.product;
   const int64_t from = p.back ? p.out : p.in, to = p.back ? p.in : p.out;
   const auto multiply = [&](int64_t expert, int64_t first, int64_t rows, Scratch& lent) {
-    const Stored x = past(a.x, first * from), w = past(a.w, expert * p.out * p.in), y = past(a.y, first * to);
+    const Stored x = matrix_behind(a.x, first, 1, from), w = matrix_behind(a.w, expert, p.out, p.in),
+                 y = matrix_behind(a.y, first, 1, to);
     if (p.back)
       linear_input({.dy = x, .w = w, .dx = y, .rows = rows, .in = p.in, .out = p.out, .out_part = p.part, .canonical = p.canonical},
                    lent);

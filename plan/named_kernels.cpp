@@ -31,6 +31,13 @@ template <int N, size_t Read = 0>
 double per_read(const Segment& s, const Op& op) {
   return N * elements(s, op.reads[Read]);
 }
+/// Of the rows of the first read that are expected: all of them, where they are not counted.
+template <int N>
+double per_row(const Segment& s, const Op& op) {
+  const auto& kernel = std::get<Kernel>(op.work);
+  const double n = kernel.counted ? static_cast<double>(kernel.rows) * columns(shape(s, op.reads[0])) : elements(s, op.reads[0]);
+  return N * n;
+}
 /// Of all reads but one that the result goes on from.
 double per_searched(const Segment& s, const Op& op) {
   double n = 0;
@@ -254,21 +261,24 @@ constexpr std::array kTable{
                 .meaning = Meaning::kRounding,
                 .flops = per_result<1>},
     NamedKernel{.name = "fp8_quantise_1x128",
-                .operands = "(x[..,c]) -> q, scales f32[..,ceil(c/128)]",
-                .what = "A scale each 128 neighbours of a row",
+                .operands = "(x[..,c][, counts]) -> q, scales f32[..,ceil(c/128)]",
+                .what = "A scale each 128 neighbours of a row. counted: of the rows of experts that are there",
                 .reads = 1,
                 .writes = 2,
                 .meaning = Meaning::kRounding,
-                .flops = per_read<2>,
-                .scratch = Scratch::kTwoPasses},
-    NamedKernel{.name = "fp8_quantise_128x128",
-                .operands = "(x[r,c]) -> q, scales f32[ceil(r/128),ceil(c/128)]",
-                .what = "A scale each square. A shard begins at a multiple of 128, so that its blocks are those of the whole",
-                .reads = 1,
-                .writes = 2,
-                .meaning = Meaning::kRounding,
-                .flops = per_read<2>,
-                .scratch = Scratch::kTwoPasses},
+                .flops = per_row<2>,
+                .scratch = Scratch::kTwoPasses,
+                .rows = true},
+    NamedKernel{
+        .name = "fp8_quantise_128x128",
+        .operands = "(x[(e,)r,c]) -> q, scales f32[(e,)ceil(r/128),ceil(c/128)]",
+        .what = "A scale each square, of e matrices each by itself. A shard begins at a multiple of 128, so that its blocks are "
+                "those of the whole",
+        .reads = 1,
+        .writes = 2,
+        .meaning = Meaning::kRounding,
+        .flops = per_read<2>,
+        .scratch = Scratch::kTwoPasses},
     NamedKernel{.name = "fp8_dequantise",
                 .operands = "(q, scales) -> y",
                 .what = "q times its scales, of any of the three kinds",
@@ -513,7 +523,13 @@ double kernel_flops(const Segment& segment, const Op& op, const Kernel& kernel) 
 
 std::string kernel_fault(const Op& op, const Kernel& kernel) {
   const NamedKernel* row = find_kernel(kernel.name);
+  if (kernel.counted && (row == nullptr || !row->rows))
+    return fmt::format("is counted, and `{}` is no kernel that goes by counts of rows: only fp8_quantise_1x128 is", kernel.name);
+  if (kernel.rows != 0 && !kernel.counted) return fmt::format("rows={}: expected of rows that are counted", kernel.rows);
   if (row == nullptr) return "";
+  if (row->rows && static_cast<int>(op.reads.size()) != row->reads + (kernel.counted ? 1 : 0))
+    return fmt::format("`{}` takes {}, found {} reads: counts go with `counted`, and nothing else does", row->name, row->operands,
+                       op.reads.size());
   if (kernel.rule != Rule::kElementwise && kernel.rule != row->rule)
     return fmt::format("says rule={}, and the kernel `{}` is known: leave out `rule` (plan/named_kernels.cpp says {})",
                        kKernelRules[static_cast<size_t>(kernel.rule)], row->name, kKernelRules[static_cast<size_t>(row->rule)]);

@@ -62,6 +62,7 @@ struct NamedKernel {
   KernelScratch scratch = KernelScratch::kBlocks;
   KernelDeviceScratch device_scratch = KernelDeviceScratch::kNone;
   bool on_gpu = false;  ///< the CUDA back end binds it
+  bool rows = false;  ///< it may be `counted`: its operands are rows, each by itself, and the counts of rows of experts follow them
 };
 
 /// Every row, in the order of the documentation.

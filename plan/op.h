@@ -267,7 +267,8 @@ struct Dispatch {
 /// Each row times the weight of its expert: w[e,out,in] of the e experts of this rank. rows[1,r,in] are those of `sources` ranks, one after
 /// the other, each by expert and then by token; counts i32[1,l,e] says how many: l/sources parts of each rank's tokens. The rows
 /// behind them hold nothing. `rows` are expected.
-/// F: rows, w, counts -> y[1,r,out]. I: dy, w, counts -> drows. W: rows, dy, counts -> dw.
+/// F: rows, w, counts -> y[1,r,out]. I: dy, w, counts -> drows. W: rows, dy, counts -> dw. Factors of 8 bits have their scales behind the
+/// counts: those of rows f32[1,r,ceil(width/128)], those of w f32[e,ceil(out/128),ceil(in/128)], so that no block has elements of two experts.
 struct GroupedLinear {
   Phase phase = Phase::kF;
   int sources = 1;
@@ -394,6 +395,9 @@ struct Copy {
 
 /// A kernel by name: quantising, orthogonalising, loss scales. plan/named_kernels.h says what its name means. Of a name that is not
 /// there `rule` says how types pass through it, and `flops` its work; of a known name both are left as they are here.
+/// `counted`, of names whose row says so: x[n,r,..] holds rows of experts, packed from the first on, and the last read is their counts
+/// i32[n,l,e]. The kernel goes through as many rows as they add up to; the other rows hold nothing, and neither do their results. `rows` of
+/// them are expected.
 struct Kernel {
   enum class Rule : uint8_t {
     kElementwise,  ///< all operands placed alike; partial operands are refused
@@ -405,6 +409,8 @@ struct Kernel {
   std::string name;
   Phase phase = Phase::kNone;
   int64_t flops = 0;  ///< per launch
+  bool counted = false;
+  int64_t rows = 0;
 };
 
 enum class CollectiveKind : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kAllToAll };
@@ -498,6 +504,14 @@ inline std::optional<size_t> positions_read(const Op& op) {
   if (!packed_of(op.work).value_or(false) || std::holds_alternative<LoadBatch>(op.work)) return std::nullopt;
   const auto* learned = std::get_if<Positions>(&op.work);
   return op.reads.size() - (learned != nullptr && learned->accumulate ? 2 : 1);
+}
+
+/// The read that counts the rows of experts which the op goes through, or none.
+inline std::optional<size_t> counts_read(const Op& op) {
+  if (std::holds_alternative<GroupedLinear>(op.work)) return 2;
+  if (const auto* act = std::get_if<Activation>(&op.work); act != nullptr && act->counted) return act->phase == Phase::kI ? 2 : 1;
+  if (const auto* kernel = std::get_if<Kernel>(&op.work); kernel != nullptr && kernel->counted) return op.reads.size() - 1;
+  return std::nullopt;
 }
 
 /// An all_to_all of packed rows, by the counts of those that are sent and of those that are received.

@@ -190,6 +190,8 @@ void op_fields(A& a, Kernel& w) {
   a.text("name", w.name);
   a.choice("rule", w.rule, kKernelRules, Kernel::Rule::kElementwise);
   a.number("flops", w.flops, int64_t{0});
+  a.flag("counted", w.counted);
+  a.number("rows", w.rows, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, Collective& w) {

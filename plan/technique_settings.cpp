@@ -565,14 +565,19 @@ Result<void> check_fp8_blocks(const Case& c) {
   if (t.fp8_scaling != Fp8Scaling::kBlock || c.layout.tp == 1) return {};
   constexpr int64_t kBlock = 128;
   const Model& m = c.model;
-  for (const auto& [what, width] : {std::pair{"rows of q, k and v", m.qkv_rows()},
-                                    {"heads * head_dim", m.attention_rows()},
-                                    {"rows of the feed-forward", m.up_rows()},
-                                    {"ffn", m.ffn}})
+  std::vector<std::pair<std::string_view, int64_t>> widths{{"rows of q, k and v", m.qkv_rows()},
+                                                           {"heads * head_dim", m.attention_rows()}};
+  if (!m.is_mixture() || m.mixture_layers() < m.layers) {
+    widths.emplace_back("rows of the feed-forward", m.up_rows());
+    widths.emplace_back("ffn", m.ffn);
+  }
+  if (m.is_mixture()) widths.emplace_back("moe_ffn", m.experts.ffn);  // and the rows of gate and up, twice as many
+  if (m.is_mixture() && m.experts.shared > 0) widths.emplace_back("moe_ffn * shared_experts", m.experts.shared * m.experts.ffn);
+  for (const auto& [what, width] : widths)
     if (width / c.layout.tp % kBlock != 0)
       return refusal(fmt::format("fp8_scaling=block with tp={}: a rank's {} of the {} {} are no whole blocks of {}", c.layout.tp,
                                  width / c.layout.tp, width, what, kBlock),
-                     "lower tp, or use fp8_scaling: current or delayed");
+                     m.is_mixture() ? "lower tp, or use precision: bf16" : "lower tp, or use fp8_scaling: current or delayed");
   return {};
 }
 

@@ -99,6 +99,9 @@ constexpr Fact kScaledRouterLoss{
     }};
 constexpr Fact kFp8{multiplies_in_fp8, precision_text};
 constexpr Fact kDelayedScales{delays_scales, [](const Case&) { return std::string("fp8_scaling=delayed"); }};
+/// One scale a tensor, in place of one a block.
+constexpr Fact kWholeScales{[](const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling != Fp8Scaling::kBlock; },
+                            [](const Case& c) { return fmt::format("fp8_scaling={}", name_of(c.train.fp8_scaling)); }};
 constexpr Fact kGuard{[](const Case& c) { return c.train.guard.any(); }, [](const Case&) { return std::string("guard"); }};
 constexpr Fact kClipNorm{[](const Case& c) { return c.train.clip_norm > 0; },
                          [](const Case& c) { return fmt::format("clip_norm={}", c.train.clip_norm); }};
@@ -262,7 +265,8 @@ constexpr Apart kDocumentsApart[] = {
     {kCudnn, ", which is asked for whole sequences", "use attention: auto or own"},
 };
 constexpr Apart kExpertsApart[] = {
-    {kFp8, ", for which grouped products have no factors", "use precision: bf16"},
+    {kWholeScales, "rows go to experts on other ranks, and the scale of a whole tensor is known to nobody before they have come",
+     "use fp8_scaling: block"},
     {kScaledRouterLoss, "the loss scale does not reach the router's own losses",
      "use precision: bf16, or even the load with model.bias_update_rate and no such loss"},
     {kCuda, ", which has no kernels of experts", "use backend: cpu, or simulate with a described machine"},

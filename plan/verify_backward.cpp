@@ -125,8 +125,10 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
             return std::vector{kGradient, kParameter};
           },
           [&](const GroupedLinear&) {
-            constexpr Source kCounts{Kind::kRead, 2};
-            return input ? std::vector{kGradient, kParameter, kCounts} : std::vector{kX, kGradient, kCounts};
+            constexpr Source kCounts{Kind::kRead, 2}, kScales{Kind::kFree, 0}, kXScales{Kind::kRead, 3}, kWScales{Kind::kRead, 4};
+            std::vector sources = input ? std::vector{kGradient, kParameter, kCounts} : std::vector{kX, kGradient, kCounts};
+            if (scaled) sources.insert(sources.end(), {input ? kScales : kXScales, input ? kWScales : kScales});
+            return sources;
           },
           [&](const Combine&) {
             return std::vector{kGradient, kX, kParameter, Source{Kind::kRead, 2}};
@@ -449,6 +451,8 @@ class Replay {
   void play_rounding(const Act& act);
   uint64_t scales_of(int32_t slot, const Held& held);
   void check_scales(const Act& act);
+  void check_scales_of_rows(const Act& act, size_t i, const Held& scales);
+  void check_rounded_rows(const Act& act);
   void play_add(const Act& act);
   void play_transfer(const Act& act);
   void send(const Act& act, const Send& send);
@@ -1092,9 +1096,9 @@ int64_t Replay::most_that_come(int32_t route, const Shape& counts) const {
 
 /// Experts go through rows that may be more than there is room for by counts that end where the room does.
 void Replay::check_fitted(const Act& act) {
-  const auto* activation = std::get_if<Activation>(&act.op->work);
-  if (!std::holds_alternative<GroupedLinear>(act.op->work) && (activation == nullptr || !activation->counted)) return;
-  const size_t at = activation == nullptr || activation->phase == Phase::kI ? 2 : 1;
+  const auto counts_at = counts_read(*act.op);
+  if (!counts_at) return;
+  const size_t at = *counts_at;
   const Held& counts = held_[at];
   if (counts.kind == Held::Kind::kUnknown)
     return fault(Rule::kValues, act, "goes through %{} by %{}, and no router is known to have counted that", name(act.reads[0]),
@@ -1104,7 +1108,8 @@ void Replay::check_fitted(const Act& act) {
   const int32_t route = route_of(all, 2);
   if (route < 0) return;
   const auto shape = [&](int32_t slot) { return segment_->slots[static_cast<size_t>(slot)].type.shape; };
-  const int64_t room = shape(act.reads[0])[1], most = most_that_come(route, shape(act.reads[at]));
+  const Shape rows = shape(act.reads[0]);
+  const int64_t room = rows[0] * rows[1], most = most_that_come(route, shape(act.reads[at]));
   if (counts.fitted != 0 && counts.fitted != room)
     fault(Rule::kValues, act, "reads %{}, which ends where {} rows do, and %{} has {}", name(act.reads[at]), counts.fitted,
           name(act.reads[0]), room);
@@ -1303,6 +1308,7 @@ int32_t Replay::route_of_rows(const Held& rows) const {
   if (std::holds_alternative<Dispatch>(work)) return route_of(rule_.read(maker, 1), 1);
   if (std::holds_alternative<GroupedLinear>(work) || std::holds_alternative<Activation>(work))
     return route_of_rows(rule_.read(maker, 0));
+  if (rounds(work)) return route_of_rows(rule_.read(maker, 0));  // rows in 8 bits, or their scales
   return -1;
 }
 
@@ -1336,13 +1342,13 @@ void Replay::check_route(const Act& act) {
     agrees(1, dispatch->experts, dispatch->capacity);
     return must_be(1, -1, 1, "the experts of tokens");
   }
-  const auto* activation = std::get_if<Activation>(&work);
-  const bool counted = std::holds_alternative<GroupedLinear>(work) || (activation != nullptr && activation->counted);
-  if (!counted && !std::holds_alternative<Combine>(work)) return;
+  const auto counts = counts_read(*act.op);
+  if (!counts && !std::holds_alternative<Combine>(work)) return;
   const int32_t route = route_of_rows(held_[0]);
-  if (route < 0 && known(0))
+  const bool gradient = rounds(work) && held_[0].kind != Held::Kind::kValue;  // whose rows are those that went forward
+  if (route < 0 && known(0) && !gradient)
     fault(Rule::kValues, act, "reads %{} as rows of experts, and no dispatch of a router's choice made them", name(act.reads[0]));
-  if (counted) return must_be(activation != nullptr ? 1 : 2, route, 2, "counts of rows");
+  if (counts) return must_be(*counts, route, 2, "counts of rows");
   if (known(0) && held_[0].kind == Held::Kind::kValue &&
       !std::holds_alternative<GroupedLinear>(rule_.node(rule_.maker(held_[0])).op->work))
     fault(Rule::kValues, act, "adds up %{}, which no expert made: {} is there", name(act.reads[0]), rule_.name_of(held_[0]));
@@ -1510,9 +1516,23 @@ void Replay::play_kernel(const Act& act) {
   }
 }
 
+/// Rows are rounded by the counts of the router that chose where they go. Gradients of rows do not say whose: the layer and the micro-batch do.
+void Replay::check_rounded_rows(const Act& act) {
+  check_route(act);
+  check_fitted(act);
+  Held counts = held_[1];
+  counts.fitted = 0;
+  const int32_t route = route_of(counts, 2);
+  if (route < 0) return;
+  const Call& of = *rule_.node(route).call;
+  if (of.layer != call_->layer || of.micro_batch != call_->micro_batch)
+    fault(Rule::kValues, act, "rounds %{} by {}", name(act.reads[0]), rule_.name_of(counts));
+}
+
 /// A parameter and a gradient stay what they are; a value is another, whose gradient passes to it.
 void Replay::play_rounding(const Act& act) {
   read_all(act);
+  if (std::get<Kernel>(act.op->work).counted) check_rounded_rows(act);
   const Held& from = held_[0];
   const uint64_t k = key(act);
   int32_t node = act.again ? rule_.find(k) : -1;
@@ -1544,13 +1564,31 @@ uint64_t Replay::scales_of(int32_t slot, const Held& held) {
 
 /// Each factor of 8 bits goes with the scales that it was divided by.
 void Replay::check_scales(const Act& act) {
-  if (!std::holds_alternative<Linear>(act.op->work) || !has_scales(segment_->slots[act.op->reads[0].index()].type.dtype)) return;
+  const size_t first = first_scales(act.op->work);
+  if (first == 0 || !has_scales(segment_->slots[act.op->reads[0].index()].type.dtype)) return;
   for (const size_t i : {size_t{0}, size_t{1}}) {
-    const uint64_t there = scales_of(act.reads[i + 2], held_[i + 2]);
+    const Held& scales = held_[i + first];
+    const uint64_t there = scales_of(act.reads[i + first], scales);
     if (held_[i].scales != 0 && there != 0 && held_[i].scales != there)
       fault(Rule::kValues, act, "multiplies %{} by %{}, and it was divided by other scales", name(act.reads[i]),
-            name(act.reads[i + 2]));
+            name(act.reads[i + first]));
+    const bool rows = first == 3 && (i == 0 || phase_of(act.op->work) == Phase::kW);
+    if (rows && scales.kind == Held::Kind::kValue) check_scales_of_rows(act, i, scales);
   }
+}
+
+/// An expert goes through the rows that were rounded, and no others: both by the counts of one router.
+void Replay::check_scales_of_rows(const Act& act, size_t i, const Held& scales) {
+  const int32_t maker = rule_.maker(scales);
+  const Node& node = rule_.node(maker);
+  if (!rounds(node.op->work) || !std::get<Kernel>(node.op->work).counted)
+    return fault(Rule::kValues, act, "reads %{} as rows of experts in 8 bits, and {} goes by no counts of rows", name(act.reads[i]),
+                 node.op->label);
+  Held rounded = rule_.read(maker, 1), gone = held_[2];
+  rounded.fitted = gone.fitted = 0;
+  if (rounded.kind != Held::Kind::kValue || gone.kind != Held::Kind::kValue || rounded == gone) return;
+  fault(Rule::kValues, act, "goes through %{} by %{}, and {} is there: the rows were rounded by {}", name(act.reads[i]),
+        name(act.reads[2]), rule_.name_of(gone), rule_.name_of(rounded));
 }
 
 /// An Add of values makes a value, through which the gradient passes to both. An Add of gradients makes the sum of their terms.

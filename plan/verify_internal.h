@@ -102,6 +102,8 @@ bool overlap(const Mesh& mesh, const Window& a, const Window& b);
 /// A kernel whose first result is its first operand, rounded: it stands for the same value, and a gradient passes as it is (the
 /// straight-through estimate of fp8 training).
 bool rounds(const Work& work);
+/// Where the scales of a product's two factors begin among its reads, if these have 8 bits; 0 of an op that is no product.
+size_t first_scales(const Work& work);
 
 /// Roles along the pipeline axis: its index, or nothing when the plan has one role.
 std::optional<int> role_axis(const Plan& plan);

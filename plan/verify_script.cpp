@@ -55,9 +55,10 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
            (std::holds_alternative<Send>(op.work) && micro(op.reads[0]) == Micro::kSum))
     act.kind = Act::Kind::kSum;
   int32_t ordinal = 0;
-  const bool scaled = std::holds_alternative<Linear>(op.work) && has_scales(segment.slots[op.reads[0].index()].type.dtype);
+  const size_t first = first_scales(op.work);
+  const bool scaled = first != 0 && has_scales(segment.slots[op.reads[0].index()].type.dtype);
   for (const SlotId s : reads_with_predicate(op)) {
-    const bool scales = scaled && (act.reads.size() == 2 || act.reads.size() == 3);
+    const bool scales = scaled && (act.reads.size() == first || act.reads.size() == first + 1);
     act.reads.push_back(s.value);
     act.ordinals.push_back(micro(s) == Micro::kNone && !scales ? ordinal++ : -1);
   }

@@ -123,6 +123,7 @@ class Builder {
   void describe(const Positions& w);
   void describe(const Norm& w);
   void describe_sequences(int sums, bool accumulates);
+  void read_scales(const char* left, const char* right, size_t first);
   void describe(const Linear& w);
   void describe(const Rope& w);
   void describe(const LatentHeads& w);
@@ -164,6 +165,7 @@ class Builder {
   /// What an op's settings say of extents that no letter can: heads of rows, gates of pairs, numbers of statistics.
   std::string settings_fault() const;
   std::string fit_fault() const;
+  std::string counted_fault(const Kernel& w) const;
   std::string state_fault(const OptimizerRow& row) const;
   std::string aliases_fault() const;
   const Slot& slot(SlotId id) const { return segment_.slots[id.index()]; }
@@ -241,16 +243,20 @@ void Builder::describe_sequences(int sums, bool accumulates) {
   accumulate(accumulates);
 }
 
-/// Scales say nothing of how the result is placed: each rank multiplies what it holds by what it was divided by.
+/// The scales of both factors, from read `first` on. They say nothing of how the result is placed: each rank multiplies what it holds by
+/// what it was divided by.
+void Builder::read_scales(const char* left, const char* right, size_t first) {
+  for (const auto& [name, letters, i] : {std::tuple{left, "jklm", first}, {right, "pquv", first + 1}}) {
+    const Type* t = type_of_read(i);
+    read(name, std::string(letters).substr(0, static_cast<size_t>(t == nullptr ? 0 : t->shape.rank)), Pass::kNonlinear);
+  }
+}
+
 void Builder::describe(const Linear& w) {
   const std::string b = lead(0);
   const bool scaled = type_of_read(0) != nullptr && has_scales(type_of_read(0)->dtype);
   const auto scales = [&](const char* left, const char* right) {
-    if (!scaled) return;
-    for (const auto& [name, letters, i] : {std::tuple{left, "jklm", size_t{2}}, {right, "pqru", size_t{3}}}) {
-      const Type* t = type_of_read(i);
-      read(name, std::string(letters).substr(0, static_cast<size_t>(t == nullptr ? 0 : t->shape.rank)), Pass::kNonlinear);
-    }
+    if (scaled) read_scales(left, right, 2);
   };
   const uint32_t bias = w.bias ? 1u << (scaled ? 4 : 2) : 0u;
   if (w.strips > 1) {
@@ -473,18 +479,22 @@ void Builder::describe(const Dispatch& w) {
 
 void Builder::describe(const GroupedLinear& w) {
   equation.loose = "xr";  // a group and its experts; rows, and parts of tokens by which they are counted
+  const auto counts_and_scales = [&](const char* left, const char* right) {
+    read("counts", "xre", Pass::kNonlinear);
+    if (type_of_read(0) != nullptr && has_scales(type_of_read(0)->dtype)) read_scales(left, right, 3);
+  };
   if (w.phase == Phase::kW) {
     read("rows", "xri", Pass::kFactor);
     read("dy", "xro", Pass::kFactor);
-    read("counts", "xre", Pass::kNonlinear);
-    write("dw", "xoi");
+    counts_and_scales("row_scales", "dy_scales");
+    write("dw", "xoi", 0b111u);
     return accumulate(w.accumulate);
   }
   const bool forward = w.phase == Phase::kF;
   read(forward ? "rows" : "dy", forward ? "xri" : "xro", Pass::kFactor);
   read("w", "xoi", Pass::kFactor);
-  read("counts", "xre", Pass::kNonlinear);
-  write(forward ? "y" : "drows", forward ? "xro" : "xri");
+  counts_and_scales(forward ? "row_scales" : "dy_scales", "w_scales");
+  write(forward ? "y" : "drows", forward ? "xro" : "xri", 0b111u);
 }
 
 void Builder::describe(const Combine& w) {
@@ -759,6 +769,20 @@ std::string scales_fault(const Slot& factor, const Slot& scales) {
                      factor.name);
 }
 
+/// Scales of a factor of a grouped product: one each 128 of a row, or of `squares` one each 128 x 128 of each expert's weight.
+std::string grouped_scales_fault(const Slot& factor, const Slot& scales, bool squares) {
+  constexpr int64_t kBlock = 128;
+  const auto blocks = [](int64_t n) { return (n + kBlock - 1) / kBlock; };
+  if (!has_scales(factor.type.dtype))
+    return fmt::format("%{} is {}, and what has scales is f8e4m3 or f8e5m2", factor.name, name_of(factor.type.dtype));
+  if (scales.type.dtype != DType::f32)
+    return fmt::format("the scales %{} are {}, not f32", scales.name, name_of(scales.type.dtype));
+  const Shape &x = factor.type.shape, &s = scales.type.shape;
+  if (s.rank == 3 && s[0] == x[0] && s[1] == (squares ? blocks(x[1]) : x[1]) && s[2] == blocks(x[2])) return "";
+  return squares ? fmt::format("the scales %{} are not one each 128 x 128 of each expert's matrix of %{}", scales.name, factor.name)
+                 : fmt::format("the scales %{} are not one each 128 of a row of %{}", scales.name, factor.name);
+}
+
 std::string extent_fault(const Slot& slot, int dim, int64_t expected, std::string_view why) {
   if (slot.type.shape[dim] == expected) return "";
   return fmt::format("%{} has extent {} along dim {}, and {} expects {}", slot.name, slot.type.shape[dim], dim, why, expected);
@@ -794,6 +818,19 @@ std::string Builder::fit_fault() const {
     if (counts.type.place[axis].kind != Place::kReplicate && !flag.type.place[axis].is_partial())
       return fmt::format("%{} must be partial wherever ranks count other rows: each speaks for its own", flag.name);
   }
+  return "";
+}
+
+/// Rows of experts and counts of them, group by group, and as many rows expected as the buffer may hold.
+std::string Builder::counted_fault(const Kernel& w) const {
+  const Slot &rows = slot(op_.reads.front()), &counts = slot(op_.reads.back());
+  const Shape &r = rows.type.shape, &c = counts.type.shape;
+  if (r.rank != 3 || c.rank != 3)
+    return fmt::format("%{} has {} dims and %{} has {}: rows and counts of experts have 3", rows.name, r.rank, counts.name, c.rank);
+  if (counts.type.dtype != DType::i32)
+    return fmt::format("%{} is {}, and counts of rows are i32", counts.name, name_of(counts.type.dtype));
+  if (r[0] != c[0]) return fmt::format("%{} counts {} groups of rows, and %{} has {}", counts.name, c[0], rows.name, r[0]);
+  if (w.rows < 1 || w.rows > r[0] * r[1]) return fmt::format("rows={} of %{}, which has {}", w.rows, rows.name, r[0] * r[1]);
   return "";
 }
 
@@ -1050,6 +1087,11 @@ std::string Builder::settings_fault() const {
       return fmt::format("sources={}: %{} counts {} parts of their tokens", w.sources, counts.name, c[1]);
     if (w.rows < 0 || w.rows > rows.type.shape[1])
       return fmt::format("rows={} of %{}, which has {}", w.rows, rows.name, rows.type.shape[1]);
+    if (has_scales(rows.type.dtype) || has_scales(read_slot(1).type.dtype))
+      for (const size_t i : {size_t{0}, size_t{1}})
+        if (std::string fault = grouped_scales_fault(read_slot(i), read_slot(i + 3), i == 1 && w.phase != Phase::kW);
+            !fault.empty())
+          return fault;
     return integers({&counts});
   };
   const auto of_residual = [&](const Residual& w) -> std::string { return over_fault(w.over, w.phase, w.accumulate); };
@@ -1129,6 +1171,7 @@ std::string Builder::settings_fault() const {
   const auto of_kernel = [&](const Kernel& w) -> std::string {
     if (std::string fault = kernel_fault(op_, w); !fault.empty()) return fault;
     if (meaning_of(w) == KernelMeaning::kFit) return fit_fault();
+    if (w.counted) return counted_fault(w);
     if (meaning_of(w) != KernelMeaning::kClipFactor) return "";
     const auto one = [](const Slot& s, DType dtype) { return s.type.dtype == dtype && s.type.shape.elements() == 1; };
     if (op_.reads.size() == 2 && op_.writes.size() == 1 && one(read_slot(0), DType::f64) && one(read_slot(1), DType::f32) &&
@@ -1772,20 +1815,29 @@ void TypeChecker::check_factor(const Op& op, SlotId factor, SlotId parameter) {
     fault(op, Rule::kTypes, "the factor %{} must be one f32 at scale 1", name(factor));
 }
 
+/// How counts of rows are placed: partial sums of rows have one count.
+Placement counted_as(Placement of_rows) { return of_rows.is_partial() ? Placement::replicate() : of_rows; }
+
 /// Scales of fp8: the largest size of a shard is that of the tensor only once the ranks have agreed on it, and what is rounded is
 /// placed as it was.
 void TypeChecker::check_agreed(const Op& op) {
-  const bool scaled = std::holds_alternative<Linear>(op.work) && has_scales(type(op.reads[0]).dtype);
+  const size_t first = first_scales(op.work);
+  const bool scaled = first != 0 && has_scales(type(op.reads[0]).dtype), grouped = std::holds_alternative<GroupedLinear>(op.work);
   const auto* kernel = std::get_if<Kernel>(&op.work);
   const KernelMeaning meaning = kernel != nullptr ? meaning_of(*kernel) : KernelMeaning::kNone;
   const bool largest = meaning == KernelMeaning::kLargest, scale = meaning == KernelMeaning::kScale;
   for (int axis = 0; axis < axes(); ++axis) {
     if (!split(axis)) continue;
     if (scaled)
-      for (const SlotId s : {op.reads[2], op.reads[3]})
+      for (const size_t i : {size_t{0}, size_t{1}}) {
+        const SlotId s = op.reads[first + i];
         if (place(s, axis).is_partial())
           fault(op, Rule::kTypes, "along {}: the scales %{} are those of one rank's part: reduce what they are for by max",
                 axis_name(axis), name(s));
+        else if (grouped && place(s, axis) != place(op.reads[i], axis))
+          fault(op, Rule::kTypes, "along {}: {}, and {}: blocks are where their elements are", axis_name(axis),
+                placed(op.reads[i], axis), placed(s, axis));
+      }
     if (largest)
       for (const SlotId x : op.reads)
         if (place(x, axis).is_shard() && place(op.writes[0], axis).kind == Place::kReplicate)
@@ -1793,6 +1845,14 @@ void TypeChecker::check_agreed(const Op& op) {
                 placed(x, axis));
     if ((scale || rounds(op.work)) && place(op.writes[0], axis) != place(op.reads[0], axis))
       fault(op, Rule::kTypes, "along {}: {}, but {}", axis_name(axis), placed(op.writes[0], axis), placed(op.reads[0], axis));
+    if (kernel == nullptr || !kernel->counted) continue;
+    if (place(op.writes[1], axis) != place(op.reads[0], axis))
+      fault(op, Rule::kTypes, "along {}: {}, and {}: blocks are where their elements are", axis_name(axis),
+            placed(op.reads[0], axis), placed(op.writes[1], axis));
+    const bool slices = place(op.reads[0], axis) == Placement::shard(2);  // of every row: their number is one
+    if (place(op.reads[1], axis) != (slices ? Placement::replicate() : counted_as(place(op.reads[0], axis))))
+      fault(op, Rule::kTypes, "along {}: {}, and {}: rows are counted where they are", axis_name(axis), placed(op.reads[0], axis),
+            placed(op.reads[1], axis));
   }
   if (!rounds(op.work)) return;
   const Type &x = type(op.reads[0]), &q = type(op.writes[0]);
@@ -1880,7 +1940,6 @@ void TypeChecker::check_collective(const Op& op, const Collective& c) {
 void TypeChecker::check_packed(const Op& op) {
   const SlotId rows[] = {op.reads[0], op.writes[0]}, counts[] = {op.reads[1], op.reads[2]};
   const Shape &from = type(rows[0]).shape, &to = type(rows[1]).shape;
-  const auto counted_as = [](Placement of_rows) { return of_rows.is_partial() ? Placement::replicate() : of_rows; };
   for (const SlotId slot : {rows[0], rows[1], counts[0], counts[1]})
     if (type(slot).shape.rank != 3)
       return fault(op, Rule::kTypes, "%{} has {} dims: rows and counts of experts have 3", name(slot), type(slot).shape.rank);
@@ -2082,6 +2141,11 @@ void TypeChecker::check_cut(const Op& op, const Collective& c) {
 bool rounds(const Work& work) {
   const auto* kernel = std::get_if<Kernel>(&work);
   return kernel != nullptr && meaning_of(*kernel) == KernelMeaning::kRounding;
+}
+
+size_t first_scales(const Work& work) {
+  if (std::holds_alternative<Linear>(work)) return 2;
+  return std::holds_alternative<GroupedLinear>(work) ? 3 : 0;
 }
 
 std::string operand_fault(const Plan&, const Segment& segment, const Op& op) { return Builder(segment, op).build(); }

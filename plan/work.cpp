@@ -231,8 +231,12 @@ int64_t memory_of(const Work& work, const Operands& o) {
     return 2 * std::min(o.read(0).bytes(), o.write(0).bytes()) + o.read(1).bytes() + o.read(2).bytes();
   if (const auto* w = std::get_if<GroupedLinear>(&work)) {
     const bool weight = w->phase == Phase::kW;
-    return expected_bytes(o.read(0), w->rows) + (weight ? expected_bytes(o.read(1), w->rows) : o.read(1).bytes()) +
-           o.read(2).bytes() + (weight ? o.write(0).bytes() : expected_bytes(o.write(0), w->rows));
+    const auto factors = [&](size_t first) {
+      return expected_bytes(o.read(first), w->rows) +
+             (weight ? expected_bytes(o.read(first + 1), w->rows) : o.read(first + 1).bytes());
+    };
+    return factors(0) + (has_scales(o.read(0).dtype) ? factors(3) : 0) + o.read(2).bytes() +
+           (weight ? o.write(0).bytes() : expected_bytes(o.write(0), w->rows));
   }
   if (const auto* w = std::get_if<Activation>(&work); w != nullptr && w->counted)
     return expected_bytes(o.read(0), w->rows) + (w->phase == Phase::kI ? expected_bytes(o.read(1), w->rows) : 0) +
@@ -246,6 +250,9 @@ int64_t memory_of(const Work& work, const Operands& o) {
   }
   if (const auto* kernel = std::get_if<Kernel>(&work); kernel != nullptr && meaning_of(*kernel) == KernelMeaning::kFit)
     return o.read(1).bytes() + o.write(0).bytes() + o.read(2).bytes() + o.write(1).bytes();  // the rows give their number
+  if (const auto* kernel = std::get_if<Kernel>(&work); kernel != nullptr && kernel->counted)
+    return expected_bytes(o.read(0), kernel->rows) + expected_bytes(o.write(0), kernel->rows) +
+           expected_bytes(o.write(1), kernel->rows) + o.read(1).bytes();
   const Embed* embed = std::get_if<Embed>(&work);
   if (!embed || embed->phase != Phase::kF) return o.memory();
   return o.read(0).bytes() + 2 * o.write(0).bytes();  // a row of the table for each row written

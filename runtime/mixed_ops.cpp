@@ -277,6 +277,15 @@ ScratchLaunch launch_strips(const BindTools& tools, const StripRows& strips,
                         });
 }
 
+/// A factor of a product of rows of experts, whose scales lie behind the counts: those of rows, or of `weight` those of each expert's matrix.
+Stored grouped_factor(const BoundOp& op, size_t i, bool weight) {
+  const Tensor& x = op.reads[i];
+  if (!has_scales(x.type->dtype)) return stored(x);
+  const Shape& s = x.shape();
+  const kernels::Fp8Blocks blocks = weight ? kernels::fp8_squares(s[1], s[2]) : kernels::fp8_rows(s[1], s[2]);
+  return kernels::fp8_operand(x.data, x.type->dtype, blocks, op.reads[i + 3].as<const float>());
+}
+
 /// A factor and the scales that follow both factors.
 Stored matrix_factor(const BoundOp& op, size_t i) {
   const Tensor& x = op.reads[i];
@@ -574,16 +583,16 @@ ScratchLaunch bind_work(const BoundOp& op, const GroupedLinear& w, const BindToo
     const Shape& dw = op.writes[0].shape();
     return launch<kernels::MixedGroupedLinearWeight>(
         tools, &MixedKernels::grouped_linear_weight,
-        {.x = stored(op.reads[0]),
-         .dy = stored(op.reads[1]),
+        {.x = grouped_factor(op, 0, false),
+         .dy = grouped_factor(op, 1, false),
          .dw = stored(op.writes[0]),
          .product = {.rows = rows, .in = dw[2], .out = dw[1], .accumulate = w.accumulate, .canonical = tools.options.canonical}});
   }
   const Shape& weight = op.reads[1].shape();
   const bool back = w.phase == Phase::kI;
   return launch<kernels::MixedGroupedLinear>(tools, &MixedKernels::grouped_linear,
-                                             {.x = stored(op.reads[0]),
-                                              .w = stored(op.reads[1]),
+                                             {.x = grouped_factor(op, 0, false),
+                                              .w = grouped_factor(op, 1, true),
                                               .y = stored(op.writes[0]),
                                               .product = {.rows = rows,
                                                           .in = weight[2],

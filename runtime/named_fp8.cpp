@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "kernels/fp8.h"
@@ -100,11 +101,12 @@ Result<ScratchLaunch> bind_fp8_quantise(const BoundOp& op, const BindTools& tool
                         [](const MixedKernels& k, const kernels::Fp8Quantise& a, kernels::Scratch& s) { fp8_quantise(k, a, s); });
 }
 
-/// A shard's blocks must be blocks of the whole: its first row and column are multiples of a block's.
-bool aligned_shard(const BoundOp& op, const Type& type, const kernels::Fp8Blocks& blocks) {
+/// A shard's blocks must be blocks of the whole: its first row and column are multiples of a block's. Of several matrices, [e,rows,columns],
+/// each is cut by itself.
+bool aligned_shard(const BoundOp& op, const Type& type, const kernels::Fp8Blocks& blocks, bool several) {
   const Shape origin = logical_origin(type, op.mesh(), op.at), whole = logical_shape(type, op.mesh());
   int64_t row = 0;
-  for (int dim = 0; dim + 1 < type.shape.rank; ++dim) row = row * whole[dim] + origin[dim];
+  for (int dim = several ? 1 : 0; dim + 1 < type.shape.rank; ++dim) row = row * whole[dim] + origin[dim];
   const auto fits = [](int64_t first, int64_t held, int64_t total, int64_t block) {
     return first % block == 0 && (held % block == 0 || first + held == total);
   };
@@ -112,31 +114,52 @@ bool aligned_shard(const BoundOp& op, const Type& type, const kernels::Fp8Blocks
   return row % blocks.block_rows == 0 && fits(origin[last], type.shape[last], whole[last], blocks.block_columns);
 }
 
+/// Scales and values of blocks, of all rows or of those that counts add up to.
+struct BlocksArgs {
+  kernels::Fp8FindScales find;
+  kernels::Fp8Quantise quantise;
+  kernels::RowCounts rows;  ///< counts null: all rows
+};
+
+void quantise_blocks(const MixedKernels& k, const BlocksArgs& a, kernels::Scratch& s) {
+  BlocksArgs of = a;
+  if (a.rows.counts != nullptr && !s.counting()) {
+    const int64_t there = std::accumulate(a.rows.counts, a.rows.counts + a.rows.leaves * a.rows.experts, int64_t{0});
+    SHARDLAB_CHECK(there <= a.rows.capacity, "{} rows of experts are counted, and there is room for {}", there, a.rows.capacity);
+    of.find.blocks.rows = of.quantise.blocks.rows = there;
+  }
+  fp8_find_scales(k, of.find, s);
+  fp8_quantise(k, of.quantise, s);
+}
+
 template <int64_t kBlockRows>
 Result<ScratchLaunch> bind_fp8_blocks(const BoundOp& op, const BindTools& tools) {
-  Operands check = Operands(op).count(1, 2);
+  const bool counted = std::get<Kernel>(op.op().work).counted;
+  Operands check = Operands(op).count(counted ? 2 : 1, 2);
   if (!check.good()) return check.refusal();
   const Tensor &x = op.reads[0], &q = op.writes[0], &scales = op.writes[1];
+  const bool several = kBlockRows > 1 && x.shape().rank == 3;  // weights of experts
+  const int64_t matrices = several ? x.shape()[0] : 1;
   const Matrix m = matrix_of(x);
-  const kernels::Fp8Blocks blocks{m.rows, m.columns, kBlockRows, 128};
+  const kernels::Fp8Blocks blocks{m.rows / matrices, m.columns, kBlockRows, 128};
   check.floating(x)
       .same_size(x, q)
       .type(scales, DType::f32)
-      .elements(scales, blocks.down() * blocks.across())
+      .elements(scales, matrices * blocks.down() * blocks.across())
       .that(matrix_of(q).columns == m.columns && matrix_of(scales).columns == blocks.across(),
             "has rows of different lengths, or scales that are not [rows of blocks, ceil(columns / 128)]")
       .that(is_fp8(q), "writes something other than f8e4m3 or f8e5m2")
-      .that(aligned_shard(op, *x.type, blocks), "holds a shard whose blocks are not blocks of the whole");
+      .that(aligned_shard(op, *x.type, blocks, several), "holds a shard whose blocks are not blocks of the whole");
+  if (counted) check.type(op.reads[1], DType::i32).that(op.reads[1].shape().rank == 3, "has counts of rows that are not [n, l, e]");
   if (!check.good()) return check.refusal();
-  struct Args {
-    kernels::Fp8FindScales find;
-    kernels::Fp8Quantise quantise;
-  };
-  const Args args{{stored(x), blocks, q.type->dtype, scales.as<float>()}, {stored(x), stored(q), blocks, scales.as<float>()}};
-  return counted_launch(tools.kernels, args, [](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
-    fp8_find_scales(k, a.find, s);
-    fp8_quantise(k, a.quantise, s);
-  });
+  BlocksArgs args{{stored(x), blocks, q.type->dtype, scales.as<float>(), matrices},
+                  {stored(x), stored(q), blocks, scales.as<float>(), matrices},
+                  {}};
+  if (counted) {
+    const Shape& counts = op.reads[1].shape();
+    args.rows = {op.reads[1].as<const int32_t>(), counts[0] * counts[1], counts[2], 1, m.rows};
+  }
+  return counted_launch(tools.kernels, args, quantise_blocks);
 }
 
 Result<ScratchLaunch> bind_fp8_dequantise(const BoundOp& op, const BindTools& tools) {

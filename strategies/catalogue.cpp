@@ -91,7 +91,7 @@ constexpr std::array kCatalogue{
              "layer: the rows that are sent, longer; micro-batches: two micro-batches in flight on one stage",
              "DeepSeek-AI 2024, section 3.2.1", expert_overlap, true},
     Strategy{"fp8", "Matrix products of 8-bit factors", Tier::kE2, "precision: fp8, fp8_scaling: current, delayed, block",
-             "current: per layer and micro-batch 8 f32 (maximum) over tp",
+             "current: per layer and micro-batch 8 f32 (maximum) over tp; rows of experts go to them at 33/64 of the bytes",
              "inputs of products in 8 bits: b*s*(2h + f/t) less; b*s*h/t more", "Micikevicius et al. 2022; DeepSeek-AI 2024",
              multiply_in_fp8, true},
     Strategy{"scaled-loss", "fp16 gradients of a scaled loss", Tier::kE2, "precision: fp16, loss_scale", "nothing", "none",

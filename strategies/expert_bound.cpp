@@ -79,9 +79,7 @@ class ExpertBound {
     const SlotId fitted = segment.add(std::string(kFitted), type, Use::kSaved, BufferClass::kActivation);
     for (Step& step : segment.segment.steps) {
       Op& op = std::get<Op>(step);
-      const auto* activation = std::get_if<Activation>(&op.work);
-      if (std::holds_alternative<GroupedLinear>(op.work) || (activation != nullptr && activation->counted))
-        std::ranges::replace(op.reads, all, fitted);
+      if (counts_read(op)) std::ranges::replace(op.reads, all, fitted);
     }
   }
 

@@ -121,8 +121,13 @@ std::vector<size_t> pieces_by_exchange(const Segment& segment) {
   for (const Step& step : segment.steps) {
     const Op& op = std::get<Op>(step);
     if (op.stream == StreamId(0)) {
-      const auto awaited = [&](SlotId slot) { return meet(segment, op.reads, {slot}); };
-      if (std::erase_if(under_way, awaited) > 0) ++now;
+      // Exchanges are on one stream: those before the last that the op waits for have ended too.
+      const auto last =
+          std::find_if(under_way.rbegin(), under_way.rend(), [&](SlotId slot) { return meet(segment, op.reads, {slot}); });
+      if (last != under_way.rend()) {
+        under_way.erase(under_way.begin(), last.base());
+        ++now;
+      }
     } else if (std::holds_alternative<Collective>(op.work)) {
       under_way.insert(under_way.end(), op.writes.begin(), op.writes.end());
     }

@@ -21,15 +21,27 @@
 // Backward reads what forward quantised: of a product's input 8 bits are kept, 16 where another op wants them (attention its own
 // output). Weights are quantised in forward and again in backward, with the scale of the first time. So are inputs under recompute.
 //
-// Shapes   as without; scales [1], [b,s,ceil(columns/128)], [ceil(rows/128),ceil(columns/128)]
+// Experts take blocks alone. A rank's experts have rows of other ranks: the largest size of all rows for an expert would be known when the
+// rows have come, and a scale of the tensor is needed before, if the exchange is to move 8 bits. A block is of one row, and has the same scale
+// wherever the row is. So rows, and their gradients, are rounded at home, and go to the experts with their scales ahead of them; rounded with
+// the experts they would have the same bits and travel in 16. What comes back from the experts stays bf16: it is weighted and added up.
+// Blocks of weights are of one expert's matrix, so that they do not depend on which experts a rank has. How many rows there are is known when
+// a router has chosen: the kernel reads their counts, and rounds no others (DeepSeek-V3 pads each expert's rows to whole tiles instead).
+// Routers, and what gates shared experts, keep 16 bits. An input that is gathered for them too is gathered once, in 16 bits, and rounded
+// again in backward.
+//
+// Shapes   as without; scales [1], [b,s,ceil(columns/128)], [ceil(rows/128),ceil(columns/128)]; of rows of experts [1,r,ceil(width/128)],
+//          of their weights [e,ceil(out/128),ceil(in/128)]
 // Adds     current: per layer and micro-batch 8 all-reduces (maximum) of one f32 over tp (4 matrices, 2 inputs, 2 gradients)
 //          delayed: per step and stage an all-reduce (maximum) of 12 f32 a layer over dp and tp
-//          block: nothing
+//          block: nothing. Of the four exchanges of rows of experts two move h + 4 ceil(h/128) bytes a row in place of 2 h, in two messages:
+//          all four 6 1/16 h in place of 8 h
 //          under sequence parallelism the gathered inputs and gradients of products travel in 8 bits, block scales beside them; with
 //          current scaling 4 more all-reduces of one f32, over tp: those inputs and gradients are cut too
 // Memory   of inputs of products b*s*(2h + f/t) less than in bf16, b*s*h/t more for attention's output; scales; delayed:
-//          12*(16 + 2) f32 a layer. While it is used, one matrix in 8 bits
-// Refuses  shards that cut blocks; back ends without kernels of it (`check`)
+//          12*(16 + 2) f32 a layer. While it is used, one matrix in 8 bits. Of experts: rows that have come and rows between the products in
+//          8 bits, (h + f)(1 + 1/32) bytes a row of the buffers in place of 2 (h + f)
+// Refuses  shards that cut blocks; of experts scales that are not of blocks; back ends without kernels of it (`check`)
 // Paper    Micikevicius et al., "FP8 Formats for Deep Learning" (2022); DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section
 //          3.3; NVIDIA Transformer Engine's recipes of delayed and current scaling
 #include "strategies/fp8.h"
@@ -37,8 +49,10 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -82,6 +96,18 @@ struct Factor {
   SlotId values, scales;
 };
 
+/// Rows of experts that a factor has: their counts, and how many are expected. Without counts: of no expert.
+struct Rows {
+  SlotId counts;
+  int64_t expected = 0;
+};
+
+/// A router, and what gates shared experts, keep 16 bits: a choice of experts hangs on little, and they are narrow.
+bool is_product(const Op& op) {
+  if (std::holds_alternative<GroupedLinear>(op.work)) return true;
+  return std::holds_alternative<Linear>(op.work) && op.label != "moe.router" && op.label != "moe.shared.gate";
+}
+
 /// Who will read what is rounded.
 enum class Keep : uint8_t {
   kNothing,  ///< this segment alone
@@ -97,9 +123,9 @@ class Rounding {
   void run() {
     rewrite(layer_.forward, [&](const Op& op) { return forward(op); });
     rewrite(layer_.backward, [&](const Op& op) { return backward(op); });
-    drop_gathered(layer_.forward);
-    drop_gathered(layer_.backward);
     keep_what_is_read();
+    drop_unread(layer_.forward);
+    drop_unread(layer_.backward);
   }
 
  private:
@@ -108,32 +134,107 @@ class Rounding {
   void rewrite(DraftSegment& segment, With with) {
     segment_ = &segment;
     gathers_.clear();
+    arrived_.clear();
+    find_readers(segment);
     std::vector<Step> steps = std::exchange(segment.segment.steps, {});
     for (Step& step : steps) {
       Op op = std::move(std::get<Op>(step));
-      if (const auto* c = std::get_if<Collective>(&op.work); c != nullptr && c->kind == CollectiveKind::kAllGather) {
-        const int32_t whole = op.writes[0].value;
-        gathers_[whole] = std::move(op);  // of what a product takes: rounded first
+      const auto* c = std::get_if<Collective>(&op.work);
+      const int32_t made = op.writes.empty() ? -1 : op.writes[0].value;
+      if (c != nullptr && c->kind == CollectiveKind::kAllGather && !read_otherwise_.contains(made)) {
+        gathers_[made] = std::move(op);  // of what products alone take: rounded first
         continue;
       }
-      if (std::holds_alternative<Linear>(op.work)) {
+      if (moves_packed_rows(op) && awaited_.contains(made)) {
+        exchange(op);
+        continue;
+      }
+      if (is_product(op)) {
         op = with(op);
         op.strategy = kFp8Name;
       }
+      for (SlotId& read : op.reads)  // how many rows have come is judged by what has come
+        if (const auto there = arrived_.find(read.value); there != arrived_.end()) read = there->second.values;
       segment.segment.steps.emplace_back(std::move(op));
     }
   }
 
+  /// Slots that something else than a product in 8 bits reads, and rows of experts that products take: the name of that factor, and how
+  /// many rows are expected.
+  void find_readers(const DraftSegment& segment) {
+    read_otherwise_.clear();
+    awaited_.clear();
+    for (const Step& step : segment.segment.steps) {
+      const Op& op = std::get<Op>(step);
+      if (!is_product(op))
+        for (const SlotId read : op.reads) read_otherwise_.insert(read.value);
+      const auto* grouped = std::get_if<GroupedLinear>(&op.work);
+      if (grouped != nullptr && grouped->phase != Phase::kW)
+        awaited_[op.reads[0].value] = {op.label + (grouped->phase == Phase::kF ? ".x" : ".dy"), grouped->rows};
+    }
+  }
+
+  /// Rows of experts travel in 8 bits, and the scales of their blocks ahead of them: those have come when these have.
+  void exchange(const Op& op) {
+    const SlotId there = op.writes[0];
+    const auto& [name, expected] = awaited_.at(there.value);
+    const bool keep = segment_ == &layer_.forward;
+    const Factor home = round(name + ".home", op.reads[0], DType::f8e4m3, Keep::kNothing, {op.reads[1], expected});
+    Type narrow = segment_->slot(there).type;
+    const Type scales = blocks_of(narrow, false);
+    narrow.dtype = DType::f8e4m3;
+    const Factor come{add(name + ".q", narrow, keep), add(scale_name(name), scales, keep)};
+    for (const auto& [from, to, beside] : {std::tuple{home.scales, come.scales, ".scales"}, {home.values, come.values, ""}}) {
+      emit(op.work, {from, op.reads[1], op.reads[2]}, {to}, op.label + beside);
+      std::get<Op>(segment_->segment.steps.back()).stream = op.stream;
+    }
+    arrived_[there.value] = come;
+  }
+
   Op forward(Op op) {
-    const Factor x =
-        gathered(op.label + ".x", op.reads[0], round(op.label + ".x", part_of(op.reads[0]), DType::f8e4m3, Keep::kAll));
+    if (std::holds_alternative<GroupedLinear>(op.work)) return grouped_forward(std::move(op));
+    const Factor x = gathered(
+        op.label + ".x", op.reads[0],
+        round(op.label + ".x", part_of(op.reads[0]), DType::f8e4m3, is_kept_whole(op.reads[0]) ? Keep::kNothing : Keep::kAll));
     const Factor w = round(op.label + ".w", op.reads[1], DType::f8e4m3, Keep::kScale);
     op.reads.erase(op.reads.begin(), op.reads.begin() + 2);  // a bias stays
     op.reads.insert(op.reads.begin(), {x.values, w.values, x.scales, w.scales});
     return op;
   }
 
+  Op grouped_forward(Op op) {
+    const Rows rows{op.reads[2], std::get<GroupedLinear>(op.work).rows};
+    const Factor x = rows_factor(op.label + ".x", op.reads[0], Keep::kAll, rows);
+    const Factor w = round(op.label + ".w", op.reads[1], DType::f8e4m3, Keep::kScale);
+    op.reads = {x.values, w.values, rows.counts, x.scales, w.scales};
+    return op;
+  }
+
+  Op grouped_backward(Op op) {
+    const bool input = phase_of(op.work) == Phase::kI;
+    const Rows rows{op.reads[2], std::get<GroupedLinear>(op.work).rows};
+    const auto [known, fresh] = gradients_.try_emplace(op.label);
+    if (fresh) known->second = rows_factor(op.label + ".dy", op.reads[input ? 0 : 1], Keep::kNothing, rows);
+    const Factor dy = known->second;
+    const Factor left = input ? dy : kept(op.label + ".x"), right = input ? round_again(op.label + ".w", op.reads[1]) : dy;
+    op.reads = {left.values, right.values, rows.counts, left.scales, right.scales};
+    return op;
+  }
+  /// Rows that have come in 8 bits, or are rounded where they are.
+  Factor rows_factor(const std::string& name, SlotId from, Keep keep, const Rows& rows) {
+    const auto there = arrived_.find(from.value);
+    return there != arrived_.end() ? there->second : round(name, from, DType::f8e4m3, keep, rows);
+  }
+
+  /// Whether an input is gathered in 16 bits, since others take it too: backward gathers it as well, and rounds it again.
+  bool is_kept_whole(SlotId operand) const {
+    const std::string& name = segment_->slot(operand).name;
+    return read_otherwise_.contains(operand.value) && segment_->uses[operand.index()].use == Use::kLocal &&
+           layer_.backward.find_if(name).has_value();
+  }
+
   Op backward(Op op) {
+    if (std::holds_alternative<GroupedLinear>(op.work)) return grouped_backward(std::move(op));
     const bool input = phase_of(op.work) == Phase::kI;
     const SlotId gradient = op.reads[input ? 0 : 1];
     const auto [known, fresh] = gradients_.try_emplace(op.label);
@@ -146,7 +247,8 @@ class Rounding {
       op.reads = {dy.values, w.values, dy.scales, w.scales};
       return op;
     }
-    const Factor x = gathered(op.label + ".x", op.reads[0], kept(op.label + ".x"));
+    const Factor x = segment_->find_if(op.label + ".x.q") ? gathered(op.label + ".x", op.reads[0], kept(op.label + ".x"))
+                                                          : round_again(op.label + ".x", op.reads[0]);
     op.reads = {x.values, dy.values, x.scales, dy.scales};
     if (std::get<Linear>(op.work).bias) op.reads.push_back(gradient);
     return op;
@@ -180,7 +282,7 @@ class Rounding {
     return {values, scaling_ == Scaling::kBlock ? all(scale_name(name), part.scales, ".scales") : part.scales};
   }
 
-  Factor round(const std::string& name, SlotId from, DType format, Keep keep) {
+  Factor round(const std::string& name, SlotId from, DType format, Keep keep, const Rows& rows = {}) {
     const Type type = segment_->slot(from).type;
     Type narrow = type;
     narrow.dtype = format;
@@ -188,7 +290,14 @@ class Rounding {
     if (scaling_ == Scaling::kBlock) {
       const bool weight = type.micro == Micro::kNone;
       const SlotId scales = add(scale_name(name), blocks_of(type, weight), keep == Keep::kAll);
-      emit(named(weight ? "fp8_quantise_128x128" : "fp8_quantise_1x128"), {from}, {values, scales}, name + ".quantise");
+      Kernel kernel = named(weight ? "fp8_quantise_128x128" : "fp8_quantise_1x128");
+      std::vector<SlotId> reads{from};
+      if (rows.counts) {
+        kernel.counted = true;
+        kernel.rows = rows.expected;
+        reads.push_back(rows.counts);
+      }
+      emit(std::move(kernel), std::move(reads), {values, scales}, name + ".quantise");
       return {values, scales};
     }
     const SlotId scale = scaling_ == Scaling::kDelayed ? delayed_scale(name, from) : current_scale(name, from, format, keep);
@@ -196,7 +305,7 @@ class Rounding {
     return {values, scale};
   }
 
-  /// A weight in backward, rounded with forward's scale.
+  /// A weight, or an input that is there in 16 bits, in backward: rounded with forward's scale.
   Factor round_again(const std::string& name, SlotId from) {
     if (scaling_ != Scaling::kBlock) {
       const SlotId scale =
@@ -253,7 +362,7 @@ class Rounding {
     Shape& s = type.shape;
     const int last = s.rank - 1;
     s[last] = (s[last] + kBlock - 1) / kBlock;
-    if (weight) s[0] = (s[0] + kBlock - 1) / kBlock;
+    if (weight) s[last - 1] = (s[last - 1] + kBlock - 1) / kBlock;
     type.dtype = DType::f32;
     return type;
   }
@@ -270,8 +379,8 @@ class Rounding {
     segment_->op(std::move(work), std::move(reads), std::move(writes), std::move(label), kFp8Name);
   }
 
-  /// What was gathered in 16 bits no longer is.
-  void drop_gathered(DraftSegment& segment) {
+  /// What was gathered, or has come to the experts, in 16 bits no longer is.
+  void drop_unread(DraftSegment& segment) {
     for (size_t s = segment.uses.size(); s-- > 0;) {
       const SlotId slot(static_cast<int32_t>(s));
       if (segment.uses[s].use == Use::kLocal && !segment.slot(slot).view && !is_used(segment, slot)) erase(segment, slot);
@@ -311,9 +420,12 @@ class Rounding {
   Draft& draft_;
   UnitTemplate& layer_;
   const Scaling scaling_;
-  DraftSegment* segment_ = nullptr;          ///< the one that is being rewritten
-  std::map<int32_t, Op> gathers_;            ///< of operands of products, by the slot that was gathered
-  std::map<std::string, Factor> gradients_;  ///< by product
+  DraftSegment* segment_ = nullptr;                             ///< the one that is being rewritten
+  std::map<int32_t, Op> gathers_;                               ///< of operands of products, by the slot that was gathered
+  std::map<int32_t, std::pair<std::string, int64_t>> awaited_;  ///< by slot of rows of experts: the factor's name, rows expected
+  std::map<int32_t, Factor> arrived_;                           ///< rows that have come in 8 bits, by the slot that they had in 16
+  std::set<int32_t> read_otherwise_;                            ///< slots that are read in 16 bits
+  std::map<std::string, Factor> gradients_;                     ///< by product
 };
 
 /// Delayed scaling on one stage. A layer's tensors are rows: x and w of each product, rounded to e4m3, then dy of each, to e5m2.

@@ -27,7 +27,7 @@ const Slot& slot(const Segment& segment, SlotId id) { return segment.slots[id.in
 
 /// A product of 8-bit factors.
 bool multiplies_narrow(const Segment& segment, const Op& op) {
-  if (!std::holds_alternative<Linear>(op.work)) return false;
+  if (!std::holds_alternative<Linear>(op.work) && !std::holds_alternative<GroupedLinear>(op.work)) return false;
   const DType factor = slot(segment, op.reads[0]).type.dtype;
   return factor == DType::f8e4m3 || factor == DType::f8e5m2;
 }

@@ -91,9 +91,11 @@ std::optional<RowLevels> levels_of(const Program& program) {
 
 }  // namespace
 
-RowUse row_use(const Op& op) {
+RowUse row_use(const Segment& segment, const Op& op) {
   if (std::holds_alternative<GroupedLinear>(op.work)) return RowUse::kWorks;
   if (const auto* a = std::get_if<Activation>(&op.work)) return a->counted ? RowUse::kWorks : RowUse::kNone;
+  if (const auto* k = std::get_if<Kernel>(&op.work); k != nullptr && k->counted)
+    return segment.slots[op.reads[0].index()].type.shape[0] == 1 ? RowUse::kWorks : RowUse::kNone;
   return moves_packed_rows(op) ? RowUse::kExchanges : RowUse::kNone;
 }
 
@@ -184,7 +186,7 @@ const Routes::Drawn* Routes::find(int stage, int layer) const {
 }
 
 double Routes::share(const Instruction& i, int rank) const {
-  const RowUse use = i.op != nullptr ? row_use(*i.op) : RowUse::kNone;
+  const RowUse use = i.op != nullptr ? row_use(*i.segment, *i.op) : RowUse::kNone;
   if (use == RowUse::kNone) return 1;
   const Drawn* drawn = find(plan_.mesh.role_of(plan_.mesh.coordinates(rank)), i.layer);
   if (drawn == nullptr) return 1;
@@ -203,7 +205,7 @@ double Routes::fullest(RowUse use) const {
 }
 
 double RoutedCosts::factor_of(const Instruction& i) const {
-  const RowUse use = i.op != nullptr ? row_use(*i.op) : RowUse::kNone;
+  const RowUse use = i.op != nullptr ? row_use(*i.segment, *i.op) : RowUse::kNone;
   return use == RowUse::kWorks ? works_ : use == RowUse::kExchanges ? exchanges_ : 1;
 }
 

@@ -20,8 +20,9 @@ namespace shardlab::simulator {
 
 /// What an op does with rows of experts.
 enum class RowUse : uint8_t { kNone, kWorks, kExchanges };
-/// kWorks: a grouped product, or the activation between two. kExchanges: an all-to-all of rows.
-RowUse row_use(const Op& op);
+/// kWorks: what is done to rows that have come to the experts: a grouped product, the activation between two, rounding. kExchanges: an
+/// all-to-all of rows. kNone: what is done to the rows of a rank's own tokens, of which there are as many whatever the routes.
+RowUse row_use(const Segment& segment, const Op& op);
 
 class Routes {
  public:

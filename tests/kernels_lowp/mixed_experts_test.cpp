@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/experts.h"
+#include "kernels/fp8.h"
 #include "tests/kernels_lowp/packed.h"
 #include "tests/namespaces.h"
 
@@ -232,6 +233,93 @@ TEST_CASE("mixed: products with the weights of experts, and activations of their
         }
       }
   });
+}
+
+TEST_CASE("mixed: products of experts take factors with scales of blocks, and no block has elements of two experts") {
+  const Grouped g;
+  constexpr int64_t kIn = 131, kOut = 150, kMatrices = 4;
+  for (const kernels::Kernels* k : variants_here())
+    for (const bool canonical : {true, false}) {
+      INFO(k->name << (canonical ? ", canonical" : ", fast"));
+      const auto quantised = [&](const Floats& values, const kernels::Fp8Blocks& blocks, int64_t matrices) {
+        Packed x(DType::f32, static_cast<int64_t>(values.size())), q(DType::f8e4m3, static_cast<int64_t>(values.size()));
+        std::ranges::copy(values, static_cast<float*>(x.stored().data));
+        Floats scales = poisoned(matrices * blocks.down() * blocks.across());
+        run_counted([&](const auto& a, kernels::Scratch& s) { fp8_find_scales(MixedKernels(*k), a, s); },
+                    kernels::Fp8FindScales{x.stored(), blocks, DType::f8e4m3, scales.data(), matrices});
+        run_counted([&](const auto& a, kernels::Scratch& s) { fp8_quantise(MixedKernels(*k), a, s); },
+                    kernels::Fp8Quantise{x.stored(), q.stored(), blocks, scales.data(), matrices});
+        return std::pair(std::move(q), std::move(scales));
+      };
+      const auto value = [](const Packed& q, const Floats& scales, const kernels::Fp8Blocks& b) {
+        Floats values = q.values();
+        for (size_t i = 0; i < values.size(); ++i) {
+          const auto matrix = static_cast<int64_t>(i) / (b.rows * b.columns), at = static_cast<int64_t>(i) % (b.rows * b.columns);
+          const int64_t block = at / b.columns / b.block_rows * b.across() + at % b.columns / b.block_columns;
+          values[i] *= scales[static_cast<size_t>(matrix * b.down() * b.across() + block)];
+        }
+        return values;
+      };
+      // Experts of different sizes: a block of two would have the scale of the larger.
+      Floats weights = random_floats(kMatrices * kOut * kIn, 2);
+      for (size_t i = 0; i < weights.size(); ++i) weights[i] *= std::ldexp(1.0f, static_cast<int>(i / (kOut * kIn)) * 4);
+      const auto w_blocks = kernels::fp8_squares(kOut, kIn), x_blocks = kernels::fp8_rows(g.capacity, kIn),
+                 dy_blocks = kernels::fp8_rows(g.capacity, kOut);
+      auto [w, w_scales] = quantised(weights, w_blocks, kMatrices);
+      for (int64_t e = 0; e < kMatrices; ++e) {
+        const Floats one(weights.begin() + e * kOut * kIn, weights.begin() + (e + 1) * kOut * kIn);
+        const auto [alone, scales] = quantised(one, w_blocks, 1);
+        REQUIRE(std::equal(scales.begin(), scales.end(), w_scales.begin() + e * static_cast<int64_t>(scales.size())));
+        const Floats have = w.values(), want = alone.values();
+        REQUIRE(std::equal(want.begin(), want.end(), have.begin() + e * kOut * kIn));
+      }
+      auto [x, x_scales] = quantised(random_floats(g.capacity * kIn, 1), x_blocks, 1);
+      auto [dy, dy_scales] = quantised(random_floats(g.capacity * kOut, 3), dy_blocks, 1);
+      const Floats xs = value(x, x_scales, x_blocks), ws = value(w, w_scales, w_blocks), dys = value(dy, dy_scales, dy_blocks);
+      const auto operand = [](Packed& q, const kernels::Fp8Blocks& blocks, const Floats& scales) {
+        return fp8_operand(q.stored().data, DType::f8e4m3, blocks, scales.data());
+      };
+      const auto check = [&](const Packed& have, const Floats& want, int64_t width) {
+        const Floats a = counted(have.values(), g.used, width), b = counted(have.rounded(want), g.used, width);
+        if (canonical)
+          REQUIRE(bit_difference(a, b) == "");
+        else
+          REQUIRE(most_apart(a, b) <= 0.01 * largest(b));
+      };
+      for (const bool back : {false, true}) {
+        Packed y(DType::bf16, g.capacity * (back ? kIn : kOut));
+        Floats want = poisoned(g.capacity * (back ? kIn : kOut));
+        kernels::GroupedLinear product{.rows = g.rows(),
+                                       .x = (back ? dys : xs).data(),
+                                       .w = ws.data(),
+                                       .y = want.data(),
+                                       .in = kIn,
+                                       .out = kOut,
+                                       .back = back,
+                                       .canonical = canonical};
+        Scratch lent(kernels::grouped_scratch_bytes(product));
+        product.scratch = lent.data();
+        kernels::grouped_linear(*k, product);
+        run_mixed<kernels::MixedGroupedLinear>(*k, &MixedKernels::grouped_linear,
+                                               {back ? operand(dy, dy_blocks, dy_scales) : operand(x, x_blocks, x_scales),
+                                                operand(w, w_blocks, w_scales), y.stored(), product});
+        check(y, want, back ? kIn : kOut);
+      }
+      Packed dw(DType::f32, kMatrices * kOut * kIn);
+      Floats want = poisoned(kMatrices * kOut * kIn);
+      kernels::GroupedLinearWeight product{
+          .rows = g.rows(), .x = xs.data(), .dy = dys.data(), .dw = want.data(), .in = kIn, .out = kOut, .canonical = canonical};
+      Scratch lent(kernels::grouped_scratch_bytes(product));
+      product.scratch = lent.data();
+      kernels::grouped_linear_weight(*k, product);
+      run_mixed<kernels::MixedGroupedLinearWeight>(
+          *k, &MixedKernels::grouped_linear_weight,
+          {operand(x, x_blocks, x_scales), operand(dy, dy_blocks, dy_scales), dw.stored(), product});
+      if (canonical)
+        REQUIRE(bit_difference(dw.values(), want) == "");
+      else
+        REQUIRE(most_apart(dw.values(), want) <= 0.01 * largest(want));
+    }
 }
 
 }  // namespace shardlab::testing

@@ -138,6 +138,12 @@ std::vector<Case> layouts() {
   cases.push_back(cases[1]);
   cases.back().train.clip_norm = 0.1f, cases.back().train.ema_decay = 0.9f;
   cases.back().name += " clipped, averaged";
+  for (const size_t like : {size_t{0}, size_t{2}, size_t{7}, size_t{8}}) {  // plain, ZeRO-3, braided, recompute
+    cases.push_back(cases[like]);
+    cases.back().train.precision = Precision::kFp8;
+    cases.back().train.fp8_scaling = Fp8Scaling::kBlock;
+    cases.back().name += " fp8";
+  }
   return cases;
 }
 

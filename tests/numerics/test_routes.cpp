@@ -101,10 +101,11 @@ void force(Running& run) {
 TEST_CASE("routes that a run recorded are drawn as they were: rows by expert, rank and source, and bytes on the wire") {
   for (const float capacity : {0.0f, 1.0f})
     for (const Sizes& sizes : kSizes)
-      for (const bool canonical : {false, true}) {
-        if (capacity > 0 && sizes.cp > 1) continue;  // refused
-        const Case config = case_of(mixture(capacity), sizes, canonical);
-        INFO(config.name << (canonical ? " canonical" : "") << " capacity " << capacity);
+      for (const auto& [canonical, fp8] : {std::pair(false, false), {true, false}, {false, true}}) {
+        if ((capacity > 0 && sizes.cp > 1) || (fp8 && (sizes.cp > 1 || sizes.tp > 1))) continue;  // refused
+        Case config = case_of(mixture(capacity), sizes, canonical);
+        if (fp8) config.train.precision = Precision::kFp8, config.train.fp8_scaling = Fp8Scaling::kBlock;
+        INFO(config.name << (canonical ? " canonical" : "") << (fp8 ? " fp8" : "") << " capacity " << capacity);
         Running run(config);
         for (int64_t step = 0; step < 3; ++step) {
           if (step == 2) force(run);

@@ -137,6 +137,10 @@ std::vector<Golden> goldens() {
   experts.layout.zero = 1;
   experts.train.clip_norm = 1;
   all.push_back({"expert-parallel", experts});
+  Case eight_bits = experts;
+  eight_bits.train.precision = Precision::kFp8;
+  eight_bits.train.fp8_scaling = Fp8Scaling::kBlock;
+  all.push_back({"expert-parallel-fp8", eight_bits});
   Case placed = experts;
   placed.layout.expert_placement = "0:2,0,3,1 1:0,3,2,1";
   all.push_back({"expert-placement", placed});

@@ -586,7 +586,7 @@ std::vector<Plan> context_plans() {
   return lowered(mixes);
 }
 
-/// Mixtures of experts, shared among ranks, beside parts of sequences and slices of experts; norms of heads.
+/// Mixtures of experts, in 8 bits too, shared among ranks, beside parts of sequences and slices of experts; norms of heads.
 std::vector<Plan> expert_plans() {
   constexpr Experts kPlain{.count = 4, .top_k = 2, .ffn = 8, .balance = 0.01f};
   constexpr Experts kShared{.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .balance = 0.01f, .shared = 1, .dense_layers = 1};
@@ -640,6 +640,27 @@ std::vector<Plan> expert_plans() {
        .dp = 2,
        .tp = 2,
        .clip_norm = 1,
+       .micro_batch = 2,
+       .experts = kShared,
+       .expert_overlap = ExpertOverlap::kLayer,
+       .expert_bound = 1.25f,
+       .ep = 2},
+      {.name = "experts dp2 ep2 fp8, shared and gated, recompute",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .accumulation = 2,
+       .recompute = true,
+       .precision = Precision::kFp8,
+       .fp8_scaling = Fp8Scaling::kBlock,
+       .experts = kGated,
+       .ep = 2},
+      {.name = "experts dp2 ep2 fp8, bounded, exchanges beside the layer",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .precision = Precision::kFp8,
+       .fp8_scaling = Fp8Scaling::kBlock,
        .micro_batch = 2,
        .experts = kShared,
        .expert_overlap = ExpertOverlap::kLayer,
