@@ -47,6 +47,13 @@ int64_t scratch_of(const Norm& w, const DeviceOperands& o) {
   return lent(4 * token_leaves(o.read(1), o.mesh, w.over) * (w.rms ? 1 : 2) * o.read(1).shape.last());
 }
 
+/// Sums of each head by leaf, and of each gamma by leaf.
+int64_t scratch_of(const HeadNorm& w, const DeviceOperands& o) {
+  if (w.phase != Phase::kW) return 0;
+  if (w.over == SumOver::kSequences) return bias_scratch(o.read(0), o.mesh);
+  return lent(4 * token_leaves(o.read(1), o.mesh) * (int64_t{w.heads} + w.kv_heads + 2) * w.head_dim);
+}
+
 int64_t scratch_of(const Linear& w, const DeviceOperands& o) {
   const int64_t product = o.kernels.canonical ? 0 : lent(kLibraryWorkspace);
   return w.phase == Phase::kW && w.bias ? std::max(product, bias_scratch(o.read(1), o.mesh)) : product;
@@ -60,7 +67,7 @@ int64_t scratch_of(const Attention& w, const DeviceOperands& o) {
   const bool backward = w.phase == Phase::kI;
   const Type& out = backward ? o.read(0) : o.write(0);
   const int64_t own = backward ? lent(4 * out.shape[0] * out.shape[1] * w.heads) : 0;
-  if (!o.kernels.cudnn || bits_of(out.dtype) != 16 || w.packed || w.window > 0) return own;
+  if (!o.kernels.cudnn || bits_of(out.dtype) != 16 || w.packed || w.window > 0 || value_dim_of(w) != w.head_dim) return own;
   const AttentionCalls c(out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim);
   const int64_t parts = backward ? lent(c.dq_bytes()) + lent(c.row_sum_bytes()) : 0;
   return std::max(own, parts + lent(c.library_bytes(backward)));

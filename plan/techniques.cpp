@@ -268,12 +268,9 @@ constexpr Apart kExpertsApart[] = {
     {kCuda, ", which has no kernels of experts", "use backend: cpu, or simulate with a described machine"},
     {kPowerSgd, "weights of experts are stacks of matrices", "use compression.kind: int8"},
 };
-constexpr Apart kHeadNormApart[] = {
-    {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
-};
 constexpr Apart kLatentApart[] = {
     {kFp8, "its products have no scales yet", "use precision: bf16 or fp32"},
-    {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
+    {kCudnn, ", whose graphs here have one width of heads", "use attention: auto or own"},
 };
 constexpr Apart kWindowApart[] = {
     {kCudnn, ", whose graphs here know no windows", "use attention: auto or own"},
@@ -832,7 +829,6 @@ constexpr std::array kTable{
     Technique{.id = "head-norm",
               .on = [](const Case& c) { return c.model.qk_norm; },
               .text = [](const Case&) { return std::string("model.qk_norm=true"); },
-              .apart = kHeadNormApart,
               .check = check_head_norm},
     Technique{.id = "latent-attention",
               .on = kLatent.holds,

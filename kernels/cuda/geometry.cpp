@@ -45,6 +45,26 @@ Geometry token_total(int64_t width) {
   return {.x = divided_up(width, kTokenColumns), .threads = kTokenThreads, .shared = int64_t{kTokenThreads} * 4};
 }
 
+Geometry half_warps(int64_t rows) { return {.x = divided_up(rows, kHalfWarpRows), .threads = kHalfWarpThreads}; }
+
+Geometry head_norm_leaves(const HeadNormWeight& a, int leaves) {
+  return {.x = divided_up(a.shape.stats_width() * a.shape.head_dim, kHeadNormThreads),
+          .y = leaves,
+          .z = a.shape.tokens.sequences,
+          .threads = kHeadNormThreads};
+}
+Geometry head_norm_trees(const HeadNormWeight& a, int leaves) {
+  return {.x = divided_up(2 * int64_t{a.shape.head_dim}, kHeadNormThreads),
+          .y = leaves,
+          .z = a.shape.tokens.sequences,
+          .threads = kHeadNormThreads};
+}
+Geometry head_norm_totals(const HeadNormWeight& a) {
+  return {.x = divided_up(2 * int64_t{a.shape.head_dim}, kHeadNormThreads),
+          .z = a.apart > 0 ? a.shape.tokens.sequences : 1,
+          .threads = kHeadNormThreads};
+}
+
 VocabularyRow cross_entropy(int64_t rows, int64_t vocab, int leaves, int element_bytes) {
   constexpr int64_t kRounds = 2 * 32 * 4;
   const int64_t row_bytes = rounded_up(vocab * element_bytes, 16);
@@ -131,9 +151,9 @@ Geometry attention_dots(const AttentionShape& s) {
 
 namespace {
 
-/// As many queries, keys and heads as the block has, of which only the tiles are asked.
+/// As many queries, keys and heads as the block has, of which only the tiles are asked: they hold keys and values.
 AttentionShape as_whole(const AttentionBlockShape& s, int64_t tokens) {
-  return {s.sequences, tokens, s.heads, s.kv_heads, s.head_dim};
+  return {s.sequences, tokens, s.heads, s.kv_heads, s.widest()};
 }
 
 }  // namespace
@@ -161,6 +181,11 @@ int64_t in_lines(int64_t bytes) { return rounded_up(bytes, 256); }
 int64_t scratch_bytes(const NormWeight& a) {
   return in_lines(a.tokens.sequences * leaves_of(a.tokens) * (a.rms ? 1 : 2) * a.width * 4);
 }
+/// A row of each normed head and leaf; and, where leaves do not stay apart, of each gamma and leaf.
+int64_t scratch_bytes(const HeadNormWeight& a) {
+  const HeadNormShape& s = a.shape;
+  return in_lines(s.tokens.sequences * leaves_of(s.tokens) * (s.stats_width() + 2) * s.head_dim * 4);
+}
 int64_t scratch_bytes(const BiasWeight& a) { return in_lines(a.tokens.sequences * leaves_of(a.tokens) * a.width * 4); }
 int64_t scratch_bytes(const AttentionInput& a) { return in_lines(a.shape.sequences * a.shape.tokens * a.shape.heads * 4); }
 int64_t scratch_bytes(const AttentionBlockInput& a) { return in_lines(a.shape.sequences * a.shape.queries * a.shape.heads * 4); }
@@ -187,13 +212,14 @@ int64_t scratch_bytes(const Orthogonalise& a) { return in_lines(a.rows * a.colum
 std::string_view attention_refusal(const AttentionShape& s) {
   if (s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads != 0) return "attention on a GPU: kv_heads divides heads";
   if (s.head_dim < 2 || s.head_dim % 2 != 0) return "attention on a GPU: head_dim is even";
-  if (s.head_dim > 256) return "attention on a GPU: head_dim is at most 256";
+  if (s.head_dim > 256 || s.values() > 256) return "attention on a GPU: head_dim, and the width of a value, are at most 256";
   if (s.sequences > kMostBlocksYZ || s.heads > kMostBlocksYZ) return "attention on a GPU: at most 65535 sequences and heads";
   return {};
 }
 
 std::string_view attention_refusal(const AttentionBlockShape& s) {
-  return attention_refusal(AttentionShape{s.sequences, s.queries, s.heads, s.kv_heads, s.head_dim});
+  return attention_refusal(AttentionShape{
+      .sequences = s.sequences, .heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .value_dim = s.value_dim});
 }
 
 }  // namespace shardlab::gpu

@@ -51,6 +51,16 @@ inline constexpr int kTokenRows = 8, kTokenThreads = 256, kTokenColumns = kToken
 Geometry token_leaves(int64_t sequences, int leaves, int64_t width, int vector, int outputs);
 Geometry token_total(int64_t width);
 
+/// Rows of which each is half a warp's.
+inline constexpr int kHalfWarpThreads = 256, kHalfWarpRows = kHalfWarpThreads / 16;
+Geometry half_warps(int64_t rows);
+/// HeadNorm W: a thread for each normed element of a token and leaf of a sequence; for each element of the two gammas and leaf; for each element,
+/// in the `z`-th sequence where sums of sequences stay apart.
+inline constexpr int kHeadNormThreads = 128;
+Geometry head_norm_leaves(const HeadNormWeight& a, int leaves);
+Geometry head_norm_trees(const HeadNormWeight& a, int leaves);
+Geometry head_norm_totals(const HeadNormWeight& a);
+
 /// Cross-entropy: a warp for each leaf of the vocabulary held; the row is kept in shared memory where it fits.
 struct VocabularyRow {
   Geometry geometry;

@@ -7,7 +7,9 @@
 #include <new>
 #include <vector>
 
+#include "kernels/head_norm.h"
 #include "kernels/kernels.h"
+#include "kernels/latent_heads.h"
 #include "plan/base/check.h"
 #include "plan/base/tree.h"
 #include "runtime/reduction.h"
@@ -89,6 +91,37 @@ void norm_input(const gpu::NormInput& a, gpu::Stream) {
 void norm_weight(const gpu::NormWeight& a, gpu::Stream) {
   cpu().norm_weight({in(a.dy), in(a.x), a.stats, out(a.dgamma), out(a.dbeta), a.tokens, a.width, a.rms, a.accumulate});
 }
+kernels::HeadNormShape shape_of(const gpu::HeadNormShape& s) { return {s.tokens, s.heads, s.kv_heads, s.head_dim}; }
+void head_norm_forward(const gpu::HeadNormForward& a, gpu::Stream) {
+  kernels::head_norm_forward(cpu(), {shape_of(a.shape), in(a.qkv), in(a.gamma_q), in(a.gamma_k), out(a.y), a.stats, a.epsilon});
+}
+void head_norm_input(const gpu::HeadNormInput& a, gpu::Stream) {
+  kernels::head_norm_input(cpu(), {shape_of(a.shape), in(a.dy), in(a.qkv), in(a.gamma_q), in(a.gamma_k), a.stats, out(a.dqkv)});
+}
+void head_norm_weight(const gpu::HeadNormWeight& a, gpu::Stream) {
+  const kernels::HeadNormShape shape = shape_of(a.shape);
+  const Lent lent(kernels::head_norm_scratch_bytes(shape));
+  kernels::head_norm_weight(
+      cpu(), {shape, in(a.dy), in(a.qkv), a.stats, out(a.dgamma_q), out(a.dgamma_k), a.accumulate, a.apart, lent.get()});
+}
+void latent_heads(const gpu::LatentHeads& a, gpu::Stream) {
+  for (int64_t b = 0; b < a.sequences; ++b) {
+    const int64_t row = b * a.tokens;
+    const kernels::LatentHeads one{a.tokens,
+                                   a.heads,
+                                   a.nope,
+                                   a.rope,
+                                   a.value_dim,
+                                   a.table,
+                                   a.positions == nullptr ? nullptr : a.positions + b * a.positions_stride};
+    float *q = out(a.q) + row * a.q_width(), *kv = out(a.kv) + row * a.kv_width(), *k_rope = out(a.k_rope) + row * a.rope,
+          *qkv = out(a.qkv) + row * a.qkv_width();
+    if (a.back)
+      kernels::latent_heads_input(one, qkv, q, kv, k_rope);
+    else
+      kernels::latent_heads_forward(one, q, kv, k_rope, qkv);
+  }
+}
 void linear_forward(const gpu::LinearForward& a, gpu::Stream) {
   const kernels::LinearForward args{in(a.x), in(a.w), in(a.bias), out(a.y), a.rows, a.in, a.out, a.in_part, true};
   with_scratch(cpu().linear_forward, args, kernels::linear_scratch_bytes(args));
@@ -115,7 +148,7 @@ void rope(const gpu::Rope& a, gpu::Stream) {
               .positions_stride = a.positions_stride});
 }
 kernels::AttentionShape shape_of(const gpu::AttentionShape& s) {
-  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, s.order, s.canonical, s.positions, 0, s.window};
+  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, s.order, s.canonical, s.positions, s.value_dim, s.window};
 }
 void attention_forward(const gpu::AttentionForward& a, gpu::Stream) {
   const kernels::AttentionForward args{shape_of(a.shape), in(a.qkv), out(a.o), a.lse};
@@ -126,7 +159,8 @@ void attention_input(const gpu::AttentionInput& a, gpu::Stream) {
   with_scratch(cpu().attention_input, args, kernels::attention_scratch_bytes(args));
 }
 void split_heads(const gpu::SplitHeads& a, gpu::Stream) {
-  const int64_t queries = int64_t{a.heads / a.kv_heads} * a.head_dim, keys = 2 * int64_t{a.head_dim};
+  const int64_t queries = int64_t{a.heads / a.kv_heads} * a.head_dim,
+                keys = int64_t{a.head_dim} + (a.value_dim == 0 ? a.head_dim : a.value_dim);
   for (int64_t i = 0; i < a.rows * a.kv_heads; ++i) {
     float *whole = out(a.qkv) + i * (queries + keys), *q = out(a.q) + i * queries, *kv = out(a.kv) + i * keys;
     const auto move = [&](float* part, float* at, int64_t n) { std::copy_n(a.back ? part : at, n, a.back ? at : part); };
@@ -135,8 +169,8 @@ void split_heads(const gpu::SplitHeads& a, gpu::Stream) {
   }
 }
 kernels::AttentionBlockShape shape_of(const gpu::AttentionBlockShape& s) {
-  return {s.sequences,   s.queries,   s.keys,  s.heads,     s.kv_heads,  s.head_dim, s.tokens,
-          s.first_query, s.first_key, s.order, s.canonical, s.positions, 0,          s.window};
+  return {s.sequences,   s.queries,   s.keys,  s.heads,     s.kv_heads,  s.head_dim,  s.tokens,
+          s.first_query, s.first_key, s.order, s.canonical, s.positions, s.value_dim, s.window};
 }
 void attention_block_forward(const gpu::AttentionBlockForward& a, gpu::Stream) {
   const kernels::AttentionBlockForward args{shape_of(a.shape), in(a.q), in(a.kv), a.o, a.lse, a.sums, a.carry};
@@ -254,10 +288,14 @@ constexpr gpu::Kernels kTable{
     .norm_forward = norm_forward,
     .norm_input = norm_input,
     .norm_weight = norm_weight,
+    .head_norm_forward = head_norm_forward,
+    .head_norm_input = head_norm_input,
+    .head_norm_weight = head_norm_weight,
     .linear_forward = linear_forward,
     .linear_input = linear_input,
     .linear_weight = linear_weight,
     .rope = rope,
+    .latent_heads = latent_heads,
     .attention_forward = attention_forward,
     .attention_input = attention_input,
     .split_heads = split_heads,

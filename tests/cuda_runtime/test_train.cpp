@@ -34,6 +34,79 @@ TEST_CASE("every layout on the device gives the CPU's bits, in whatever order th
     }
 }
 
+namespace {
+
+/// Llama with norms of heads (Qwen3).
+Case with_head_norms() {
+  Case c = training_subject(Family::kLlama);
+  c.model.qk_norm = true;
+  return c;
+}
+/// Llama with latent attention, of which no width is a multiple of 16, and values are narrower than keys.
+Case with_latent_attention() {
+  Case c = training_subject(Family::kLlama);
+  c.model.latent = {.q_rank = 20, .kv_rank = 12, .nope = 6, .rope = 4, .v = 7};
+  c.model.kv_heads = c.model.heads;
+  c.model.head_dim = 10;
+  return c;
+}
+
+/// `layouts` of one subject on the fake device have the CPU's losses, norms, parameters, peaks and bytes.
+void train_as_on_cpu(const std::vector<std::pair<std::string, Case>>& layouts) {
+  uint64_t seed = 0;
+  for (const auto& [name, config] : layouts) {
+    INFO(name << " order " << ++seed);
+    const Run cpu = train_on_cpu(config, {.steps = 3}), run = train_on_fake(config, {.steps = 3, .seed = seed});
+    REQUIRE(cpu.losses[2] != cpu.losses[0]);
+    REQUIRE(run.losses == cpu.losses);
+    REQUIRE(run.norms == cpu.norms);
+    for (const auto& [parameter, values] : cpu.parameters) {
+      INFO(parameter);
+      REQUIRE(same_bits(run.parameters.at(parameter), values));
+    }
+    REQUIRE(run.sent_bytes == cpu.sent_bytes);
+    REQUIRE(run.peaks == run.planned);
+  }
+}
+
+/// One step on the GPU's own kernels, in fp32 within `bound` of the CPU's values; in bf16 a loss near the CPU's.
+void train_emulated(Case c, double bound = 2e-5) {
+#ifdef __SANITIZE_THREAD__
+  WARN("skipped: the thread sanitizer cannot follow the fibers that the emulation runs kernels on");
+  return;
+#endif
+  c.train.seq_len = 8;
+  c.train.micro_batch = 2;
+  c.train.global_batch_tokens = 16;
+  const Run one = train_on_fake(c, {.steps = 1, .kernels = Behind::kEmulated}), cpu = train_on_cpu(c, {.steps = 1});
+  REQUIRE(one.losses[0] == Approx(cpu.losses[0]).epsilon(1e-5));
+  for (const auto& [name, values] : one.parameters) {
+    INFO(name);
+    REQUIRE(worst(values, cpu.parameters.at(name)) < bound);
+  }
+  c.train.precision = Precision::kBf16;
+  for (const bool canonical : {true, false}) {
+    c.canonical = canonical;
+    const Run narrow = train_on_fake(c, {.steps = 2, .kernels = Behind::kEmulated}), there = train_on_cpu(c, {.steps = 2});
+    for (size_t step = 0; step < 2; ++step) {
+      INFO("bf16 canonical " << canonical << " step " << step);
+      REQUIRE(narrow.losses[step] == Approx(there.losses[step]).epsilon(2e-3));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("norms of heads: every layout on the device has the CPU's bits, and the GPU's own kernels its values") {
+  train_as_on_cpu(training_layouts(with_head_norms()));
+  train_emulated(with_head_norms());
+}
+
+TEST_CASE("latent attention: every layout on the device has the CPU's bits, and the GPU's own kernels its values") {
+  train_as_on_cpu(training_layouts(with_latent_attention()));
+  train_emulated(with_latent_attention());
+}
+
 TEST_CASE("a device that takes no notice of events gives other results") {
   // The check of the test above: it must see what is missing.
   Case c = training_subject(Family::kLlama);
