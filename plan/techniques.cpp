@@ -265,7 +265,6 @@ constexpr Apart kExpertsApart[] = {
     {kFp8, ", for which grouped products have no factors", "use precision: bf16"},
     {kScaledRouterLoss, "the loss scale does not reach the router's own losses",
      "use precision: bf16, or even the load with model.bias_update_rate and no such loss"},
-    {kCuda, ", which has no kernels of experts", "use backend: cpu, or simulate with a described machine"},
     {kPowerSgd, "weights of experts are stacks of matrices", "use compression.kind: int8"},
 };
 constexpr Apart kLatentApart[] = {
@@ -291,6 +290,7 @@ constexpr Apart kAverageApart[] = {
     {kDilocoAtAll, "each worker has weights of its own until the outer step", "set diloco.steps: 0"},
 };
 constexpr Apart kExpertParallelApart[] = {
+    {kCuda, ", which has no exchange of rows by counts", "use backend: cpu, or simulate with a described machine"},
     {kDense, "there are no experts to share", "set ep: 1, or model.experts"},
     {kHybridShard, kMissing, "set hybrid_shard: 0"},
     {kZeroPlusPlus, kMissing, "leave zero_plus_plus out"},

@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "kernels/attention.h"
+#include "kernels/cuda/experts.h"
 #include "kernels/cuda/named.h"
 #include "kernels/cuda/operands.h"
 #include "kernels/leaves.h"
@@ -169,7 +170,7 @@ struct HeadNormWeight {
   Scratch scratch;
 };
 
-// ---- linear: y = x w^T + bias, w [out,in] row-major. x, dy of T, w of T; bias f32 or T.
+// ---- linear: y = x w^T + bias, w [out,in] row-major. x, dy of T, w of T (dy also f32, but not for Matmul); bias f32 or T.
 
 /// F. x[rows,in], w[out,in], bias[out] (or null) -> y[rows,out] of T or f32.
 struct LinearForward {
@@ -590,6 +591,18 @@ struct Kernels {
   void (*regroup)(const Regroup&, Stream);
   void (*activation_forward)(const ActivationForward&, Stream);
   void (*activation_input)(const ActivationInput&, Stream);
+  void (*route_forward)(const RouteForward&, Stream);
+  void (*route_input)(const RouteInput&, Stream);
+  void (*expert_load)(const ExpertLoad&, Stream);
+  void (*update_router_bias)(const UpdateRouterBias&, Stream);
+  void (*dispatch)(const Dispatch&, Stream);
+  void (*combine_forward)(const CombineForward&, Stream);
+  void (*combine_input)(const CombineInput&, Stream);
+  void (*gate_forward)(const GateForward&, Stream);
+  void (*gate_input)(const GateInput&, Stream);
+  void (*grouped_linear)(const GroupedLinear&, Stream);
+  void (*grouped_linear_weight)(const GroupedLinearWeight&, Stream);
+  void (*grouped_activation)(const GroupedActivation&, Stream);
   void (*residual_forward)(const ResidualForward&, Stream);
   void (*bias_weight)(const BiasWeight&, Stream);
   void (*dropout)(const Dropout&, Stream);

@@ -66,6 +66,12 @@ class CudaBackend final : public Backend {
   Result<Launch> bind_block(const BoundOp& op, const AttentionBlock& w);
   Launch bind_work(const BoundOp& op, const SplitHeads& w);
   Launch bind_work(const BoundOp& op, const AttentionMerge& w);
+  Launch bind_work(const BoundOp& op, const Route& w);
+  Launch bind_work(const BoundOp& op, const ExpertLoad& w);
+  Launch bind_work(const BoundOp& op, const Dispatch& w);
+  Launch bind_work(const BoundOp& op, const Combine& w);
+  Launch bind_work(const BoundOp& op, const Gate& w);
+  Launch bind_work(const BoundOp& op, const GroupedLinear& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
   Launch bind_work(const BoundOp& op, const Residual& w);
   Launch bind_work(const BoundOp& op, const Dropout& w);
@@ -108,11 +114,12 @@ class CudaBackend final : public Backend {
   Launch by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move);
   Launch sum_sequences(const BoundOp& op, bool accumulate);
   RopeRows want_rope_table(const BoundOp& op, const Type& qkv, int width, float theta);
-  /// A matrix product: by the library's method or, in canonical mode, by the fixed-order kernel.
+  /// A matrix product: by the library's method or, in canonical mode and with factors of two types, by the fixed-order kernel.
   template <class Args>
   Launch product(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), void (gpu::Matmul::*method)(const Args&, gpu::Stream),
                  Args args) {
-    if (options_.canonical) return launch(op, kernel, args);
+    const bool mixed = op.reads[0].type->dtype != op.reads[1].type->dtype;
+    if (options_.canonical || mixed) return launch(op, kernel, args);
     StreamLibraries& shared = libraries_[op.instruction->stream];
     shared.multiplies = true;
     args.scratch = lent(op);
@@ -166,8 +173,9 @@ struct Uniform {
 };
 Uniform uniform_operands(const Work& work) {
   return std::visit(Overload{
-                        [](const Linear&) {
-                          return Uniform{2, 0};
+                        // Of a router the output's gradient is f32 whatever the type of tokens.
+                        [](const Linear& w) {
+                          return Uniform{w.phase == Phase::kF ? 2u : 0u, 0};
                         },
                         [](const Norm& w) {
                           if (w.over == SumOver::kSequences) return Uniform{1, 0};
@@ -185,6 +193,18 @@ Uniform uniform_operands(const Work& work) {
                         },
                         [](const Activation& w) {
                           return Uniform{w.phase == Phase::kF ? 1u : 2u, 1};
+                        },
+                        [](const Dispatch&) {
+                          return Uniform{1, 1};
+                        },
+                        [](const Combine& w) {
+                          return w.phase == Phase::kF ? Uniform{1, 1} : Uniform{2, 1};
+                        },
+                        [](const Gate& w) {
+                          return Uniform{w.phase == Phase::kF ? 1u : 2u, 1};
+                        },
+                        [](const GroupedLinear&) {
+                          return Uniform{2, 0};
                         },
                         [](const Residual& w) {
                           return w.phase == Phase::kF ? Uniform{2, 1} : Uniform{1, 0};
@@ -233,6 +253,15 @@ Result<void> check_types(const BoundOp& op) {
   return {};
 }
 
+/// Factors are of one type, but that an output's gradient may be f32.
+Result<void> check_factors(const BoundOp& op, const Linear& w) {
+  if (w.phase == Phase::kF) return {};
+  const size_t dy = w.phase == Phase::kI ? 0 : 1;
+  const DType gradient = op.reads[dy].type->dtype, other = op.reads[1 - dy].type->dtype;
+  if (gradient == other || gradient == DType::f32) return {};
+  return refuse(op, "mixes element types where the CUDA kernels take one", "cast the operand in an op of its own");
+}
+
 Result<void> check_copy(const BoundOp& op) {
   const DType from = op.reads[0].type->dtype, to = op.writes[0].type->dtype;
   if (op.reads[0].shape() != op.writes[0].shape() && from != to)
@@ -261,6 +290,7 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
     SHARDLAB_TRY(check_copy(op));
   else
     SHARDLAB_TRY(check_types(op));
+  if (const Linear* linear = std::get_if<Linear>(&work)) SHARDLAB_TRY(check_factors(op, *linear));
   SHARDLAB_TRY(check_workspace(op, options_));
   if (const Attention* a = std::get_if<Attention>(&work)) return bind_attention(op, *a);
   if (const AttentionBlock* a = std::get_if<AttentionBlock>(&work)) return bind_block(op, *a);
@@ -810,7 +840,149 @@ Result<void> CudaBackend::prepare_cudnn(StreamLibraries& shared, const gpu::Atte
   return shared.attention->prepare(shape, type, backward);
 }
 
+// ---- mixtures of experts
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Route& w) {
+  const bool forward = w.phase == Phase::kF;
+  const Tensor &logits = op.reads[forward ? 0 : 1], &choice = forward ? op.writes[1] : op.reads[2];
+  const Shape &l = logits.shape(), &c = choice.shape();
+  const kernels::RouteShape shape{.sequences = c[0],
+                                  .tokens = c[1],
+                                  .experts = l.last(),
+                                  .top_k = c[2],
+                                  .sigmoid = w.sigmoid,
+                                  .normalise = w.normalise,
+                                  .factor = w.factor,
+                                  .balance = w.balance,
+                                  .z_loss = w.z_loss,
+                                  .groups = w.groups,
+                                  .groups_chosen = w.groups_chosen,
+                                  .step_tokens = w.tokens};
+  if (forward)
+    return launch(op, k_.route_forward,
+                  gpu::RouteForward{.shape = shape,
+                                    .logits = logits.as<const float>(),
+                                    .bias = w.biased ? op.reads[1].as<const float>() : nullptr,
+                                    .weights = op.writes[0].as<float>(),
+                                    .choice = choice.as<int32_t>(),
+                                    .counts = op.writes[2].as<int32_t>(),
+                                    .ranks = op.writes[2].shape()[0],
+                                    .leaves = op.writes[2].shape()[1],
+                                    .capacity = w.capacity});
+  return launch(op, k_.route_input,
+                gpu::RouteInput{.shape = shape,
+                                .dweights = op.reads[0].as<const float>(),
+                                .logits = logits.as<const float>(),
+                                .choice = choice.as<const int32_t>(),
+                                .load = w.sequence != 0 ? op.reads[3].as<const float>() : nullptr,
+                                .whole_tokens = w.sequence,
+                                .dlogits = op.writes[0].as<float>(),
+                                .scratch = lent(op).data});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const ExpertLoad& w) {
+  const Shape& choice = op.reads[0].shape();
+  if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
+  return launch(op, k_.expert_load,
+                gpu::ExpertLoad{.choice = op.reads[0].as<const int32_t>(),
+                                .load = op.writes[0].as<float>(),
+                                .sequences = choice[0],
+                                .tokens = choice[1],
+                                .top_k = choice[2],
+                                .experts = op.writes[0].shape().last(),
+                                .accumulate = w.accumulate});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Dispatch& w) {
+  const Shape& choice = op.reads[1].shape();
+  return launch_with_scratch(op, k_.dispatch,
+                             gpu::Dispatch{.from = input(op.reads[0]),
+                                           .to = output(op.writes[0]),
+                                           .choice = op.reads[1].as<const int32_t>(),
+                                           .tokens = choice[0] * choice[1],
+                                           .top_k = choice[2],
+                                           .experts = w.experts,
+                                           .width = op.reads[0].shape().last(),
+                                           .back = w.phase == Phase::kI});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Combine& w) {
+  const bool forward = w.phase == Phase::kF;
+  const Tensor& choice = op.reads[forward ? 2 : 3];
+  const Shape& c = choice.shape();
+  const int64_t tokens = c[0] * c[1], width = op.reads[0].shape().last();
+  if (forward)
+    return launch_with_scratch(op, k_.combine_forward,
+                               gpu::CombineForward{.rows = input(op.reads[0]),
+                                                   .weights = op.reads[1].as<const float>(),
+                                                   .choice = choice.as<const int32_t>(),
+                                                   .y = output(op.writes[0]),
+                                                   .tokens = tokens,
+                                                   .top_k = c[2],
+                                                   .experts = w.experts,
+                                                   .width = width});
+  return launch_with_scratch(op, k_.combine_input,
+                             gpu::CombineInput{.dy = input(op.reads[0]),
+                                               .rows = input(op.reads[1]),
+                                               .weights = op.reads[2].as<const float>(),
+                                               .choice = choice.as<const int32_t>(),
+                                               .drows = output(op.writes[0]),
+                                               .dweights = op.writes[1].as<float>(),
+                                               .tokens = tokens,
+                                               .top_k = c[2],
+                                               .experts = w.experts,
+                                               .width = width});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Gate& w) {
+  const Type& x = *op.reads[0].type;
+  const int64_t tokens = rows_of(x), width = x.shape.last();
+  if (w.phase == Phase::kF)
+    return launch(op, k_.gate_forward,
+                  gpu::GateForward{input(op.reads[0]), input(op.reads[1]), output(op.writes[0]), tokens, width});
+  return launch(op, k_.gate_input,
+                gpu::GateInput{input(op.reads[0]), input(op.reads[1]), input(op.reads[2]), output(op.writes[0]),
+                               output(op.writes[1]), tokens, width});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const GroupedLinear& w) {
+  const kernels::RowCounts rows = row_counts(op.reads[2], op.reads[0], w.sources);
+  if (w.phase == Phase::kW) {
+    if (w.accumulate) check_in_place(op, op.writes[0], op.reads[3]);
+    const Shape& dw = op.writes[0].shape();
+    return launch_with_scratch(op, k_.grouped_linear_weight,
+                               gpu::GroupedLinearWeight{.rows = rows,
+                                                        .x = input(op.reads[0]),
+                                                        .dy = input(op.reads[1]),
+                                                        .dw = output(op.writes[0]),
+                                                        .in = dw[2],
+                                                        .out = dw[1],
+                                                        .accumulate = w.accumulate});
+  }
+  const Shape& weight = op.reads[1].shape();
+  const bool back = w.phase == Phase::kI;
+  return launch_with_scratch(op, k_.grouped_linear,
+                             gpu::GroupedLinear{.rows = rows,
+                                                .x = input(op.reads[0]),
+                                                .w = input(op.reads[1]),
+                                                .y = output(op.writes[0]),
+                                                .in = weight[2],
+                                                .out = weight[1],
+                                                .part = part_of(op, *op.reads[1].type, back ? 1 : 2),
+                                                .back = back});
+}
+
 Launch CudaBackend::bind_work(const BoundOp& op, const Activation& w) {
+  if (w.counted) {
+    const bool forward = w.phase == Phase::kF;
+    return launch_with_scratch(op, k_.grouped_activation,
+                               gpu::GroupedActivation{.rows = row_counts(op.reads.back(), op.reads[0], 1),
+                                                      .u = input(op.reads[forward ? 0 : 1]),
+                                                      .da = forward ? Input{} : input(op.reads[0]),
+                                                      .to = output(op.writes[0]),
+                                                      .width = (forward ? op.writes[0] : op.reads[0]).shape().last(),
+                                                      .swiglu = w.swiglu});
+  }
   const int64_t n = (w.phase == Phase::kF ? op.writes[0] : op.reads[0]).shape().elements();
   if (w.phase == Phase::kF)
     return launch(op, k_.activation_forward, gpu::ActivationForward{input(op.reads[0]), output(op.writes[0]), n, w.swiglu});

@@ -7,6 +7,7 @@
 #include <new>
 #include <vector>
 
+#include "kernels/experts.h"
 #include "kernels/head_norm.h"
 #include "kernels/kernels.h"
 #include "kernels/latent_heads.h"
@@ -197,6 +198,56 @@ void activation_forward(const gpu::ActivationForward& a, gpu::Stream) {
 void activation_input(const gpu::ActivationInput& a, gpu::Stream) {
   cpu().activation_input({in(a.da), in(a.u), out(a.du), a.n, a.swiglu});
 }
+/// A kernel of the CPU's, with scratch of its own.
+template <class Args>
+void with_table(void (*kernel)(const kernels::Kernels&, const Args&), Args args, int64_t bytes) {
+  const Lent lent(bytes);
+  args.scratch = lent.get();
+  kernel(cpu(), args);
+}
+void route_forward(const gpu::RouteForward& a, gpu::Stream) {
+  with_table(kernels::route_forward, a, kernels::route_scratch_bytes(a.shape.experts, a.capacity > 0));
+}
+void route_input(const gpu::RouteInput& a, gpu::Stream) {
+  with_table(kernels::route_input, a, kernels::route_scratch_bytes(a.shape.experts));
+}
+void expert_load(const gpu::ExpertLoad& a, gpu::Stream) { kernels::expert_load(a); }
+void update_router_bias(const gpu::UpdateRouterBias& a, gpu::Stream) {
+  kernels::update_router_bias({a.load, a.bias, a.experts, *a.rate});
+}
+void dispatch(const gpu::Dispatch& a, gpu::Stream) {
+  with_scratch(kernels::dispatch, kernels::Dispatch{in(a.from), out(a.to), a.choice, a.tokens, a.top_k, a.experts, a.width, a.back},
+               kernels::places_scratch_bytes(a.tokens, a.top_k, a.experts));
+}
+void combine_forward(const gpu::CombineForward& a, gpu::Stream) {
+  with_scratch(kernels::combine_forward,
+               kernels::CombineForward{in(a.rows), a.weights, a.choice, out(a.y), a.tokens, a.top_k, a.experts, a.width},
+               kernels::places_scratch_bytes(a.tokens, a.top_k, a.experts));
+}
+void combine_input(const gpu::CombineInput& a, gpu::Stream) {
+  with_scratch(kernels::combine_input,
+               kernels::CombineInput{in(a.dy), in(a.rows), a.weights, a.choice, out(a.drows), a.dweights, a.tokens, a.top_k,
+                                     a.experts, a.width},
+               kernels::places_scratch_bytes(a.tokens, a.top_k, a.experts));
+}
+void gate_forward(const gpu::GateForward& a, gpu::Stream) {
+  kernels::gate_forward(cpu(), {in(a.x), in(a.gate), out(a.y), a.tokens, a.width});
+}
+void gate_input(const gpu::GateInput& a, gpu::Stream) {
+  kernels::gate_input(cpu(), {in(a.dy), in(a.x), in(a.gate), out(a.dx), out(a.dgate), a.tokens, a.width});
+}
+void grouped_linear(const gpu::GroupedLinear& a, gpu::Stream) {
+  const kernels::GroupedLinear args{a.rows, in(a.x), in(a.w), out(a.y), a.in, a.out, a.part, a.back, true};
+  with_table(kernels::grouped_linear, args, kernels::grouped_scratch_bytes(args));
+}
+void grouped_linear_weight(const gpu::GroupedLinearWeight& a, gpu::Stream) {
+  // The CPU's fixed order does not accumulate: plans never ask for it.
+  const kernels::GroupedLinearWeight args{a.rows, in(a.x), in(a.dy), out(a.dw), a.in, a.out, a.accumulate, !a.accumulate};
+  with_table(kernels::grouped_linear_weight, args, kernels::grouped_scratch_bytes(args));
+}
+void grouped_activation(const gpu::GroupedActivation& a, gpu::Stream) {
+  kernels::grouped_activation(cpu(), {a.rows, in(a.u), in(a.da), out(a.to), a.width, a.swiglu});
+}
 void residual_forward(const gpu::ResidualForward& a, gpu::Stream) {
   cpu().residual_forward({in(a.x), in(a.z), in(a.bias), out(a.y), a.rows, a.width});
 }
@@ -306,6 +357,18 @@ constexpr gpu::Kernels kTable{
     .regroup = emulated<&gpu::Kernels::regroup>,
     .activation_forward = activation_forward,
     .activation_input = activation_input,
+    .route_forward = route_forward,
+    .route_input = route_input,
+    .expert_load = expert_load,
+    .update_router_bias = update_router_bias,
+    .dispatch = dispatch,
+    .combine_forward = combine_forward,
+    .combine_input = combine_input,
+    .gate_forward = gate_forward,
+    .gate_input = gate_input,
+    .grouped_linear = grouped_linear,
+    .grouped_linear_weight = grouped_linear_weight,
+    .grouped_activation = grouped_activation,
     .residual_forward = residual_forward,
     .bias_weight = bias_weight,
     .dropout = dropout,
