@@ -47,6 +47,36 @@ int64_t scratch_of(const Norm& w, const DeviceOperands& o) {
   return lent(4 * token_leaves(o.read(1), o.mesh, w.over) * (w.rms ? 1 : 2) * o.read(1).shape.last());
 }
 
+/// Sums of each head by leaf, and of each gamma by leaf.
+int64_t scratch_of(const HeadNorm& w, const DeviceOperands& o) {
+  if (w.phase != Phase::kW) return 0;
+  if (w.over == SumOver::kSequences) return bias_scratch(o.read(0), o.mesh);
+  return lent(4 * token_leaves(o.read(1), o.mesh) * (int64_t{w.heads} + w.kv_heads + 2) * w.head_dim);
+}
+
+/// Tokens of each sequence that chose each expert, where the loss for even use is of whole sequences.
+int64_t scratch_of(const Route& w, const DeviceOperands& o) {
+  if (w.phase == Phase::kF || w.balance == 0 || w.sequence != 0) return 0;
+  return lent(4 * o.read(2).shape[0] * o.read(1).shape.last());
+}
+
+/// The row of each choice i32[b,s,k]; and, by expert, where its rows begin, and its rows in each span of 32 tokens.
+int64_t places_scratch(const Type& choice, int64_t experts) {
+  const int64_t tokens = choice.shape[0] * choice.shape[1], spans = (tokens + 31) / 32;
+  return lent(4 * (tokens * choice.shape[2] + experts * (1 + spans)));
+}
+int64_t scratch_of(const Dispatch& w, const DeviceOperands& o) { return places_scratch(o.read(1), w.experts); }
+int64_t scratch_of(const Combine& w, const DeviceOperands& o) {
+  return places_scratch(o.read(w.phase == Phase::kF ? 2 : 3), w.experts);
+}
+
+/// Where the rows of each source and expert begin, and their tiles.
+int64_t group_scratch(const Type& counts, int64_t sources) { return lent(2 * 8 * (sources * counts.shape[2] + 1)); }
+int64_t scratch_of(const GroupedLinear& w, const DeviceOperands& o) { return group_scratch(o.read(2), w.sources); }
+int64_t scratch_of(const Activation& w, const DeviceOperands& o) {
+  return w.counted ? group_scratch(o.read(o.op.reads.size() - 1), 1) : 0;
+}
+
 int64_t scratch_of(const Linear& w, const DeviceOperands& o) {
   const int64_t product = o.kernels.canonical ? 0 : lent(kLibraryWorkspace);
   return w.phase == Phase::kW && w.bias ? std::max(product, bias_scratch(o.read(1), o.mesh)) : product;
@@ -60,7 +90,7 @@ int64_t scratch_of(const Attention& w, const DeviceOperands& o) {
   const bool backward = w.phase == Phase::kI;
   const Type& out = backward ? o.read(0) : o.write(0);
   const int64_t own = backward ? lent(4 * out.shape[0] * out.shape[1] * w.heads) : 0;
-  if (!o.kernels.cudnn || bits_of(out.dtype) != 16 || w.packed || w.window > 0) return own;
+  if (!o.kernels.cudnn || bits_of(out.dtype) != 16 || w.packed || w.window > 0 || value_dim_of(w) != w.head_dim) return own;
   const AttentionCalls c(out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim);
   const int64_t parts = backward ? lent(c.dq_bytes()) + lent(c.row_sum_bytes()) : 0;
   return std::max(own, parts + lent(c.library_bytes(backward)));

@@ -243,7 +243,8 @@ constexpr std::array kTable{
                 .reads = 3,
                 .writes = 1,
                 .meaning = Meaning::kFollowLoad,
-                .flops = per_result<2>},
+                .flops = per_result<2>,
+                .on_gpu = true},
     NamedKernel{.name = "fit_rows",
                 .operands = "(rows[1,r,h], counts i32[1,l,e], overflow i32[1]) -> fitted i32[1,l,e], overflow",
                 .what = "The counts in order, cut off where r rows end; overflow, in place, becomes 1 where some are cut off. No "

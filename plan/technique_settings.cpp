@@ -57,6 +57,10 @@ Result<void> check_device_libraries(const Case& c) {
                     name_of(c.backend), c.canonical, name_of(c.train.precision)),
         "use attention: auto, or backend: cuda with precision: bf16 and canonical: false");
   constexpr int64_t kMostHeadDim = 256;  // kernels/cuda/geometry.cpp
+  if (c.backend == BackendKind::kCuda && c.model.value_dim() > kMostHeadDim)
+    return refusal(fmt::format("v_head_dim={} with backend=cuda: attention on a GPU takes values of up to {}", c.model.value_dim(),
+                               kMostHeadDim),
+                   "use backend: cpu, or a model with other heads");
   if (c.backend == BackendKind::kCuda && (c.model.head_dim > kMostHeadDim || c.model.head_dim % 2 != 0))
     return refusal(
         fmt::format("head_dim={} with backend=cuda: attention on a GPU takes even ones up to {}", c.model.head_dim, kMostHeadDim),

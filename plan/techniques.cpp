@@ -269,15 +269,11 @@ constexpr Apart kExpertsApart[] = {
      "use fp8_scaling: block"},
     {kScaledRouterLoss, "the loss scale does not reach the router's own losses",
      "use precision: bf16, or even the load with model.bias_update_rate and no such loss"},
-    {kCuda, ", which has no kernels of experts", "use backend: cpu, or simulate with a described machine"},
     {kPowerSgd, "weights of experts are stacks of matrices", "use compression.kind: int8"},
-};
-constexpr Apart kHeadNormApart[] = {
-    {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
 };
 constexpr Apart kLatentApart[] = {
     {kFp8, "its products have no scales yet", "use precision: bf16 or fp32"},
-    {kCuda, ", which has no kernel of it", "use backend: cpu, or simulate with a described machine"},
+    {kCudnn, ", whose graphs here have one width of heads", "use attention: auto or own"},
 };
 constexpr Apart kWindowApart[] = {
     {kCudnn, ", whose graphs here know no windows", "use attention: auto or own"},
@@ -298,6 +294,7 @@ constexpr Apart kAverageApart[] = {
     {kDilocoAtAll, "each worker has weights of its own until the outer step", "set diloco.steps: 0"},
 };
 constexpr Apart kExpertParallelApart[] = {
+    {kCuda, ", which has no exchange of rows by counts", "use backend: cpu, or simulate with a described machine"},
     {kDense, "there are no experts to share", "set ep: 1, or model.experts"},
     {kHybridShard, kMissing, "set hybrid_shard: 0"},
     {kZeroPlusPlus, kMissing, "leave zero_plus_plus out"},
@@ -836,7 +833,6 @@ constexpr std::array kTable{
     Technique{.id = "head-norm",
               .on = [](const Case& c) { return c.model.qk_norm; },
               .text = [](const Case&) { return std::string("model.qk_norm=true"); },
-              .apart = kHeadNormApart,
               .check = check_head_norm},
     Technique{.id = "latent-attention",
               .on = kLatent.holds,

@@ -19,6 +19,7 @@
 #include "runtime/mixed_ops.h"
 #include "runtime/named_kernels.h"
 #include "runtime/operands.h"
+#include "runtime/own_part.h"
 #include "runtime/positions.h"
 #include "runtime/reduction.h"
 
@@ -924,28 +925,10 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Lion& w) {
   };
 }
 
-/// The rank's part of what every rank has: of dims that the op cuts, the slices that are the rank's.
+/// The rank's part of what every rank has.
 Launch copy_own_part(const BoundOp& op) {
-  const Type &whole = *op.reads[0].type, &part = *op.writes[0].type;
-  const Shape here = logical_origin(part, op.mesh(), op.at), from = logical_origin(whole, op.mesh(), op.at);
-  struct Piece {
-    size_t from, to;
-  };
-  const auto width = static_cast<size_t>(bytes_of(part.dtype, part.shape.last()));
-  std::vector<Piece> pieces;  // rows of the last dim
-  for (int64_t row = 0; row < part.shape.elements() / part.shape.last(); ++row) {
-    int64_t at = 0, rest = row;
-    for (int d = part.shape.rank - 2, stride = 1; d >= 0; --d) {
-      at += (rest % part.shape[d] + here[d] - from[d]) * stride;
-      rest /= part.shape[d];
-      stride *= static_cast<int>(whole.shape[d]);
-    }
-    const int last = part.shape.rank - 1;
-    pieces.push_back({static_cast<size_t>(bytes_of(part.dtype, at * whole.shape.last() + here[last] - from[last])),
-                      static_cast<size_t>(row) * width});
-  }
-  return [from = op.reads[0].as<const std::byte>(), to = op.writes[0].as<std::byte>(), pieces, width](const StepState&) {
-    for (const Piece& piece : pieces) std::memcpy(to + piece.to, from + piece.from, width);
+  return [from = op.reads[0].as<const std::byte>(), to = op.writes[0].as<std::byte>(), pieces = own_pieces(op)](const StepState&) {
+    for (const OwnPiece& piece : pieces) std::memcpy(to + piece.to, from + piece.from, piece.bytes);
   };
 }
 

@@ -39,7 +39,6 @@ class RowStage {
 
 const std::byte* row_at(const void* base, int64_t offset) { return static_cast<const std::byte*>(base) + offset; }
 std::byte* row_at(void* base, int64_t offset) { return static_cast<std::byte*>(base) + offset; }
-const std::byte* count_bytes(const int32_t* counts) { return reinterpret_cast<const std::byte*>(counts); }
 std::byte* count_bytes(int32_t* counts) { return reinterpret_cast<std::byte*>(counts); }
 
 /// At home rows of one peer lie behind those of another, and none on top of others: rows for, and from, a node are one run.

@@ -216,10 +216,11 @@ struct OutputDots {
   }
 };
 
-/// In canonical mode, where positions are not the order in memory, and within documents or a window attention is that of a block which is
-/// all of a sequence.
+/// In canonical mode, where positions are not the order in memory, within documents or a window, and where values have a width of their own
+/// attention is that of a block which is all of a sequence.
 bool in_leaves(const AttentionShape& s) {
-  return s.canonical || s.order.kind != TokenOrder::Kind::kContiguous || s.positions != nullptr || s.window > 0;
+  return s.canonical || s.order.kind != TokenOrder::Kind::kContiguous || s.positions != nullptr || s.window > 0 ||
+         s.values() != s.head_dim;
 }
 
 void check(const AttentionShape& s) {

@@ -1,5 +1,5 @@
 // Attention of a part of a sequence to a part, on the fp32 units, for operands of any type; and of a whole sequence where its sums
-// have leaves, its tokens an order of their own, or its queries a window.
+// have leaves, its tokens an order of their own, its queries a window, or its values another width than its keys.
 //
 // The keys of a block lie in leaves within which positions ascend (docs/canonical-order.md). Of each leaf a block of threads visits
 // the tiles that its queries see, online. In canonical mode a leaf gives a part of the softmax, or of a gradient, and the
@@ -31,7 +31,7 @@ struct View {
     return kv_first + sequence * s.keys * kv_stride + group * kv_group;
   }
   SHARDLAB_DEVICE int64_t out_at(int64_t sequence, int64_t head) const {
-    return sequence * s.queries * out_stride + head * s.head_dim;
+    return sequence * s.queries * out_stride + head * s.values();
   }
   /// Row of lse, sums and dots.
   SHARDLAB_DEVICE int64_t row_at(int64_t sequence, int64_t head) const { return (sequence * s.heads + head) * s.queries; }
@@ -155,12 +155,12 @@ struct Sums {
 /// Results of a thread, to an array of any type; row 0 begins at element `at`.
 template <class Tiles>
 SHARDLAB_DEVICE void write(const Thread& t, const typename Tiles::Result& x, const Output& to, int64_t at, int64_t stride,
-                           int64_t first, int64_t end, int head_dim, bool add) {
+                           int64_t first, int64_t end, int width, bool add) {
 #pragma unroll
   for (int i = 0; i < Tiles::kRows; ++i)
 #pragma unroll
     for (int c = 0; c < Tiles::kColumns; ++c) {
-      if (first + Tiles::row(t, i) >= end || Tiles::column(t, c) >= head_dim) continue;
+      if (first + Tiles::row(t, i) >= end || Tiles::column(t, c) >= width) continue;
       const int64_t e = at + (first + Tiles::row(t, i)) * stride + Tiles::column(t, c);
       put<1>(to, e, Values<1>{{add ? values_at<1>(Input(to), e).at[0] + x[i][c] : x[i][c]}});
     }
@@ -197,7 +197,7 @@ struct BlockForward {
         if (sight.passes_over(v, key + kTile < end ? key + kTile : end)) continue;
         t.barrier();
         Tiles::fetch(t, v.kv, key_at, v.kv_stride, key, end, v.s.head_dim, keys);
-        Tiles::fetch(t, v.kv, key_at + v.s.head_dim, v.kv_stride, key, end, v.s.head_dim, values);
+        Tiles::fetch(t, v.kv, key_at + v.s.head_dim, v.kv_stride, key, end, v.s.values(), values);
         t.barrier();
         typename Tiles::Scores x;
         Tiles::dots(t, queries, keys, x);
@@ -269,7 +269,7 @@ struct BlockForward {
       const int64_t at = v.out_at(sequence, head) + query * v.out_stride;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        if (query >= v.s.queries || Tiles::column(t, c) >= v.s.head_dim) continue;
+        if (query >= v.s.queries || Tiles::column(t, c) >= v.s.values()) continue;
         const int64_t e = at + Tiles::column(t, c);
         const float x = part.out[i][c] * mine;
         put<1>(a.o, e, Values<1>{{old != 0 ? values_at<1>(Input(a.o), e).at[0] * old + x : x}});
@@ -310,7 +310,7 @@ struct BlockQueryGradient {
     float* scores = values + Tiles::kOperand;
     const int64_t first = (t.blocks_x() - 1 - t.block_x()) * kTile, head = t.block_y(), sequence = t.block_z();
     Tiles::fetch(t, v.q, v.query_at(sequence, head), v.q_stride, first, v.s.queries, v.s.head_dim, queries);
-    Tiles::fetch(t, a.dout, v.out_at(sequence, head), v.out_stride, first, v.s.queries, v.s.head_dim, douts);
+    Tiles::fetch(t, a.dout, v.out_at(sequence, head), v.out_stride, first, v.s.queries, v.s.values(), douts);
     float lse[kRows], dot[kRows];
     const Sight<Tiles> sight(t, v, sequence, first, kTile);
 #pragma unroll
@@ -330,7 +330,7 @@ struct BlockQueryGradient {
         if (sight.passes_over(v, key + kTile < end ? key + kTile : end)) continue;
         t.barrier();
         Tiles::fetch(t, v.kv, key_at, v.kv_stride, key, end, v.s.head_dim, keys);
-        Tiles::fetch(t, v.kv, key_at + v.s.head_dim, v.kv_stride, key, end, v.s.head_dim, values);
+        Tiles::fetch(t, v.kv, key_at + v.s.head_dim, v.kv_stride, key, end, v.s.values(), values);
         t.barrier();
         typename Tiles::Scores x, dp;
         Tiles::dots(t, queries, keys, x);
@@ -377,7 +377,7 @@ struct BlockKeyGradient {
     const int64_t end_head = a.by_head ? begin_head + 1 : begin_head + v.per_group();
     const int64_t key_at = v.key_at(sequence, group);
     Tiles::fetch(t, v.kv, key_at, v.kv_stride, first, v.s.keys, v.s.head_dim, keys);
-    Tiles::fetch(t, v.kv, key_at + v.s.head_dim, v.kv_stride, first, v.s.keys, v.s.head_dim, values);
+    Tiles::fetch(t, v.kv, key_at + v.s.head_dim, v.kv_stride, first, v.s.keys, v.s.values(), values);
     int64_t position[kRows], least = v.s.tokens, most = -1;
     for (int i = 0; i < kRows; ++i) {
       const int64_t key = first + Tiles::row(t, i);
@@ -398,7 +398,7 @@ struct BlockKeyGradient {
           if (v.query_position(last) < least || v.first_seen(sequence, query) > most) continue;
           t.barrier();
           Tiles::fetch(t, v.q, v.query_at(sequence, head), v.q_stride, query, end, v.s.head_dim, queries);
-          Tiles::fetch(t, a.dout, v.out_at(sequence, head), v.out_stride, query, end, v.s.head_dim, douts);
+          Tiles::fetch(t, a.dout, v.out_at(sequence, head), v.out_stride, query, end, v.s.values(), douts);
           t.barrier();
           typename Tiles::Scores p, ds;
           Tiles::dots(t, keys, queries, p);
@@ -419,7 +419,7 @@ struct BlockKeyGradient {
     if (v.s.canonical) sum = heads.total(sum);
     const int64_t to = a.dkv_first + sequence * v.s.keys * a.dkv_stride + t.block_y() * a.dkv_group;
     write<Tiles>(t, sum.at[0], a.dkv, to, a.dkv_stride, first, v.s.keys, v.s.head_dim, a.carry_kv);
-    write<Tiles>(t, sum.at[1], a.dkv, to + v.s.head_dim, a.dkv_stride, first, v.s.keys, v.s.head_dim, a.carry_kv);
+    write<Tiles>(t, sum.at[1], a.dkv, to + v.s.head_dim, a.dkv_stride, first, v.s.keys, v.s.values(), a.carry_kv);
   }
 
  private:
@@ -457,7 +457,7 @@ struct BlockDots {
     if (query >= a.v.s.queries) return;
     const int64_t at = a.v.out_at(sequence, head) + query * a.v.out_stride;
     float sum = 0;
-    for (int d = t.lane(); d < a.v.s.head_dim; d += kWarp)
+    for (int d = t.lane(); d < a.v.s.values(); d += kWarp)
       sum = ::fmaf(values_at<1>(a.dout, at + d).at[0], values_at<1>(a.o, at + d).at[0], sum);
     sum = warp_sum(t, sum);
     if (t.lane() == 0) a.dots[a.v.row_at(sequence, head) + query] = sum;
@@ -473,15 +473,16 @@ void check(const View& v) {
   expect(v.s.heads / v.s.kv_heads < 1 << (kHeadLevels - 1), "attention: a kv head serves fewer than 256 heads", v.s.heads);
 }
 
-/// Launches Kernel<depth, tile> with the tile that attention_tiles names.
+/// Launches Kernel<depth, tile> with the tile that attention_tiles names, wide enough for keys and values.
 template <template <int, int> class Kernel, class Args>
-void launch_tiles(const char* name, Geometry g, const Args& a, int head_dim, Stream s) {
+void launch_tiles(const char* name, Geometry g, const Args& a, Stream s) {
+  const int width = a.v.s.widest();
   const auto run = [&]<int kDepth, int kTile>(Kernel<kDepth, kTile>) {
-    expect(geometry::attention_tiles(head_dim, false).queries == kTile, "attention: the tile is the geometry's", kTile);
+    expect(geometry::attention_tiles(width, false).queries == kTile, "attention: the tile is the geometry's", kTile);
     expect(g.shared == Kernel<kDepth, kTile>::kShared, "attention: shared memory is the geometry's", g.shared);
     launch<Kernel<kDepth, kTile>>(name, g, a, s);
   };
-  switch (geometry::attention_tiles(head_dim, false).depth) {
+  switch (geometry::attention_tiles(width, false).depth) {
     case 64: return run(Kernel<64, 64>{});
     case 128: return run(Kernel<128, 32>{});
     default: return run(Kernel<256, 16>{});
@@ -491,27 +492,25 @@ void launch_tiles(const char* name, Geometry g, const Args& a, int head_dim, Str
 void run_backward(const BackwardArgs& a, float* dots, Stream s) {
   check(a.v);
   launch<BlockDots>("attention_block_dots", geometry::attention_block_dots(a.v.s), {a.v, a.dout, a.o, dots}, s);
-  launch_tiles<BlockQueryGradient>("attention_block_query_gradient", geometry::attention_block_query_gradient(a.v.s), a,
-                                   a.v.s.head_dim, s);
-  launch_tiles<BlockKeyGradient>("attention_block_key_gradient", geometry::attention_block_key_gradient(a.v.s, a.by_head), a,
-                                 a.v.s.head_dim, s);
+  launch_tiles<BlockQueryGradient>("attention_block_query_gradient", geometry::attention_block_query_gradient(a.v.s), a, s);
+  launch_tiles<BlockKeyGradient>("attention_block_key_gradient", geometry::attention_block_key_gradient(a.v.s, a.by_head), a, s);
 }
 
 View view_of(const AttentionBlockShape& s, const Input& q, const Input& kv) {
-  const int64_t d = s.head_dim, queries = s.heads / s.kv_heads * d;
-  return {s, q, kv, s.heads * d, queries, 0, 2 * s.kv_heads * d, 2 * d, s.heads * d};
+  const int64_t d = s.head_dim, pair = d + s.values(), queries = s.heads / s.kv_heads * d;
+  return {s, q, kv, s.heads * d, queries, 0, s.kv_heads * pair, pair, int64_t{s.heads} * s.values()};
 }
 View view_of(const AttentionShape& s, const Input& qkv) {
-  const int64_t d = s.head_dim, queries = s.heads / s.kv_heads * d;
+  const int64_t d = s.head_dim, queries = s.heads / s.kv_heads * d, group = queries + d + s.values();
   return {{s.sequences, s.tokens, s.tokens, s.heads, s.kv_heads, s.head_dim, s.tokens, 0, 0, s.order, s.canonical, s.positions,
-           s.window},
+           s.window, s.value_dim},
           qkv,
           qkv,
           s.qkv_width(),
-          queries + 2 * d,
+          group,
           queries,
           s.qkv_width(),
-          queries + 2 * d,
+          group,
           s.out_width()};
 }
 
@@ -520,9 +519,10 @@ struct SplitRows {
   template <int N>
   SHARDLAB_DEVICE void at(int64_t i) const {
     static_assert(N == 1);
-    const int64_t d = a.head_dim, queries = a.heads / a.kv_heads * d, group = i / (queries + 2 * d), e = i % (queries + 2 * d);
+    const int64_t pair = a.head_dim + a.value_dim, queries = a.heads / a.kv_heads * a.head_dim;
+    const int64_t group = i / (queries + pair), e = i % (queries + pair);
     const Output& part = e < queries ? a.q : a.kv;
-    const int64_t to = e < queries ? group * queries + e : group * 2 * d + e - queries;
+    const int64_t to = e < queries ? group * queries + e : group * pair + e - queries;
     if (a.back)
       put<1>(a.qkv, i, values_at<1>(Input(part), to));
     else
@@ -583,7 +583,7 @@ struct MergedSums {
 void attention_forward_in_leaves(const AttentionForward& a, Stream s) {
   const ForwardArgs args{view_of(a.shape, a.qkv), a.o, a.lse, nullptr, false};
   check(args.v);
-  launch_tiles<BlockForward>("attention_forward_in_leaves", geometry::attention_block_forward(args.v.s), args, a.shape.head_dim, s);
+  launch_tiles<BlockForward>("attention_forward_in_leaves", geometry::attention_block_forward(args.v.s), args, s);
 }
 
 void attention_input_in_leaves(const AttentionInput& a, Stream s) {
@@ -596,22 +596,25 @@ void attention_block_forward(const AttentionBlockForward& a, Stream s) {
   expect((a.lse == nullptr) != (a.sums == nullptr), "attention: a block gives lse, or sums", a.sums != nullptr);
   const ForwardArgs args{view_of(a.shape, a.q, a.kv), {a.o, DType::f32}, a.lse, a.sums, a.carry};
   check(args.v);
-  launch_tiles<BlockForward>("attention_block_forward", geometry::attention_block_forward(a.shape), args, a.shape.head_dim, s);
+  launch_tiles<BlockForward>("attention_block_forward", geometry::attention_block_forward(a.shape), args, s);
 }
 
 void attention_block_input(const AttentionBlockInput& a, Stream s) {
   expect(!a.by_head || a.shape.canonical, "attention: gradients by query head are for canonical mode", a.by_head);
   expect(a.scratch.bytes >= scratch_bytes(a), "attention: scratch is large enough", a.scratch.bytes);
-  const int64_t d = a.shape.head_dim;
+  const int64_t pair = int64_t{a.shape.head_dim} + a.shape.values();
   auto* dots = static_cast<float*>(a.scratch.data);
   run_backward({view_of(a.shape, a.q, a.kv), a.dout, a.o, a.lse, dots, a.dq, a.dkv, a.carry, a.carry_kv, a.by_head, 0,
-                2 * d * (a.by_head ? a.shape.heads : a.shape.kv_heads), 2 * d},
+                pair * (a.by_head ? a.shape.heads : a.shape.kv_heads), pair},
                dots, s);
 }
 
 void split_heads(const SplitHeads& a, Stream s) {
   expect(a.kv_heads >= 1 && a.heads % a.kv_heads == 0, "attention: kv_heads divides heads; this is heads", a.heads);
-  elementwise<1>("split_heads", SplitRows{a}, a.rows * (a.heads + 2 * a.kv_heads) * a.head_dim, false, s);
+  SplitRows rows{a};
+  if (a.value_dim == 0) rows.a.value_dim = a.head_dim;
+  const int64_t width = int64_t{a.heads} * a.head_dim + int64_t{a.kv_heads} * (a.head_dim + rows.a.value_dim);
+  elementwise<1>("split_heads", rows, a.rows * width, false, s);
 }
 
 void attention_merge_forward(const AttentionMergeForward& a, Stream s) {

@@ -83,6 +83,18 @@ struct SwigluInput {
   }
 };
 
+/// An operation on the elements of the rows that are there, of `width` elements each.
+template <class Operation>
+struct CountedElements {
+  Operation operation;
+  const int64_t* rows;
+  int64_t width;
+  template <int N>
+  SHARDLAB_DEVICE void at(int64_t i) const {
+    if (i < *rows * width) operation.template at<N>(i);
+  }
+};
+
 /// y = x + (z + bias).
 template <class T>
 struct ResidualForwardRows {
@@ -356,6 +368,25 @@ void activation_input(const ActivationInput& a, Stream s) {
     const bool wide = aligned({u, da, du});
     if (a.swiglu) return elementwise<kVectorOf<T>>("activation_input", SwigluInput<T>{da, u, du}, a.n, wide, s);
     elementwise<kVectorOf<T>>("activation_input", GeluInput<T>{da, u, du}, a.n, wide, s);
+  });
+}
+
+void grouped_activation(const GroupedActivation& a, Stream s) {
+  const int64_t *rows = count_rows(a.rows, a.scratch, s), n = a.rows.capacity * a.width;
+  const bool back = a.da.data != nullptr;
+  expect_type(a.to.dtype, a.u.dtype, false, "activation: operands are of one type");
+  if (back) expect_type(a.da.dtype, a.u.dtype, false, "activation: da and u are of one type");
+  with_type(a.u.dtype, "activation: u is f32, bf16 or f16", [&]<class T>(Named<T>) {
+    const auto *u = static_cast<const T*>(a.u.data), *da = static_cast<const T*>(a.da.data);
+    auto* to = static_cast<T*>(a.to.data);
+    const bool wide = aligned({u, da, to}) && a.width % kVectorOf<T> == 0;  // a vector is of one row
+    const auto run = [&]<class Operation>(const char* name, const Operation& operation) {
+      elementwise<kVectorOf<T>>(name, CountedElements<Operation>{operation, rows, a.width}, n, wide, s);
+    };
+    if (back)
+      a.swiglu ? run("activation_input", SwigluInput<T>{da, u, to}) : run("activation_input", GeluInput<T>{da, u, to});
+    else
+      a.swiglu ? run("activation_forward", SwigluForward<T>{u, to}) : run("activation_forward", GeluForward<T>{u, to});
   });
 }
 

@@ -45,6 +45,48 @@ Geometry token_total(int64_t width) {
   return {.x = divided_up(width, kTokenColumns), .threads = kTokenThreads, .shared = int64_t{kTokenThreads} * 4};
 }
 
+Geometry half_warps(int64_t rows) { return {.x = divided_up(rows, kHalfWarpRows), .threads = kHalfWarpThreads}; }
+
+Geometry head_norm_leaves(const HeadNormWeight& a, int leaves) {
+  return {.x = divided_up(a.shape.stats_width() * a.shape.head_dim, kHeadNormThreads),
+          .y = leaves,
+          .z = a.shape.tokens.sequences,
+          .threads = kHeadNormThreads};
+}
+Geometry head_norm_trees(const HeadNormWeight& a, int leaves) {
+  return {.x = divided_up(2 * int64_t{a.shape.head_dim}, kHeadNormThreads),
+          .y = leaves,
+          .z = a.shape.tokens.sequences,
+          .threads = kHeadNormThreads};
+}
+Geometry head_norm_totals(const HeadNormWeight& a) {
+  return {.x = divided_up(2 * int64_t{a.shape.head_dim}, kHeadNormThreads),
+          .z = a.apart > 0 ? a.shape.tokens.sequences : 1,
+          .threads = kHeadNormThreads};
+}
+
+Geometry expert_counts(int64_t experts, int64_t segments) {
+  return {.x = divided_up(experts, 32), .y = segments, .threads = 32 * kCountWarps, .shared = int64_t{32} * kCountWarps * 4};
+}
+Geometry expert_sums(int64_t experts) { return {.threads = 32 * kCountWarps, .shared = experts * 4}; }
+
+Geometry route(int64_t rows, int64_t experts) {
+  return {.x = divided_up(rows, kRouteRows), .threads = kRouteThreads, .shared = kRouteRows * experts * 4 * 4};
+}
+
+Geometry group_rows() { return {.threads = kTileThreads}; }
+Geometry grouped_product(const RowCounts& rows, int64_t columns) {
+  Geometry g = fixed_product(rows.capacity, columns);
+  g.y += rows.sources * rows.experts;
+  return g;
+}
+Geometry grouped_weight(int64_t experts, int64_t rows, int64_t columns) {
+  Geometry g = fixed_product(rows, columns);
+  g.z = experts;
+  return g;
+}
+int64_t group_table_bytes(const RowCounts& rows) { return 2 * 8 * (rows.sources * rows.experts + 1); }
+
 VocabularyRow cross_entropy(int64_t rows, int64_t vocab, int leaves, int element_bytes) {
   constexpr int64_t kRounds = 2 * 32 * 4;
   const int64_t row_bytes = rounded_up(vocab * element_bytes, 16);
@@ -131,9 +173,9 @@ Geometry attention_dots(const AttentionShape& s) {
 
 namespace {
 
-/// As many queries, keys and heads as the block has, of which only the tiles are asked.
+/// As many queries, keys and heads as the block has, of which only the tiles are asked: they hold keys and values.
 AttentionShape as_whole(const AttentionBlockShape& s, int64_t tokens) {
-  return {s.sequences, tokens, s.heads, s.kv_heads, s.head_dim};
+  return {s.sequences, tokens, s.heads, s.kv_heads, s.widest()};
 }
 
 }  // namespace
@@ -161,6 +203,30 @@ int64_t in_lines(int64_t bytes) { return rounded_up(bytes, 256); }
 int64_t scratch_bytes(const NormWeight& a) {
   return in_lines(a.tokens.sequences * leaves_of(a.tokens) * (a.rms ? 1 : 2) * a.width * 4);
 }
+/// A row of each normed head and leaf; and, where leaves do not stay apart, of each gamma and leaf.
+int64_t scratch_bytes(const HeadNormWeight& a) {
+  const HeadNormShape& s = a.shape;
+  return in_lines(s.tokens.sequences * leaves_of(s.tokens) * (s.stats_width() + 2) * s.head_dim * 4);
+}
+namespace {
+
+/// Places of rows, where experts' rows begin, and counts by span of tokens.
+int64_t places_bytes(int64_t tokens, int64_t top_k, int64_t experts) {
+  return in_lines(4 * (tokens * top_k + experts + divided_up(tokens, geometry::kSpanTokens) * experts));
+}
+
+}  // namespace
+
+int64_t scratch_bytes(const RouteInput& a) {
+  return a.shape.balance != 0 && a.load == nullptr ? in_lines(a.shape.sequences * a.shape.experts * 4) : 0;
+}
+int64_t scratch_bytes(const Dispatch& a) { return places_bytes(a.tokens, a.top_k, a.experts); }
+int64_t scratch_bytes(const CombineForward& a) { return places_bytes(a.tokens, a.top_k, a.experts); }
+int64_t scratch_bytes(const CombineInput& a) { return places_bytes(a.tokens, a.top_k, a.experts); }
+int64_t scratch_bytes(const GroupedLinear& a) { return in_lines(geometry::group_table_bytes(a.rows)); }
+int64_t scratch_bytes(const GroupedLinearWeight& a) { return in_lines(geometry::group_table_bytes(a.rows)); }
+int64_t scratch_bytes(const GroupedActivation& a) { return in_lines(geometry::group_table_bytes(a.rows)); }
+
 int64_t scratch_bytes(const BiasWeight& a) { return in_lines(a.tokens.sequences * leaves_of(a.tokens) * a.width * 4); }
 int64_t scratch_bytes(const AttentionInput& a) { return in_lines(a.shape.sequences * a.shape.tokens * a.shape.heads * 4); }
 int64_t scratch_bytes(const AttentionBlockInput& a) { return in_lines(a.shape.sequences * a.shape.queries * a.shape.heads * 4); }
@@ -188,12 +254,14 @@ std::string_view attention_refusal(const AttentionShape& s) {
   if (s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads != 0) return "attention on a GPU: kv_heads divides heads";
   if (s.head_dim < 2 || s.head_dim % 2 != 0) return "attention on a GPU: head_dim is even";
   if (s.head_dim > 256) return "attention on a GPU: head_dim is at most 256";
+  if (s.values() > 256) return "attention on a GPU: a value has at most 256 elements";
   if (s.sequences > kMostBlocksYZ || s.heads > kMostBlocksYZ) return "attention on a GPU: at most 65535 sequences and heads";
   return {};
 }
 
 std::string_view attention_refusal(const AttentionBlockShape& s) {
-  return attention_refusal(AttentionShape{s.sequences, s.queries, s.heads, s.kv_heads, s.head_dim});
+  return attention_refusal(AttentionShape{
+      .sequences = s.sequences, .heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .value_dim = s.value_dim});
 }
 
 }  // namespace shardlab::gpu

@@ -51,6 +51,32 @@ inline constexpr int kTokenRows = 8, kTokenThreads = 256, kTokenColumns = kToken
 Geometry token_leaves(int64_t sequences, int leaves, int64_t width, int vector, int outputs);
 Geometry token_total(int64_t width);
 
+/// Rows of which each is half a warp's.
+inline constexpr int kHalfWarpThreads = 256, kHalfWarpRows = kHalfWarpThreads / 16;
+Geometry half_warps(int64_t rows);
+/// HeadNorm W: a thread for each normed element of a token and leaf of a sequence; for each element of the two gammas and leaf; for each element,
+/// in the `z`-th sequence where sums of sequences stay apart.
+inline constexpr int kHeadNormThreads = 128;
+Geometry head_norm_leaves(const HeadNormWeight& a, int leaves);
+Geometry head_norm_trees(const HeadNormWeight& a, int leaves);
+Geometry head_norm_totals(const HeadNormWeight& a);
+
+/// Mixtures of experts. Counts of choices: a lane for each of 32 experts, warps that share the tokens of a segment. Rows are counted in spans of
+/// tokens, whose sums one block makes.
+inline constexpr int64_t kMostExperts = 1024, kSpanTokens = 32;
+inline constexpr int kCountWarps = 8;
+Geometry expert_counts(int64_t experts, int64_t segments);
+Geometry expert_sums(int64_t experts);
+/// Routers: half a warp a token, with four numbers an expert in shared memory.
+inline constexpr int kRouteThreads = 128, kRouteRows = kRouteThreads / 16;
+Geometry route(int64_t rows, int64_t experts);
+/// Grouped products: tiles of as many rows as there is room for, and one more for each source and expert, whose last tile may be in part
+/// empty; a tile of each expert's gradient. Before either, one block says where rows begin.
+Geometry group_rows();
+Geometry grouped_product(const RowCounts& rows, int64_t columns);
+Geometry grouped_weight(int64_t experts, int64_t rows, int64_t columns);
+int64_t group_table_bytes(const RowCounts& rows);
+
 /// Cross-entropy: a warp for each leaf of the vocabulary held; the row is kept in shared memory where it fits.
 struct VocabularyRow {
   Geometry geometry;

@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "kernels/attention.h"
+#include "kernels/cuda/experts.h"
 #include "kernels/cuda/named.h"
 #include "kernels/cuda/operands.h"
 #include "kernels/leaves.h"
@@ -131,7 +132,45 @@ struct NormWeight {
   Scratch scratch;
 };
 
-// ---- linear: y = x w^T + bias, w [out,in] row-major. x, dy of T, w of T; bias f32 or T.
+/// Rows of a token as kernels::HeadNormShape (kernels/head_norm.h) has them: by kv head its query heads, one key, one value.
+struct HeadNormShape {
+  Tokens tokens;
+  int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank
+  constexpr int64_t queries() const { return heads / kv_heads; }
+  constexpr int64_t stats_width() const { return int64_t{heads} + kv_heads; }
+};
+
+/// F. qkv, gamma_q[head_dim], gamma_k[head_dim] (f32 or T) -> y like qkv, stats f32[rows,heads+kv_heads]: 1/rms, by kv head of its query
+/// heads and of its key. Values pass as they are.
+struct HeadNormForward {
+  HeadNormShape shape;
+  Input qkv, gamma_q, gamma_k;
+  Output y;
+  float* stats = nullptr;
+  float epsilon = 1e-5f;
+};
+
+/// I. dy, qkv, gammas, stats -> dqkv.
+struct HeadNormInput {
+  HeadNormShape shape;
+  Input dy, qkv, gamma_q, gamma_k;
+  const float* stats = nullptr;
+  Output dqkv;
+};
+
+/// W. dy, qkv, stats -> dgamma_q, dgamma_k [head_dim] (f32 or T). `apart`: sums of each sequence stay apart, one (1), or one for each leaf
+/// of it that the tokens are of: [sequences,apart,head_dim].
+struct HeadNormWeight {
+  HeadNormShape shape;
+  Input dy, qkv;
+  const float* stats = nullptr;
+  Output dgamma_q, dgamma_k;
+  bool accumulate = false;
+  int64_t apart = 0;
+  Scratch scratch;
+};
+
+// ---- linear: y = x w^T + bias, w [out,in] row-major. x, dy of T, w of T (dy also f32, but not for Matmul); bias f32 or T.
 
 /// F. x[rows,in], w[out,in], bias[out] (or null) -> y[rows,out] of T or f32.
 struct LinearForward {
@@ -205,7 +244,25 @@ struct Rope {
   int64_t positions_stride = 0, table_rows = 0;
 };
 
-/// qkv as Rope's. kv_heads divides heads; head_dim is even and at most 256 (64 and 128 are the fast ones).
+/// Rows of q, k and v of latent attention, put together or, with `back`, taken apart: arrays and sums as kernels::LatentHeads
+/// (kernels/latent_heads.h) has them, all of T. `back`: dqkv is read, and dq, dkv, dk_rope are written.
+struct LatentHeads {
+  Output q, kv, k_rope, qkv;
+  int64_t sequences = 1, tokens = 0;
+  int heads = 0;                          ///< on this rank
+  int nope = 0, rope = 0, value_dim = 0;  ///< rope: even
+  bool back = false;
+  const float* table = nullptr;  ///< f32[table_rows,rope/2,2], as Rope's; positions as Rope's
+  const int32_t* positions = nullptr;
+  int64_t positions_stride = 0, table_rows = 0;
+  constexpr int64_t depth() const { return int64_t{nope} + rope; }
+  constexpr int64_t q_width() const { return heads * depth(); }
+  constexpr int64_t kv_width() const { return int64_t{heads} * (nope + value_dim); }
+  constexpr int64_t qkv_width() const { return heads * (2 * depth() + value_dim); }
+};
+
+/// qkv as Rope's, but that a value may have `value_dim` elements. kv_heads divides heads; head_dim is even, and neither width is over 256
+/// (64 and 128 are the fast ones).
 struct AttentionShape {
   int64_t sequences = 1, tokens = 0;
   int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank
@@ -213,13 +270,15 @@ struct AttentionShape {
   TokenOrder order{};                         ///< of the tokens; canonical: its parts divide 16
   const int32_t* positions = nullptr;         ///< as kernels::AttentionShape's: the documents that a query sees no further than
   int64_t window = 0;                         ///< as kernels::AttentionShape's
-  constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
-  constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
+  int value_dim = 0;                          ///< elements of a head of v and o; 0: head_dim
+  constexpr int values() const { return value_dim == 0 ? head_dim : value_dim; }
+  constexpr int64_t qkv_width() const { return int64_t{heads} * head_dim + int64_t{kv_heads} * (head_dim + values()); }
+  constexpr int64_t out_width() const { return int64_t{heads} * values(); }
 };
 
-/// F. qkv -> o[sequences,tokens,heads*head_dim], lse f32[sequences,heads,tokens]. Causal. bf16 and f16 run on the tensor cores
+/// F. qkv -> o[sequences,tokens,heads*values], lse f32[sequences,heads,tokens]. Causal. bf16 and f16 run on the tensor cores
 /// with fp32 sums (probabilities are rounded to T before they meet the values); f32, and all types in leaves, in an order of their own,
-/// within documents or within a window, on the fp32 units. No S x S matrix.
+/// within documents, within a window or with values of another width, on the fp32 units. No S x S matrix.
 /// Flops: 2 sequences heads tokens (tokens + 1) head_dim. Source: Dao 2023 (FlashAttention-2).
 struct AttentionForward {
   AttentionShape shape;
@@ -239,12 +298,13 @@ struct AttentionInput {
   Scratch scratch;
 };
 
-/// Rows of qkv taken apart, q[rows,heads*head_dim] and kv[rows,kv_heads*2*head_dim]; with `back` put together. Types may differ.
+/// Rows of qkv taken apart, q[rows,heads*head_dim] and kv[rows,kv_heads*(head_dim+value_dim)]; with `back` put together. Types may differ.
 struct SplitHeads {
   Output qkv, q, kv;
   int64_t rows = 0;
   int heads = 0, kv_heads = 0, head_dim = 0;
   bool back = false;
+  int value_dim = 0;  ///< 0: head_dim
 };
 
 /// Queries at the places [first_query, first_query + queries) of a sequence of `tokens`, keys and values at [first_key, first_key +
@@ -257,6 +317,9 @@ struct AttentionBlockShape {
   bool canonical = false;
   const int32_t* positions = nullptr;  ///< of the whole sequence
   int64_t window = 0;                  ///< as kernels::AttentionShape's
+  int value_dim = 0;                   ///< as AttentionShape's
+  constexpr int values() const { return value_dim == 0 ? head_dim : value_dim; }
+  constexpr int widest() const { return values() > head_dim ? values() : head_dim; }
 };
 
 /// F. As kernels::AttentionBlockForward; q and kv of any type, worked on as fp32.
@@ -485,6 +548,7 @@ struct AdamW8bit {
 
 /// Scratch in bytes. Only extents and flags of the arguments are looked at.
 int64_t scratch_bytes(const NormWeight& a);
+int64_t scratch_bytes(const HeadNormWeight& a);
 int64_t scratch_bytes(const BiasWeight& a);
 int64_t scratch_bytes(const AttentionInput& a);
 int64_t scratch_bytes(const AttentionBlockInput& a);
@@ -509,10 +573,14 @@ struct Kernels {
   void (*norm_forward)(const NormForward&, Stream);
   void (*norm_input)(const NormInput&, Stream);
   void (*norm_weight)(const NormWeight&, Stream);
+  void (*head_norm_forward)(const HeadNormForward&, Stream);
+  void (*head_norm_input)(const HeadNormInput&, Stream);
+  void (*head_norm_weight)(const HeadNormWeight&, Stream);
   void (*linear_forward)(const LinearForward&, Stream);  ///< the three in canonical order (own fixed-order product)
   void (*linear_input)(const LinearInput&, Stream);
   void (*linear_weight)(const LinearWeight&, Stream);
   void (*rope)(const Rope&, Stream);
+  void (*latent_heads)(const LatentHeads&, Stream);
   void (*attention_forward)(const AttentionForward&, Stream);
   void (*attention_input)(const AttentionInput&, Stream);
   void (*split_heads)(const SplitHeads&, Stream);
@@ -523,6 +591,18 @@ struct Kernels {
   void (*regroup)(const Regroup&, Stream);
   void (*activation_forward)(const ActivationForward&, Stream);
   void (*activation_input)(const ActivationInput&, Stream);
+  void (*route_forward)(const RouteForward&, Stream);
+  void (*route_input)(const RouteInput&, Stream);
+  void (*expert_load)(const ExpertLoad&, Stream);
+  void (*update_router_bias)(const UpdateRouterBias&, Stream);
+  void (*dispatch)(const Dispatch&, Stream);
+  void (*combine_forward)(const CombineForward&, Stream);
+  void (*combine_input)(const CombineInput&, Stream);
+  void (*gate_forward)(const GateForward&, Stream);
+  void (*gate_input)(const GateInput&, Stream);
+  void (*grouped_linear)(const GroupedLinear&, Stream);
+  void (*grouped_linear_weight)(const GroupedLinearWeight&, Stream);
+  void (*grouped_activation)(const GroupedActivation&, Stream);
   void (*residual_forward)(const ResidualForward&, Stream);
   void (*bias_weight)(const BiasWeight&, Stream);
   void (*dropout)(const Dropout&, Stream);

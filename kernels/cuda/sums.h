@@ -21,6 +21,15 @@ SHARDLAB_DEVICE float warp_max(const Thread& t, float x) {
   return x;
 }
 
+/// Threads that make `lanes` of docs/canonical-order.md: lane j of a half of a warp has added elements j, j + 16 ... of a row.
+inline constexpr int kLanes = 16;
+/// `tree` over the lanes of each half of a warp, neighbours first: every lane of the half gets it.
+SHARDLAB_DEVICE float lanes_sum(const Thread& t, float x) {
+#pragma unroll
+  for (int mask = 1; mask < kLanes; mask *= 2) x = x + t.shuffle_xor(x, mask);
+  return x;
+}
+
 /// For each of kSums values, the sum over a block's warps of the results of warp_sum, in warp order; every thread gets it.
 /// `shared`: kSums * warps elements that nothing else uses before the block's next barrier but one.
 template <int kSums, class T>

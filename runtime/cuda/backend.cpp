@@ -16,6 +16,7 @@
 #include "plan/work.h"
 #include "runtime/cuda/named.h"
 #include "runtime/operands.h"
+#include "runtime/own_part.h"
 #include "runtime/positions.h"
 
 namespace shardlab::runtime::cuda {
@@ -55,14 +56,22 @@ class CudaBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Positions& w);
   Launch bind_packed(const BoundOp& op, const Positions& w);
   Launch bind_work(const BoundOp& op, const Norm& w);
+  Launch bind_work(const BoundOp& op, const HeadNorm& w);
   Launch bind_work(const BoundOp& op, const Linear& w);
   Launch bind_work(const BoundOp& op, const Rope& w);
+  Launch bind_work(const BoundOp& op, const LatentHeads& w);
   Launch bind_work(const BoundOp& op, const Regroup& w);
   Launch bind_work(const BoundOp& op, const Strips& w);
   Result<Launch> bind_attention(const BoundOp& op, const Attention& w);
   Result<Launch> bind_block(const BoundOp& op, const AttentionBlock& w);
   Launch bind_work(const BoundOp& op, const SplitHeads& w);
   Launch bind_work(const BoundOp& op, const AttentionMerge& w);
+  Launch bind_work(const BoundOp& op, const Route& w);
+  Launch bind_work(const BoundOp& op, const ExpertLoad& w);
+  Launch bind_work(const BoundOp& op, const Dispatch& w);
+  Launch bind_work(const BoundOp& op, const Combine& w);
+  Launch bind_work(const BoundOp& op, const Gate& w);
+  Launch bind_work(const BoundOp& op, const GroupedLinear& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
   Launch bind_work(const BoundOp& op, const Residual& w);
   Launch bind_work(const BoundOp& op, const Dropout& w);
@@ -104,11 +113,13 @@ class CudaBackend final : public Backend {
   template <class Args, class Move>
   Launch by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move);
   Launch sum_sequences(const BoundOp& op, bool accumulate);
-  /// A matrix product: by the library's method or, in canonical mode, by the fixed-order kernel.
+  RopeRows want_rope_table(const BoundOp& op, const Type& qkv, int width, float theta);
+  /// A matrix product: by the library's method or, in canonical mode and with factors of two types, by the fixed-order kernel.
   template <class Args>
   Launch product(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), void (gpu::Matmul::*method)(const Args&, gpu::Stream),
                  Args args) {
-    if (options_.canonical) return launch(op, kernel, args);
+    const bool mixed = op.reads[0].type->dtype != op.reads[1].type->dtype;
+    if (options_.canonical || mixed) return launch(op, kernel, args);
     StreamLibraries& shared = libraries_[op.instruction->stream];
     shared.multiplies = true;
     args.scratch = lent(op);
@@ -162,18 +173,38 @@ struct Uniform {
 };
 Uniform uniform_operands(const Work& work) {
   return std::visit(Overload{
-                        [](const Linear&) {
-                          return Uniform{2, 0};
+                        // Of a router the output's gradient is f32 whatever the type of tokens.
+                        [](const Linear& w) {
+                          return Uniform{w.phase == Phase::kF ? 2u : 0u, 0};
                         },
                         [](const Norm& w) {
                           if (w.over == SumOver::kSequences) return Uniform{1, 0};
                           return w.phase == Phase::kF ? Uniform{1, 1} : w.phase == Phase::kI ? Uniform{2, 1} : Uniform{2, 0};
+                        },
+                        [](const HeadNorm& w) {
+                          if (w.over == SumOver::kSequences) return Uniform{1, 0};
+                          return w.phase == Phase::kF ? Uniform{1, 1} : w.phase == Phase::kI ? Uniform{2, 1} : Uniform{2, 0};
+                        },
+                        [](const LatentHeads& w) {
+                          return w.phase == Phase::kF ? Uniform{3, 1} : Uniform{1, 3};
                         },
                         [](const Attention& w) {
                           return w.phase == Phase::kF ? Uniform{1, 1} : Uniform{2, 1};
                         },
                         [](const Activation& w) {
                           return Uniform{w.phase == Phase::kF ? 1u : 2u, 1};
+                        },
+                        [](const Dispatch&) {
+                          return Uniform{1, 1};
+                        },
+                        [](const Combine& w) {
+                          return w.phase == Phase::kF ? Uniform{1, 1} : Uniform{2, 1};
+                        },
+                        [](const Gate& w) {
+                          return Uniform{w.phase == Phase::kF ? 1u : 2u, 1};
+                        },
+                        [](const GroupedLinear&) {
+                          return Uniform{2, 0};
                         },
                         [](const Residual& w) {
                           return w.phase == Phase::kF ? Uniform{2, 1} : Uniform{1, 0};
@@ -222,10 +253,20 @@ Result<void> check_types(const BoundOp& op) {
   return {};
 }
 
+/// Factors are of one type, but that an output's gradient may be f32.
+Result<void> check_factors(const BoundOp& op, const Linear& w) {
+  if (w.phase == Phase::kF) return {};
+  const size_t dy = w.phase == Phase::kI ? 0 : 1;
+  const DType gradient = op.reads[dy].type->dtype, other = op.reads[1 - dy].type->dtype;
+  if (gradient == other || gradient == DType::f32) return {};
+  return refuse(op, "mixes element types where the CUDA kernels take one", "cast the operand in an op of its own");
+}
+
 Result<void> check_copy(const BoundOp& op) {
-  if (op.reads[0].shape() != op.writes[0].shape())
-    return refuse(op, "takes the rank's part of a tensor, for which there is no CUDA kernel", "use backend: cpu");
   const DType from = op.reads[0].type->dtype, to = op.writes[0].type->dtype;
+  if (op.reads[0].shape() != op.writes[0].shape() && from != to)
+    return refuse(op, "converts the rank's part of a tensor, for which there is no CUDA kernel",
+                  "convert it with a copy of its own");
   const auto castable = [](DType t) { return is_float(t) || t == DType::f64; };
   if (from == to || (castable(from) && castable(to))) return {};
   return refuse(op, fmt::format("converts {} to {}, for which there is no CUDA kernel", name_of(from), name_of(to)),
@@ -249,20 +290,8 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
     SHARDLAB_TRY(check_copy(op));
   else
     SHARDLAB_TRY(check_types(op));
+  if (const Linear* linear = std::get_if<Linear>(&work)) SHARDLAB_TRY(check_factors(op, *linear));
   SHARDLAB_TRY(check_workspace(op, options_));
-  const int values = std::visit(
-      []<class W>(const W& w) {
-        if constexpr (requires { w.v_dim, w.head_dim; })
-          return w.v_dim == w.head_dim ? 0 : w.v_dim;
-        else
-          return 0;
-      },
-      work);
-  if (values != 0)
-    return Error{ExitCode::kUsage,
-                 fmt::format("`{}` has values of {} elements a head: a GPU's kernels take those of q, k and v alike",
-                             describe(*op.plan, *op.instruction), values),
-                 "use backend: cpu", ""};
   if (const Attention* a = std::get_if<Attention>(&work)) return bind_attention(op, *a);
   if (const AttentionBlock* a = std::get_if<AttentionBlock>(&work)) return bind_block(op, *a);
   return std::visit([&](const auto& w) { return bind_work(op, w); }, work);
@@ -466,6 +495,42 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Norm& w) {
   });
 }
 
+Launch CudaBackend::bind_work(const BoundOp& op, const HeadNorm& w) {
+  if (w.accumulate)
+    for (size_t i = 0; i < op.writes.size(); ++i)
+      check_in_place(op, op.writes[i], op.reads[op.reads.size() - op.writes.size() + i]);
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate);
+  const bool forward = w.phase == Phase::kF;
+  const gpu::HeadNormShape shape{tokens_of(op, *op.reads[forward ? 0 : 1].type), w.heads, w.kv_heads, w.head_dim};
+  if (forward)
+    return launch(op, k_.head_norm_forward,
+                  gpu::HeadNormForward{.shape = shape,
+                                       .qkv = input(op.reads[0]),
+                                       .gamma_q = input(op.reads[1]),
+                                       .gamma_k = input(op.reads[2]),
+                                       .y = output(op.writes[0]),
+                                       .stats = op.writes[1].as<float>(),
+                                       .epsilon = w.epsilon});
+  if (w.phase == Phase::kI)
+    return launch(op, k_.head_norm_input,
+                  gpu::HeadNormInput{.shape = shape,
+                                     .dy = input(op.reads[0]),
+                                     .qkv = input(op.reads[1]),
+                                     .gamma_q = input(op.reads[2]),
+                                     .gamma_k = input(op.reads[3]),
+                                     .stats = op.reads[4].as<const float>(),
+                                     .dqkv = output(op.writes[0])});
+  return launch_with_scratch(op, k_.head_norm_weight,
+                             gpu::HeadNormWeight{.shape = shape,
+                                                 .dy = input(op.reads[0]),
+                                                 .qkv = input(op.reads[1]),
+                                                 .stats = op.reads[2].as<const float>(),
+                                                 .dgamma_q = output(op.writes[0]),
+                                                 .dgamma_k = output(op.writes[1]),
+                                                 .accumulate = w.accumulate,
+                                                 .apart = w.over == SumOver::kTokens ? op.writes[0].shape()[1] : 0});
+}
+
 /// A launch of the kernel for each sequence, one after another in the stream's scratch; `move` takes its operands to a sequence.
 template <class Args, class Move>
 Launch CudaBackend::by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move) {
@@ -568,17 +633,23 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Strips& w) {
   };
 }
 
-/// The table depends on the positions alone: all layers and both directions share the role's, filled before the first step.
+/// Has the role's table of rotations by heads of `width` filled before the first step, and gives its rows. It depends on the positions alone:
+/// all layers and both directions share it.
+RopeRows CudaBackend::want_rope_table(const BoundOp& op, const Type& qkv, int width, float theta) {
+  SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
+  const RopeRows rows = rope_rows(op, qkv);
+  std::vector<float>& values = rope_values_[op.rope_table];
+  values.resize(static_cast<size_t>(rows.count * width));
+  kernels::rope_table(rows.begin, rows.count, width, theta, values.data(), rows.order, rows.total);
+  return rows;
+}
+
 Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
   const Type& qkv = *op.writes[0].type;
   const Tokens tokens = tokens_of(op, qkv);
   check_in_place(op, op.writes[0], op.reads[0]);
-  SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
-  const RopeRows rows = rope_rows(op, qkv);
+  const RopeRows rows = want_rope_table(op, qkv, w.head_dim, w.theta);
   const DocumentPositions documents = document_positions(op, qkv);
-  std::vector<float>& values = rope_values_[op.rope_table];
-  values.resize(static_cast<size_t>(rows.count * w.head_dim));
-  kernels::rope_table(rows.begin, rows.count, w.head_dim, w.theta, values.data(), rows.order, rows.total);
   return launch(op, k_.rope,
                 gpu::Rope{.qkv = output(op.writes[0]),
                           .sequences = tokens.sequences,
@@ -591,6 +662,31 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
                           .positions = documents.first,
                           .positions_stride = documents.stride,
                           .table_rows = rows.count});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const LatentHeads& w) {
+  const bool back = w.phase == Phase::kI;
+  const auto &parts = back ? op.writes : op.reads, &whole = back ? op.reads : op.writes;
+  const Type& qkv = *whole[0].type;
+  const Tokens tokens = tokens_of(op, qkv);
+  const RopeRows rows = want_rope_table(op, qkv, w.rope, w.theta);
+  const DocumentPositions documents = document_positions(op, qkv);
+  return launch(op, k_.latent_heads,
+                gpu::LatentHeads{.q = output(parts[0]),
+                                 .kv = output(parts[1]),
+                                 .k_rope = output(parts[2]),
+                                 .qkv = output(whole[0]),
+                                 .sequences = tokens.sequences,
+                                 .tokens = tokens.tokens,
+                                 .heads = w.heads,
+                                 .nope = w.nope,
+                                 .rope = w.rope,
+                                 .value_dim = w.v_dim,
+                                 .back = back,
+                                 .table = op.rope_table,
+                                 .positions = documents.first,
+                                 .positions_stride = documents.stride,
+                                 .table_rows = rows.count});
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Regroup& w) {
@@ -613,12 +709,14 @@ Result<Launch> CudaBackend::bind_attention(const BoundOp& op, const Attention& w
   const Type& out = *(backward ? op.reads[0] : op.writes[0]).type;
   const kernels::AttentionShape whole = attention_shape(op, w, options_.canonical);
   const gpu::AttentionShape shape{whole.sequences, whole.tokens, whole.heads,     whole.kv_heads, whole.head_dim,
-                                  whole.canonical, whole.order,  whole.positions, whole.window};
+                                  whole.canonical, whole.order,  whole.positions, whole.window,   whole.value_dim};
   gpu::LibraryAttention* library = nullptr;
   const bool reordered = shape.order.kind != TokenOrder::Kind::kContiguous;  // libraries mask by the place in memory
+  const bool unequal = shape.values() != shape.head_dim;
   std::string reason = options_.canonical ? "canonical order"
                        : w.packed         ? "packed documents"
                        : w.window > 0     ? "a window"
+                       : unequal          ? "values of another width"
                        : reordered        ? "order of tokens"
                                           : "";
   if (reordered && options_.attention == AttentionBy::kCudnn && !options_.canonical)
@@ -628,7 +726,9 @@ Result<Launch> CudaBackend::bind_attention(const BoundOp& op, const Attention& w
     return refuse(op, "cannot run on cuDNN: its graphs here know no documents", "use attention: auto, or own");
   if (w.window > 0 && options_.attention == AttentionBy::kCudnn && !options_.canonical)
     return refuse(op, "cannot run on cuDNN: its graphs here know no windows", "use attention: auto, or own");
-  if (options_.attention != AttentionBy::kOwn && !options_.canonical && !reordered && !w.packed && w.window == 0) {
+  if (unequal && options_.attention == AttentionBy::kCudnn && !options_.canonical)
+    return refuse(op, "cannot run on cuDNN: its graphs here have one width of heads", "use attention: auto, or own");
+  if (options_.attention != AttentionBy::kOwn && !options_.canonical && !reordered && !unequal && !w.packed && w.window == 0) {
     StreamLibraries& shared = libraries_[op.instruction->stream];
     const Result<void> prepared = prepare_cudnn(shared, shape, out.dtype, backward);
     if (!prepared.ok() && options_.attention == AttentionBy::kCudnn)
@@ -664,14 +764,15 @@ Launch CudaBackend::bind_work(const BoundOp& op, const SplitHeads& w) {
   const bool back = w.phase == Phase::kI;
   const Tensor &qkv = back ? op.writes[0] : op.reads[0], &q = back ? op.reads[0] : op.writes[0],
                &kv = back ? op.reads[1] : op.writes[1];
-  return launch(op, k_.split_heads,
-                gpu::SplitHeads{output(qkv), output(q), output(kv), rows_of(*qkv.type), w.heads, w.kv_heads, w.head_dim, back});
+  return launch(
+      op, k_.split_heads,
+      gpu::SplitHeads{output(qkv), output(q), output(kv), rows_of(*qkv.type), w.heads, w.kv_heads, w.head_dim, back, w.v_dim});
 }
 
 Result<Launch> CudaBackend::bind_block(const BoundOp& op, const AttentionBlock& w) {
   const kernels::AttentionBlockShape b = block_shape(op, w, options_.canonical);
   const gpu::AttentionBlockShape shape{b.sequences,   b.queries,   b.keys,  b.heads,     b.kv_heads,  b.head_dim, b.tokens,
-                                       b.first_query, b.first_key, b.order, b.canonical, b.positions, b.window};
+                                       b.first_query, b.first_key, b.order, b.canonical, b.positions, b.window,   b.value_dim};
   if (const auto why = gpu::attention_refusal(shape); !why.empty())
     return refuse(op, fmt::format("cannot run: {}", why), "choose a model with smaller heads");
   if (w.phase == Phase::kF) {
@@ -708,7 +809,7 @@ Launch CudaBackend::bind_work(const BoundOp& op, const AttentionMerge& w) {
   const Shape& y = op.writes[0].shape();
   const int parts = static_cast<int>(order.size());
   if (w.phase == Phase::kF) {
-    gpu::AttentionMergeForward args{{y[0], y[1], w.heads, w.head_dim, parts}, output(op.writes[0])};
+    gpu::AttentionMergeForward args{{y[0], y[1], w.heads, value_dim_of(w), parts}, output(op.writes[0])};
     for (size_t i = 0; i < order.size(); ++i) {
       args.merge.part_o[i] = op.reads[2 * order[i]].as<const float>();
       args.merge.part_sums[i] = op.reads[2 * order[i] + 1].as<const float>();
@@ -717,7 +818,8 @@ Launch CudaBackend::bind_work(const BoundOp& op, const AttentionMerge& w) {
     return launch(op, k_.attention_merge_forward, args);
   }
   gpu::AttentionMergeInput args{
-      {y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads, (w.keys ? 2 : 1) * int64_t{w.head_dim}, parts}, output(op.writes[0])};
+      {y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads, w.head_dim + (w.keys ? value_dim_of(w) : int64_t{0}), parts},
+      output(op.writes[0])};
   for (size_t i = 0; i < order.size(); ++i) args.merge.part[i] = op.reads[order[i]].as<const float>();
   return launch(op, k_.attention_merge_input, args);
 }
@@ -738,7 +840,149 @@ Result<void> CudaBackend::prepare_cudnn(StreamLibraries& shared, const gpu::Atte
   return shared.attention->prepare(shape, type, backward);
 }
 
+// ---- mixtures of experts
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Route& w) {
+  const bool forward = w.phase == Phase::kF;
+  const Tensor &logits = op.reads[forward ? 0 : 1], &choice = forward ? op.writes[1] : op.reads[2];
+  const Shape &l = logits.shape(), &c = choice.shape();
+  const kernels::RouteShape shape{.sequences = c[0],
+                                  .tokens = c[1],
+                                  .experts = l.last(),
+                                  .top_k = c[2],
+                                  .sigmoid = w.sigmoid,
+                                  .normalise = w.normalise,
+                                  .factor = w.factor,
+                                  .balance = w.balance,
+                                  .z_loss = w.z_loss,
+                                  .groups = w.groups,
+                                  .groups_chosen = w.groups_chosen,
+                                  .step_tokens = w.tokens};
+  if (forward)
+    return launch(op, k_.route_forward,
+                  gpu::RouteForward{.shape = shape,
+                                    .logits = logits.as<const float>(),
+                                    .bias = w.biased ? op.reads[1].as<const float>() : nullptr,
+                                    .weights = op.writes[0].as<float>(),
+                                    .choice = choice.as<int32_t>(),
+                                    .counts = op.writes[2].as<int32_t>(),
+                                    .ranks = op.writes[2].shape()[0],
+                                    .leaves = op.writes[2].shape()[1],
+                                    .capacity = w.capacity});
+  return launch(op, k_.route_input,
+                gpu::RouteInput{.shape = shape,
+                                .dweights = op.reads[0].as<const float>(),
+                                .logits = logits.as<const float>(),
+                                .choice = choice.as<const int32_t>(),
+                                .load = w.sequence != 0 ? op.reads[3].as<const float>() : nullptr,
+                                .whole_tokens = w.sequence,
+                                .dlogits = op.writes[0].as<float>(),
+                                .scratch = lent(op).data});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const ExpertLoad& w) {
+  const Shape& choice = op.reads[0].shape();
+  if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
+  return launch(op, k_.expert_load,
+                gpu::ExpertLoad{.choice = op.reads[0].as<const int32_t>(),
+                                .load = op.writes[0].as<float>(),
+                                .sequences = choice[0],
+                                .tokens = choice[1],
+                                .top_k = choice[2],
+                                .experts = op.writes[0].shape().last(),
+                                .accumulate = w.accumulate});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Dispatch& w) {
+  const Shape& choice = op.reads[1].shape();
+  return launch_with_scratch(op, k_.dispatch,
+                             gpu::Dispatch{.from = input(op.reads[0]),
+                                           .to = output(op.writes[0]),
+                                           .choice = op.reads[1].as<const int32_t>(),
+                                           .tokens = choice[0] * choice[1],
+                                           .top_k = choice[2],
+                                           .experts = w.experts,
+                                           .width = op.reads[0].shape().last(),
+                                           .back = w.phase == Phase::kI});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Combine& w) {
+  const bool forward = w.phase == Phase::kF;
+  const Tensor& choice = op.reads[forward ? 2 : 3];
+  const Shape& c = choice.shape();
+  const int64_t tokens = c[0] * c[1], width = op.reads[0].shape().last();
+  if (forward)
+    return launch_with_scratch(op, k_.combine_forward,
+                               gpu::CombineForward{.rows = input(op.reads[0]),
+                                                   .weights = op.reads[1].as<const float>(),
+                                                   .choice = choice.as<const int32_t>(),
+                                                   .y = output(op.writes[0]),
+                                                   .tokens = tokens,
+                                                   .top_k = c[2],
+                                                   .experts = w.experts,
+                                                   .width = width});
+  return launch_with_scratch(op, k_.combine_input,
+                             gpu::CombineInput{.dy = input(op.reads[0]),
+                                               .rows = input(op.reads[1]),
+                                               .weights = op.reads[2].as<const float>(),
+                                               .choice = choice.as<const int32_t>(),
+                                               .drows = output(op.writes[0]),
+                                               .dweights = op.writes[1].as<float>(),
+                                               .tokens = tokens,
+                                               .top_k = c[2],
+                                               .experts = w.experts,
+                                               .width = width});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Gate& w) {
+  const Type& x = *op.reads[0].type;
+  const int64_t tokens = rows_of(x), width = x.shape.last();
+  if (w.phase == Phase::kF)
+    return launch(op, k_.gate_forward,
+                  gpu::GateForward{input(op.reads[0]), input(op.reads[1]), output(op.writes[0]), tokens, width});
+  return launch(op, k_.gate_input,
+                gpu::GateInput{input(op.reads[0]), input(op.reads[1]), input(op.reads[2]), output(op.writes[0]),
+                               output(op.writes[1]), tokens, width});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const GroupedLinear& w) {
+  const kernels::RowCounts rows = row_counts(op.reads[2], op.reads[0], w.sources);
+  if (w.phase == Phase::kW) {
+    if (w.accumulate) check_in_place(op, op.writes[0], op.reads[3]);
+    const Shape& dw = op.writes[0].shape();
+    return launch_with_scratch(op, k_.grouped_linear_weight,
+                               gpu::GroupedLinearWeight{.rows = rows,
+                                                        .x = input(op.reads[0]),
+                                                        .dy = input(op.reads[1]),
+                                                        .dw = output(op.writes[0]),
+                                                        .in = dw[2],
+                                                        .out = dw[1],
+                                                        .accumulate = w.accumulate});
+  }
+  const Shape& weight = op.reads[1].shape();
+  const bool back = w.phase == Phase::kI;
+  return launch_with_scratch(op, k_.grouped_linear,
+                             gpu::GroupedLinear{.rows = rows,
+                                                .x = input(op.reads[0]),
+                                                .w = input(op.reads[1]),
+                                                .y = output(op.writes[0]),
+                                                .in = weight[2],
+                                                .out = weight[1],
+                                                .part = part_of(op, *op.reads[1].type, back ? 1 : 2),
+                                                .back = back});
+}
+
 Launch CudaBackend::bind_work(const BoundOp& op, const Activation& w) {
+  if (w.counted) {
+    const bool forward = w.phase == Phase::kF;
+    return launch_with_scratch(op, k_.grouped_activation,
+                               gpu::GroupedActivation{.rows = row_counts(op.reads.back(), op.reads[0], 1),
+                                                      .u = input(op.reads[forward ? 0 : 1]),
+                                                      .da = forward ? Input{} : input(op.reads[0]),
+                                                      .to = output(op.writes[0]),
+                                                      .width = (forward ? op.writes[0] : op.reads[0]).shape().last(),
+                                                      .swiglu = w.swiglu});
+  }
   const int64_t n = (w.phase == Phase::kF ? op.writes[0] : op.reads[0]).shape().elements();
   if (w.phase == Phase::kF)
     return launch(op, k_.activation_forward, gpu::ActivationForward{input(op.reads[0]), output(op.writes[0]), n, w.swiglu});
@@ -945,6 +1189,11 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Lion& w) {
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Copy&) {
   const Tensor &from = op.reads[0], &to = op.writes[0];
+  if (from.shape() != to.shape())
+    return [this, from = from.as<const std::byte>(), to = to.as<std::byte>(), pieces = own_pieces(op),
+            s = op.instruction->stream](const StepState&) {
+      for (const OwnPiece& piece : pieces) device_.copy(to + piece.to, from + piece.from, static_cast<int64_t>(piece.bytes), s);
+    };
   if (from.type->dtype != to.type->dtype) return launch(op, k_.cast, gpu::Cast{input(from), output(to), to.shape().elements()});
   return [this, from = from.data, to = to.data, bytes = to.type->bytes(), s = op.instruction->stream](const StepState&) {
     device_.copy(to, from, bytes, s);

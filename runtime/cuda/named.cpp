@@ -488,6 +488,19 @@ Result<Enqueue> bind_outer_step(const BoundOp& op, const NamedTools& tools) {
                                                          .momentum = momentum ? number(op.reads[4]) : nullptr});
 }
 
+Result<Enqueue> bind_update_router_bias(const BoundOp& op, const NamedTools& tools) {
+  Operands check(op);
+  if (check.count(3, 1).good())
+    check.type(op.reads[0], DType::f32)
+        .type(op.reads[1], DType::f32)
+        .same_size(op.reads[0], op.reads[1])
+        .in_place(op.writes[0], op.reads[1])
+        .number(op.reads[2]);
+  if (!check.good()) return check.refusal();
+  return launch(tools.kernels.update_router_bias, gpu::UpdateRouterBias{op.reads[0].as<const float>(), op.writes[0].as<float>(),
+                                                                        number(op.reads[2]), elements_of(op.writes[0])});
+}
+
 struct Binder {
   std::string_view name;
   Result<Enqueue> (*bind)(const BoundOp& op, const NamedTools& tools);
@@ -512,6 +525,7 @@ constexpr std::array kTable{
     Binder{"not_one", bind_not_one},
     Binder{"outer_step", bind_outer_step},
     Binder{"subtract", bind_subtract},
+    Binder{"update_router_bias", bind_update_router_bias},
     Binder{"subtract_share", bind_subtract_share},
     Binder{"project", bind_project},
     Binder{"orthogonalise", bind_orthogonalise},

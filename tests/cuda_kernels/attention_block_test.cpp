@@ -16,8 +16,8 @@ struct Sequence {
   DType t;
   Floats qkv, dout;
 
-  int64_t q_width() const { return s.out_width(); }
-  int64_t kv_width() const { return 2 * int64_t{s.kv_heads} * s.head_dim; }
+  int64_t q_width() const { return int64_t{s.heads} * s.head_dim; }
+  int64_t kv_width() const { return s.qkv_width() - q_width(); }
 };
 
 struct Result {
@@ -28,9 +28,10 @@ struct Result {
 Result apart(const Sequence& x, const Floats& qkv, DType t) {
   const int64_t rows = x.s.sequences * x.s.tokens;
   const Array whole(qkv, t), q(Array::poison(rows * x.q_width()), t), kv(Array::poison(rows * x.kv_width()), t);
-  table().split_heads({whole.out(), q.out(), kv.out(), rows, x.s.heads, x.s.kv_heads, x.s.head_dim, false}, stream());
+  table().split_heads({whole.out(), q.out(), kv.out(), rows, x.s.heads, x.s.kv_heads, x.s.head_dim, false, x.s.value_dim},
+                      stream());
   const Array back(Array::poison(static_cast<int64_t>(qkv.size())), t);
-  table().split_heads({back.out(), q.out(), kv.out(), rows, x.s.heads, x.s.kv_heads, x.s.head_dim, true}, stream());
+  table().split_heads({back.out(), q.out(), kv.out(), rows, x.s.heads, x.s.kv_heads, x.s.head_dim, true, x.s.value_dim}, stream());
   REQUIRE(bit_difference(back.read(), whole.read()) == "");
   return {{}, {}, q.read(), kv.read()};
 }
@@ -65,24 +66,24 @@ void put_rows(Floats& to, const Floats& from, int64_t sequences, int64_t tokens,
 
 AttentionBlockShape block(const AttentionShape& s, int64_t parts, int64_t query, int64_t key) {
   const int64_t n = s.tokens / parts;
-  return {s.sequences, n,         key < 0 ? s.tokens : n, s.heads, s.kv_heads,  s.head_dim,
-          s.tokens,    query * n, key < 0 ? 0 : key * n,  s.order, s.canonical, s.positions,
-          s.window};
+  return {s.sequences, n,          key < 0 ? s.tokens : n, s.heads, s.kv_heads,  s.head_dim,
+          s.tokens,    query * n,  key < 0 ? 0 : key * n,  s.order, s.canonical, s.positions,
+          s.window,    s.value_dim};
 }
 
 /// Blocks over `parts` ranks, with the output of the whole as what backward saved. Canonical: merged. Else: running, in a ring's order;
 /// `gathered`: all keys at once.
 Result over_parts(const Sequence& x, int64_t parts, const Result& whole, bool gathered = false) {
   const AttentionShape& s = x.s;
-  const int64_t n = s.tokens / parts, qw = x.q_width(), kw = x.kv_width(), b = s.sequences;
+  const int64_t n = s.tokens / parts, qw = x.q_width(), kw = x.kv_width(), ow = s.out_width(), b = s.sequences;
   const Result in = apart(x, x.qkv, x.t);
   const auto rows = [&](const Floats& v, int64_t width, int64_t part) { return rows_of(v, b, s.tokens, width, part, n); };
-  Result out{poisoned(b * s.tokens * qw), poisoned(b * s.heads * s.tokens), poisoned(b * s.tokens * qw),
+  Result out{poisoned(b * s.tokens * ow), poisoned(b * s.heads * s.tokens), poisoned(b * s.tokens * qw),
              poisoned(b * s.tokens * kw)};
   std::vector<std::vector<Floats>> of_keys(static_cast<size_t>(parts));
   std::vector<Floats> running(static_cast<size_t>(parts));
   for (int64_t rank = 0; rank < parts; ++rank) {
-    const Array q(rows(in.dq, qw, rank), x.t), dout(rows(x.dout, qw, rank), x.t), saved(rows(whole.o, qw, rank), x.t);
+    const Array q(rows(in.dq, qw, rank), x.t), dout(rows(x.dout, ow, rank), x.t), saved(rows(whole.o, ow, rank), x.t);
     Floats lse_rows;
     for (int64_t row = 0; row < b * s.heads; ++row) {
       const Floats one = part_of(whole.lse, row * s.tokens + rank * n, row * s.tokens + (rank + 1) * n);
@@ -96,12 +97,12 @@ Result over_parts(const Sequence& x, int64_t parts, const Result& whole, bool ga
       const int64_t key = gathered ? -1 : s.canonical ? turn : (rank - turn + parts) % parts;
       const Array kv(gathered ? in.dkv : rows(in.dkv, kw, key), x.t);
       if (s.canonical || turn == 0)
-        o.push_back(f32(b * n * qw)), sums.push_back(f32(2 * b * s.heads * n)), dq.push_back(f32(b * n * qw));
+        o.push_back(f32(b * n * ow)), sums.push_back(f32(2 * b * s.heads * n)), dq.push_back(f32(b * n * qw));
       table().attention_block_forward(
           {block(s, parts, rank, key), q.in(), kv.in(), o.back()->floats(), s.canonical ? nullptr : lse.floats(),
            s.canonical ? sums.back()->floats() : nullptr, !s.canonical && turn > 0},
           stream());
-      const int64_t keys = gathered ? s.tokens : n, width = s.canonical ? 2 * qw : kw;
+      const int64_t keys = gathered ? s.tokens : n, width = s.canonical ? qw + ow : kw;
       const size_t of = static_cast<size_t>(gathered ? 0 : key);
       const bool first = running[of].empty();
       const Array dkv(s.canonical || first ? Array::poison(b * keys * width) : running[of], DType::f32);
@@ -119,8 +120,8 @@ Result over_parts(const Sequence& x, int64_t parts, const Result& whole, bool ga
     }
     Floats rank_lse, rank_o, rank_dq;
     if (s.canonical) {
-      const Array all(Array::poison(b * n * qw), x.t), d(Array::poison(b * n * qw), x.t);
-      gpu::AttentionMergeForward m{{b, n, s.heads, s.head_dim, static_cast<int>(parts)}, all.out()};
+      const Array all(Array::poison(b * n * ow), x.t), d(Array::poison(b * n * qw), x.t);
+      gpu::AttentionMergeForward m{{b, n, s.heads, s.values(), static_cast<int>(parts)}, all.out()};
       gpu::AttentionMergeInput g{{b * n, s.heads, s.heads, s.head_dim, static_cast<int>(parts)}, d.out()};
       for (size_t i = 0; i < o.size(); ++i) {
         m.merge.part_o[i] = o[i]->floats(), m.merge.part_sums[i] = sums[i]->floats();
@@ -134,7 +135,7 @@ Result over_parts(const Sequence& x, int64_t parts, const Result& whole, bool ga
       rank_o = o[0]->read(), rank_dq = dq[0]->read();
     }
     rank_lse = lse.read();
-    put_rows(out.o, rank_o, b, s.tokens, qw, rank, n);
+    put_rows(out.o, rank_o, b, s.tokens, ow, rank, n);
     put_rows(out.dq, rank_dq, b, s.tokens, qw, rank, n);
     for (int64_t row = 0; row < b * s.heads; ++row)
       std::copy_n(rank_lse.begin() + row * n, n, out.lse.begin() + row * s.tokens + rank * n);
@@ -145,7 +146,7 @@ Result over_parts(const Sequence& x, int64_t parts, const Result& whole, bool ga
     if (s.canonical) {
       const Array y(Array::poison(b * n * kw), x.t);
       std::vector<std::unique_ptr<Array>> from;
-      gpu::AttentionMergeInput m{{b * n, s.heads, s.kv_heads, 2 * int64_t{s.head_dim}, static_cast<int>(parts)}, y.out()};
+      gpu::AttentionMergeInput m{{b * n, s.heads, s.kv_heads, int64_t{s.head_dim} + s.values(), static_cast<int>(parts)}, y.out()};
       for (size_t i = 0; i < of_keys[static_cast<size_t>(rank)].size(); ++i) {
         from.push_back(std::make_unique<Array>(of_keys[static_cast<size_t>(rank)][i], DType::f32));
         m.merge.part[i] = from.back()->floats();
@@ -184,6 +185,32 @@ Floats reordered(const Floats& x, const TokenOrder& order, int64_t tokens, int64
 
 Doubles wide_of(const Floats& x) { return {x.begin(), x.end()}; }
 
+AttentionShape with_values(AttentionShape s, int values) {
+  s.value_dim = values;
+  return s;
+}
+
+/// The CPU's result, from the same values.
+Result on_cpu(const Sequence& x, const std::vector<int32_t>& positions) {
+  const AttentionShape& s = x.s;
+  const kernels::AttentionShape shape{s.sequences, s.tokens, s.heads,     s.kv_heads,
+                                      s.head_dim,  s.order,  s.canonical, positions.empty() ? nullptr : positions.data(),
+                                      s.value_dim, s.window};
+  Floats o = poisoned(s.sequences * s.tokens * s.out_width()), lse = poisoned(s.sequences * s.heads * s.tokens),
+         dqkv = poisoned(static_cast<int64_t>(x.qkv.size()));
+  kernels::AttentionForward f{shape, x.qkv.data(), o.data(), lse.data()};
+  Scratch forward(attention_scratch_bytes(f));
+  f.scratch = forward.data();
+  const kernels::Kernels& k = kernels::kernels_for_this_processor();
+  k.attention_forward(f);
+  kernels::AttentionInput b{shape, x.dout.data(), o.data(), lse.data(), x.qkv.data(), dqkv.data()};
+  Scratch backward(attention_scratch_bytes(b));
+  b.scratch = backward.data();
+  k.attention_input(b);
+  const Result gradients = apart(x, dqkv, DType::f32);
+  return {o, lse, gradients.dq, gradients.dkv};
+}
+
 }  // namespace
 
 TEST_CASE("attention in parts: canonical bits do not depend on how queries and keys are cut, in any order of tokens") {
@@ -191,7 +218,9 @@ TEST_CASE("attention in parts: canonical bits do not depend on how queries and k
   for (const auto& [shape, parts] : {std::pair{AttentionShape{1, 16, 4, 2, 6}, 4},
                                      {AttentionShape{2, 32, 1, 1, 4}, 16},
                                      {AttentionShape{1, 32, 2, 1, 66}, 2},
-                                     {AttentionShape{1, 32, 1, 1, 130}, 2}})
+                                     {AttentionShape{1, 32, 1, 1, 130}, 2},
+                                     {with_values(AttentionShape{1, 16, 4, 2, 6}, 9), 4},
+                                     {with_values(AttentionShape{1, 32, 2, 2, 10}, 7), 2}})
     for (const Kind kind : {Kind::kContiguous, Kind::kZigzag, Kind::kStriped}) {
       if (number++ % dealt(1, 2) != 0) continue;  // every shape, and every order
       const TokenOrder order{kind, kind == Kind::kContiguous ? 1 : parts};
@@ -210,9 +239,9 @@ TEST_CASE("attention in parts: canonical bits do not depend on how queries and k
       // The order of the text, by the kernels for whole sequences.
       AttentionShape text = shape;
       const Sequence y{text, x.t, reordered(x.qkv, order, s.tokens, s.qkv_width(), true),
-                       reordered(x.dout, order, s.tokens, x.q_width(), true)};
+                       reordered(x.dout, order, s.tokens, s.out_width(), true)};
       const Result want = over_whole(y);
-      REQUIRE(difference(reordered(whole.o, order, s.tokens, x.q_width(), true), wide_of(want.o), kTolerance) == "");
+      REQUIRE(difference(reordered(whole.o, order, s.tokens, s.out_width(), true), wide_of(want.o), kTolerance) == "");
       REQUIRE(difference(reordered(whole.lse, order, s.tokens, 1, true), wide_of(want.lse), kTolerance) == "");
       REQUIRE(difference(reordered(whole.dq, order, s.tokens, x.q_width(), true), wide_of(want.dq), kTolerance) == "");
       REQUIRE(difference(reordered(whole.dkv, order, s.tokens, x.kv_width(), true), wide_of(want.dkv), kTolerance) == "");
@@ -239,28 +268,21 @@ TEST_CASE("attention in parts: running blocks of every type meet the whole, and 
       }
 }
 
-namespace {
-
-/// The CPU's result, from the same values.
-Result on_cpu(const Sequence& x, const std::vector<int32_t>& positions) {
-  const AttentionShape& s = x.s;
-  const kernels::AttentionShape shape{s.sequences, s.tokens, s.heads,     s.kv_heads,
-                                      s.head_dim,  s.order,  s.canonical, positions.empty() ? nullptr : positions.data(),
-                                      0,           s.window};
-  Floats o = poisoned(s.sequences * s.tokens * s.out_width()), lse = poisoned(s.sequences * s.heads * s.tokens),
-         dqkv = poisoned(static_cast<int64_t>(x.qkv.size()));
-  kernels::AttentionForward f{shape, x.qkv.data(), o.data(), lse.data()};
-  Scratch forward(attention_scratch_bytes(f));
-  f.scratch = forward.data();
-  const kernels::Kernels& k = kernels::kernels_for_this_processor();
-  k.attention_forward(f);
-  kernels::AttentionInput b{shape, x.dout.data(), o.data(), lse.data(), x.qkv.data(), dqkv.data()};
-  Scratch backward(attention_scratch_bytes(b));
-  b.scratch = backward.data();
-  k.attention_input(b);
-  const Result gradients = apart(x, dqkv, DType::f32);
-  return {o, lse, gradients.dq, gradients.dkv};
+TEST_CASE("attention in parts: running blocks whose values have another width meet the CPU's whole") {
+  for (const auto& [shape, parts] :
+       {std::pair{with_values(AttentionShape{2, 24, 4, 2, 10}, 7), 3}, {with_values(AttentionShape{1, 24, 2, 2, 6}, 66), 2}}) {
+    const Sequence x = sequence(shape, DType::f32);
+    const Result want = on_cpu(x, {}), whole = over_whole(x);
+    for (const Result& got : {whole, over_parts(x, parts, whole), over_parts(x, parts, whole, true)}) {
+      REQUIRE(difference(got.o, wide_of(want.o), kTolerance) == "");
+      REQUIRE(difference(got.lse, wide_of(want.lse), kTolerance) == "");
+      REQUIRE(difference(got.dq, wide_of(want.dq), kTolerance) == "");
+      REQUIRE(difference(got.dkv, wide_of(want.dkv), kTolerance) == "");
+    }
+  }
 }
+
+namespace {
 
 /// Places in documents of two sequences, in the order in which tokens lie.
 std::vector<int32_t> documents_of(const AttentionShape& s) {

@@ -12,13 +12,26 @@ const AttentionShape kShapes[] = {{1, 1, 1, 1, 2},     {2, 17, 4, 2, 6},  {1, 13
                                   {1, 100, 2, 1, 128}, {1, 70, 3, 3, 40}, {1, 50, 2, 1, 256}, {1, 35, 1, 1, 70},
                                   {1, 21, 2, 2, 136},  {1, 200, 1, 1, 10}};
 
+/// Values that are narrower and wider than keys, in the same tile and in another; grouped queries.
+AttentionShape of_widths(int64_t sequences, int64_t tokens, int heads, int kv_heads, int head_dim, int values,
+                         bool canonical = false) {
+  AttentionShape s{sequences, tokens, heads, kv_heads, head_dim, canonical};
+  s.value_dim = values;
+  return s;
+}
+const AttentionShape kUnequal[] = {of_widths(2, 35, 4, 2, 10, 7), of_widths(1, 70, 2, 2, 24, 18, true),
+                                   of_widths(1, 33, 2, 1, 10, 18), of_widths(1, 40, 1, 1, 192, 128),
+                                   of_widths(1, 21, 2, 2, 40, 130, true)};
+
+/// The elements of a kv head: its queries, a key, a value.
+int64_t group_width(const AttentionShape& s) { return s.qkv_width() / s.kv_heads; }
 int64_t query_at(const AttentionShape& s, int head) {
   const int q = s.heads / s.kv_heads;
-  return int64_t{head / q * (q + 2) + head % q} * s.head_dim;
+  return head / q * group_width(s) + int64_t{head % q} * s.head_dim;
 }
 int64_t key_at(const AttentionShape& s, int head) {
   const int q = s.heads / s.kv_heads;
-  return int64_t{head / q * (q + 2) + q} * s.head_dim;
+  return head / q * group_width(s) + int64_t{q} * s.head_dim;
 }
 
 struct Expected {
@@ -29,6 +42,7 @@ struct Expected {
 Expected expected(const Floats& qkv, const Floats& dout, const AttentionShape& s) {
   Expected e;
   const size_t rows = static_cast<size_t>(s.sequences * s.tokens), d = static_cast<size_t>(s.head_dim);
+  const size_t v = static_cast<size_t>(s.values());
   const size_t width = static_cast<size_t>(s.qkv_width()), out = static_cast<size_t>(s.out_width());
   e.o.assign(rows * out, 0);
   e.dqkv.assign(rows * width, 0);
@@ -38,7 +52,7 @@ Expected expected(const Floats& qkv, const Floats& dout, const AttentionShape& s
       for (size_t i = 0; i < static_cast<size_t>(s.tokens); ++i) {
         const size_t first = b * static_cast<size_t>(s.tokens), q = (first + i) * width + static_cast<size_t>(query_at(s, head));
         const auto key = [&](size_t j) { return (first + j) * width + static_cast<size_t>(key_at(s, head)); };
-        const size_t o = (first + i) * out + static_cast<size_t>(head) * d;
+        const size_t o = (first + i) * out + static_cast<size_t>(head) * v;
         Doubles score;
         double most = -INFINITY, sum = 0, dot = 0;
         for (size_t j = 0; j <= i; ++j) {
@@ -50,18 +64,18 @@ Expected expected(const Floats& qkv, const Floats& dout, const AttentionShape& s
         for (const double x : score) sum += std::exp(x - most);
         e.lse.push_back(most + std::log(sum));
         for (size_t j = 0; j <= i; ++j)
-          for (size_t c = 0; c < d; ++c) e.o[o + c] += std::exp(score[j] - e.lse.back()) * qkv[key(j) + d + c];
-        for (size_t c = 0; c < d; ++c) dot += dout[o + c] * e.o[o + c];
+          for (size_t c = 0; c < v; ++c) e.o[o + c] += std::exp(score[j] - e.lse.back()) * qkv[key(j) + d + c];
+        for (size_t c = 0; c < v; ++c) dot += dout[o + c] * e.o[o + c];
         for (size_t j = 0; j <= i; ++j) {
           const double p = std::exp(score[j] - e.lse.back());
           double dp = 0;
-          for (size_t c = 0; c < d; ++c) dp += static_cast<double>(dout[o + c]) * qkv[key(j) + d + c];
+          for (size_t c = 0; c < v; ++c) dp += static_cast<double>(dout[o + c]) * qkv[key(j) + d + c];
           const double ds = p * (dp - dot) * scale;
           for (size_t c = 0; c < d; ++c) {
             e.dqkv[q + c] += ds * qkv[key(j) + c];
             e.dqkv[key(j) + c] += ds * qkv[q + c];
-            e.dqkv[key(j) + d + c] += p * dout[o + c];
           }
+          for (size_t c = 0; c < v; ++c) e.dqkv[key(j) + d + c] += p * dout[o + c];
         }
       }
   return e;
@@ -91,11 +105,13 @@ double attention_tolerance(DType t) { return t == DType::f32 ? kTolerance : 3 * 
 
 }  // namespace
 
-TEST_CASE("attention: F and I equal fp64 in every type, depth and alignment") {
+TEST_CASE("attention: F and I equal fp64 in every type, depth and alignment, and with values of another width") {
+  std::vector<AttentionShape> shapes(std::begin(kShapes), std::end(kShapes));
+  shapes.insert(shapes.end(), std::begin(kUnequal), std::end(kUnequal));
   for (const DType t : kActivationTypes)
-    for (const AttentionShape& s : kShapes) {
+    for (const AttentionShape& s : shapes) {
       INFO(name_of(t) << " sequences " << s.sequences << " tokens " << s.tokens << " heads " << s.heads << " kv_heads "
-                      << s.kv_heads << " head_dim " << s.head_dim);
+                      << s.kv_heads << " head_dim " << s.head_dim << " values " << s.values());
       const Floats qkv = as_stored(random_floats(s.sequences * s.tokens * s.qkv_width(), 1, 2.0f), t);
       const Floats dout = as_stored(random_floats(s.sequences * s.tokens * s.out_width(), 2), t);
       const Expected want = expected(qkv, dout, s);

@@ -19,7 +19,8 @@ TEST_CASE("linear: the library's product equals fp64 in every type") {
 
 TEST_CASE("linear: in fp32 the fixed-order product has the bits of the CPU's canonical one, of parts of the contraction too") {
   const kernels::Kernels& cpu = kernels::kernels_for_this_processor();
-  for (const LinearShape& s : {LinearShape{2, 5, 40, 24}, {1, 70, 100, 66}, {3, 33, 17, 5}, {1, 3, 9, 4}, {70, 2, 20, 6}, {66, 16, 9, 5}}) {
+  for (const LinearShape& s :
+       {LinearShape{2, 5, 40, 24}, {1, 70, 100, 66}, {3, 33, 17, 5}, {1, 3, 9, 4}, {70, 2, 20, 6}, {66, 16, 9, 5}}) {
     INFO("rows " << s.rows() << " in " << s.in << " out " << s.out);
     const LinearInputs in = inputs(s, DType::f32);
     Floats y = poisoned(s.rows() * s.out), dx = poisoned(s.rows() * s.in), dw = poisoned(s.out * s.in);
@@ -48,6 +49,22 @@ TEST_CASE("linear: in fp32 the fixed-order product has the bits of the CPU's can
     REQUIRE(bit_difference(in_both_orders([&] { return input_gradient(fixed, in, s, DType::f32, DType::f32, out_part); }), dx) ==
             "");
     REQUIRE(bit_difference(in_both_orders([&] { return weight_gradient(fixed, in, s, DType::f32, DType::f32); }), dw) == "");
+  }
+}
+
+TEST_CASE("linear: a gradient in fp32 beside factors in 16 bits gives the bits of fp32 on what they hold, rounded once") {
+  const LinearShape s{2, 9, 40, 24};
+  for (const DType t : {DType::bf16, DType::f16}) {
+    LinearInputs in = inputs(s, t);
+    in.dy = random_floats(s.rows() * s.out, 8);  // not rounded to t
+    const LinearWay fixed{nullptr};
+    const Array x(in.x, t), w(in.w, t), dy(in.dy, DType::f32), dx(Array::poison(s.rows() * s.in), t),
+        dw(Array::poison(s.out * s.in), DType::f32);
+    table().linear_input({dy.in(), w.in(), dx.out(), s.rows(), s.in, s.out, {}, {}}, stream());
+    table().linear_weight(
+        {.x = x.in(), .dy = dy.in(), .dw = dw.out(), .tokens = {s.sequences, s.tokens, {}}, .in = s.in, .out = s.out}, stream());
+    REQUIRE(bit_difference(dx.read(), as_stored(input_gradient(fixed, in, s, DType::f32, DType::f32), t)) == "");
+    REQUIRE(bit_difference(dw.read(), weight_gradient(fixed, in, s, DType::f32, DType::f32)) == "");
   }
 }
 

@@ -7,7 +7,10 @@
 #include <new>
 #include <vector>
 
+#include "kernels/experts.h"
+#include "kernels/head_norm.h"
 #include "kernels/kernels.h"
+#include "kernels/latent_heads.h"
 #include "plan/base/check.h"
 #include "plan/base/tree.h"
 #include "runtime/reduction.h"
@@ -89,6 +92,37 @@ void norm_input(const gpu::NormInput& a, gpu::Stream) {
 void norm_weight(const gpu::NormWeight& a, gpu::Stream) {
   cpu().norm_weight({in(a.dy), in(a.x), a.stats, out(a.dgamma), out(a.dbeta), a.tokens, a.width, a.rms, a.accumulate});
 }
+kernels::HeadNormShape shape_of(const gpu::HeadNormShape& s) { return {s.tokens, s.heads, s.kv_heads, s.head_dim}; }
+void head_norm_forward(const gpu::HeadNormForward& a, gpu::Stream) {
+  kernels::head_norm_forward(cpu(), {shape_of(a.shape), in(a.qkv), in(a.gamma_q), in(a.gamma_k), out(a.y), a.stats, a.epsilon});
+}
+void head_norm_input(const gpu::HeadNormInput& a, gpu::Stream) {
+  kernels::head_norm_input(cpu(), {shape_of(a.shape), in(a.dy), in(a.qkv), in(a.gamma_q), in(a.gamma_k), a.stats, out(a.dqkv)});
+}
+void head_norm_weight(const gpu::HeadNormWeight& a, gpu::Stream) {
+  const kernels::HeadNormShape shape = shape_of(a.shape);
+  const Lent lent(kernels::head_norm_scratch_bytes(shape));
+  kernels::head_norm_weight(
+      cpu(), {shape, in(a.dy), in(a.qkv), a.stats, out(a.dgamma_q), out(a.dgamma_k), a.accumulate, a.apart, lent.get()});
+}
+void latent_heads(const gpu::LatentHeads& a, gpu::Stream) {
+  for (int64_t b = 0; b < a.sequences; ++b) {
+    const int64_t row = b * a.tokens;
+    const kernels::LatentHeads one{a.tokens,
+                                   a.heads,
+                                   a.nope,
+                                   a.rope,
+                                   a.value_dim,
+                                   a.table,
+                                   a.positions == nullptr ? nullptr : a.positions + b * a.positions_stride};
+    float *q = out(a.q) + row * a.q_width(), *kv = out(a.kv) + row * a.kv_width(), *k_rope = out(a.k_rope) + row * a.rope,
+          *qkv = out(a.qkv) + row * a.qkv_width();
+    if (a.back)
+      kernels::latent_heads_input(one, qkv, q, kv, k_rope);
+    else
+      kernels::latent_heads_forward(one, q, kv, k_rope, qkv);
+  }
+}
 void linear_forward(const gpu::LinearForward& a, gpu::Stream) {
   const kernels::LinearForward args{in(a.x), in(a.w), in(a.bias), out(a.y), a.rows, a.in, a.out, a.in_part, true};
   with_scratch(cpu().linear_forward, args, kernels::linear_scratch_bytes(args));
@@ -115,7 +149,7 @@ void rope(const gpu::Rope& a, gpu::Stream) {
               .positions_stride = a.positions_stride});
 }
 kernels::AttentionShape shape_of(const gpu::AttentionShape& s) {
-  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, s.order, s.canonical, s.positions, 0, s.window};
+  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, s.order, s.canonical, s.positions, s.value_dim, s.window};
 }
 void attention_forward(const gpu::AttentionForward& a, gpu::Stream) {
   const kernels::AttentionForward args{shape_of(a.shape), in(a.qkv), out(a.o), a.lse};
@@ -126,7 +160,8 @@ void attention_input(const gpu::AttentionInput& a, gpu::Stream) {
   with_scratch(cpu().attention_input, args, kernels::attention_scratch_bytes(args));
 }
 void split_heads(const gpu::SplitHeads& a, gpu::Stream) {
-  const int64_t queries = int64_t{a.heads / a.kv_heads} * a.head_dim, keys = 2 * int64_t{a.head_dim};
+  const int64_t queries = int64_t{a.heads / a.kv_heads} * a.head_dim,
+                keys = int64_t{a.head_dim} + (a.value_dim == 0 ? a.head_dim : a.value_dim);
   for (int64_t i = 0; i < a.rows * a.kv_heads; ++i) {
     float *whole = out(a.qkv) + i * (queries + keys), *q = out(a.q) + i * queries, *kv = out(a.kv) + i * keys;
     const auto move = [&](float* part, float* at, int64_t n) { std::copy_n(a.back ? part : at, n, a.back ? at : part); };
@@ -135,8 +170,8 @@ void split_heads(const gpu::SplitHeads& a, gpu::Stream) {
   }
 }
 kernels::AttentionBlockShape shape_of(const gpu::AttentionBlockShape& s) {
-  return {s.sequences,   s.queries,   s.keys,  s.heads,     s.kv_heads,  s.head_dim, s.tokens,
-          s.first_query, s.first_key, s.order, s.canonical, s.positions, 0,          s.window};
+  return {s.sequences,   s.queries,   s.keys,  s.heads,     s.kv_heads,  s.head_dim,  s.tokens,
+          s.first_query, s.first_key, s.order, s.canonical, s.positions, s.value_dim, s.window};
 }
 void attention_block_forward(const gpu::AttentionBlockForward& a, gpu::Stream) {
   const kernels::AttentionBlockForward args{shape_of(a.shape), in(a.q), in(a.kv), a.o, a.lse, a.sums, a.carry};
@@ -162,6 +197,56 @@ void activation_forward(const gpu::ActivationForward& a, gpu::Stream) {
 }
 void activation_input(const gpu::ActivationInput& a, gpu::Stream) {
   cpu().activation_input({in(a.da), in(a.u), out(a.du), a.n, a.swiglu});
+}
+/// A kernel of the CPU's, with scratch of its own.
+template <class Args>
+void with_table(void (*kernel)(const kernels::Kernels&, const Args&), Args args, int64_t bytes) {
+  const Lent lent(bytes);
+  args.scratch = lent.get();
+  kernel(cpu(), args);
+}
+void route_forward(const gpu::RouteForward& a, gpu::Stream) {
+  with_table(kernels::route_forward, a, kernels::route_scratch_bytes(a.shape.experts, a.capacity > 0));
+}
+void route_input(const gpu::RouteInput& a, gpu::Stream) {
+  with_table(kernels::route_input, a, kernels::route_scratch_bytes(a.shape.experts));
+}
+void expert_load(const gpu::ExpertLoad& a, gpu::Stream) { kernels::expert_load(a); }
+void update_router_bias(const gpu::UpdateRouterBias& a, gpu::Stream) {
+  kernels::update_router_bias({a.load, a.bias, a.experts, *a.rate});
+}
+void dispatch(const gpu::Dispatch& a, gpu::Stream) {
+  with_scratch(kernels::dispatch, kernels::Dispatch{in(a.from), out(a.to), a.choice, a.tokens, a.top_k, a.experts, a.width, a.back},
+               kernels::places_scratch_bytes(a.tokens, a.top_k, a.experts));
+}
+void combine_forward(const gpu::CombineForward& a, gpu::Stream) {
+  with_scratch(kernels::combine_forward,
+               kernels::CombineForward{in(a.rows), a.weights, a.choice, out(a.y), a.tokens, a.top_k, a.experts, a.width},
+               kernels::places_scratch_bytes(a.tokens, a.top_k, a.experts));
+}
+void combine_input(const gpu::CombineInput& a, gpu::Stream) {
+  with_scratch(kernels::combine_input,
+               kernels::CombineInput{in(a.dy), in(a.rows), a.weights, a.choice, out(a.drows), a.dweights, a.tokens, a.top_k,
+                                     a.experts, a.width},
+               kernels::places_scratch_bytes(a.tokens, a.top_k, a.experts));
+}
+void gate_forward(const gpu::GateForward& a, gpu::Stream) {
+  kernels::gate_forward(cpu(), {in(a.x), in(a.gate), out(a.y), a.tokens, a.width});
+}
+void gate_input(const gpu::GateInput& a, gpu::Stream) {
+  kernels::gate_input(cpu(), {in(a.dy), in(a.x), in(a.gate), out(a.dx), out(a.dgate), a.tokens, a.width});
+}
+void grouped_linear(const gpu::GroupedLinear& a, gpu::Stream) {
+  const kernels::GroupedLinear args{a.rows, in(a.x), in(a.w), out(a.y), a.in, a.out, a.part, a.back, true};
+  with_table(kernels::grouped_linear, args, kernels::grouped_scratch_bytes(args));
+}
+void grouped_linear_weight(const gpu::GroupedLinearWeight& a, gpu::Stream) {
+  // The CPU's fixed order does not accumulate: plans never ask for it.
+  const kernels::GroupedLinearWeight args{a.rows, in(a.x), in(a.dy), out(a.dw), a.in, a.out, a.accumulate, !a.accumulate};
+  with_table(kernels::grouped_linear_weight, args, kernels::grouped_scratch_bytes(args));
+}
+void grouped_activation(const gpu::GroupedActivation& a, gpu::Stream) {
+  kernels::grouped_activation(cpu(), {a.rows, in(a.u), in(a.da), out(a.to), a.width, a.swiglu});
 }
 void residual_forward(const gpu::ResidualForward& a, gpu::Stream) {
   cpu().residual_forward({in(a.x), in(a.z), in(a.bias), out(a.y), a.rows, a.width});
@@ -254,10 +339,14 @@ constexpr gpu::Kernels kTable{
     .norm_forward = norm_forward,
     .norm_input = norm_input,
     .norm_weight = norm_weight,
+    .head_norm_forward = head_norm_forward,
+    .head_norm_input = head_norm_input,
+    .head_norm_weight = head_norm_weight,
     .linear_forward = linear_forward,
     .linear_input = linear_input,
     .linear_weight = linear_weight,
     .rope = rope,
+    .latent_heads = latent_heads,
     .attention_forward = attention_forward,
     .attention_input = attention_input,
     .split_heads = split_heads,
@@ -268,6 +357,18 @@ constexpr gpu::Kernels kTable{
     .regroup = emulated<&gpu::Kernels::regroup>,
     .activation_forward = activation_forward,
     .activation_input = activation_input,
+    .route_forward = route_forward,
+    .route_input = route_input,
+    .expert_load = expert_load,
+    .update_router_bias = update_router_bias,
+    .dispatch = dispatch,
+    .combine_forward = combine_forward,
+    .combine_input = combine_input,
+    .gate_forward = gate_forward,
+    .gate_input = gate_input,
+    .grouped_linear = grouped_linear,
+    .grouped_linear_weight = grouped_linear_weight,
+    .grouped_activation = grouped_activation,
     .residual_forward = residual_forward,
     .bias_weight = bias_weight,
     .dropout = dropout,

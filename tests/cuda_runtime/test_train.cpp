@@ -34,6 +34,120 @@ TEST_CASE("every layout on the device gives the CPU's bits, in whatever order th
     }
 }
 
+namespace {
+
+/// Llama with norms of heads (Qwen3).
+Case with_head_norms() {
+  Case c = training_subject(Family::kLlama);
+  c.model.qk_norm = true;
+  return c;
+}
+/// Llama with latent attention, of which no width is a multiple of 16, and values are narrower than keys.
+Case with_latent_attention() {
+  Case c = training_subject(Family::kLlama);
+  c.model.latent = {.q_rank = 20, .kv_rank = 12, .nope = 6, .rope = 4, .v = 7};
+  c.model.kv_heads = c.model.heads;
+  c.model.head_dim = 10;
+  return c;
+}
+
+/// `layouts` of one subject on the fake device have the CPU's losses, norms, parameters, peaks and bytes.
+void train_as_on_cpu(const std::vector<std::pair<std::string, Case>>& layouts) {
+  uint64_t seed = 0;
+  for (const auto& [name, config] : layouts) {
+    INFO(name << " order " << ++seed);
+    const Run cpu = train_on_cpu(config, {.steps = 3}), run = train_on_fake(config, {.steps = 3, .seed = seed});
+    REQUIRE(cpu.losses[2] != cpu.losses[0]);
+    REQUIRE(run.losses == cpu.losses);
+    REQUIRE(run.norms == cpu.norms);
+    for (const auto& [parameter, values] : cpu.parameters) {
+      INFO(parameter);
+      REQUIRE(same_bits(run.parameters.at(parameter), values));
+    }
+    REQUIRE(run.sent_bytes == cpu.sent_bytes);
+    REQUIRE(run.peaks == run.planned);
+  }
+}
+
+/// One step on the GPU's own kernels, in fp32 within `bound` of the CPU's values; in bf16 a loss near the CPU's.
+void train_emulated(Case c, double bound = 2e-5) {
+#ifdef __SANITIZE_THREAD__
+  WARN("skipped: the thread sanitizer cannot follow the fibers that the emulation runs kernels on");
+  return;
+#endif
+  c.train.seq_len = 8;
+  c.train.micro_batch = 2;
+  c.train.global_batch_tokens = 16;
+  const Run one = train_on_fake(c, {.steps = 1, .kernels = Behind::kEmulated}), cpu = train_on_cpu(c, {.steps = 1});
+  REQUIRE(one.losses[0] == Approx(cpu.losses[0]).epsilon(1e-5));
+  for (const auto& [name, values] : one.parameters) {
+    INFO(name);
+    REQUIRE(worst(values, cpu.parameters.at(name)) < bound);
+  }
+  c.train.precision = Precision::kBf16;
+  for (const bool canonical : {true, false}) {
+    c.canonical = canonical;
+    const Run narrow = train_on_fake(c, {.steps = 2, .kernels = Behind::kEmulated}), there = train_on_cpu(c, {.steps = 2});
+    for (size_t step = 0; step < 2; ++step) {
+      INFO("bf16 canonical " << canonical << " step " << step);
+      REQUIRE(narrow.losses[step] == Approx(there.losses[step]).epsilon(2e-3));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("norms of heads: every layout on the device has the CPU's bits, and the GPU's own kernels its values") {
+  train_as_on_cpu(training_layouts(with_head_norms()));
+  train_emulated(with_head_norms());
+}
+
+TEST_CASE("latent attention: every layout on the device has the CPU's bits, and the GPU's own kernels its values") {
+  train_as_on_cpu(training_layouts(with_latent_attention()));
+  train_emulated(with_latent_attention());
+}
+
+namespace {
+
+/// Llama with mixtures of experts: Mixtral's router with both losses; DeepSeek-V3's, with groups, biases, shared experts and a dense first
+/// layer; and one that drops rows, with the gate of Qwen2-MoE.
+std::vector<std::pair<std::string, Case>> mixtures() {
+  std::vector<std::pair<std::string, Case>> all;
+  const auto add = [&](const std::string& name, const Experts& experts) {
+    Case c = training_subject(Family::kLlama);
+    c.model.experts = experts;
+    all.emplace_back(name, c);
+  };
+  add("softmax", {.count = 4, .top_k = 2, .ffn = 24, .balance = 0.05f, .z_loss = 0.01f});
+  add("sigmoid", {.count = 8,
+                  .top_k = 3,
+                  .ffn = 16,
+                  .sigmoid = true,
+                  .factor = 2.5f,
+                  .balance = 0.02f,
+                  .shared = 1,
+                  .dense_layers = 1,
+                  .groups = 4,
+                  .groups_chosen = 2,
+                  .bias_update_rate = 0.01f});
+  add("capacity", {.count = 4, .top_k = 2, .ffn = 24, .normalise = false, .shared = 1, .shared_gate = true, .capacity_factor = 1});
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("mixtures of experts: every layout without ep has the CPU's bits on the device, and the GPU's own kernels its values") {
+  for (const auto& [name, subject] : mixtures()) {
+    INFO(name);
+    std::vector<std::pair<std::string, Case>> layouts = training_layouts(subject);
+    const size_t all = layouts.size();
+    std::erase_if(layouts, [](const auto& layout) { return !check(layout.second).ok(); });
+    REQUIRE(layouts.size() + (subject.model.experts.drops() ? 3 : 0) == all);  // a capacity does not go with cp
+    train_as_on_cpu(layouts);
+    train_emulated(subject);
+  }
+}
+
 TEST_CASE("a device that takes no notice of events gives other results") {
   // The check of the test above: it must see what is missing.
   Case c = training_subject(Family::kLlama);

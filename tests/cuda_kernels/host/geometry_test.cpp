@@ -94,6 +94,9 @@ TEST_CASE("geometry: attention refuses what it has no tile for") {
   REQUIRE(attention_refusal(AttentionShape{1, 8, 4, 3, 64}) == "attention on a GPU: kv_heads divides heads");
   REQUIRE(attention_refusal(AttentionShape{1, 8, 4, 2, 63}) == "attention on a GPU: head_dim is even");
   REQUIRE(attention_refusal(AttentionShape{1, 8, 4, 2, 258}) == "attention on a GPU: head_dim is at most 256");
+  AttentionShape wide{1, 8, 4, 2, 64};
+  wide.value_dim = 257;
+  REQUIRE(attention_refusal(wide) == "attention on a GPU: a value has at most 256 elements");
 }
 
 TEST_CASE("geometry: tiles of the fixed-order product and leaves of token sums cover their results") {
