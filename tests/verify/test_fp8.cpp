@@ -1,6 +1,8 @@
 // Factors of 8 bits: what `verify` finds in plans that scale them otherwise.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "plan/text.h"
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
@@ -10,18 +12,18 @@
 namespace shardlab::testing {
 namespace {
 
-std::string plan_text(Fp8Scaling scaling) {
+std::string plan_text(Fp8Scaling scaling, int tp = 2) {
   Case c;
   c.model = {.name = "tiny",
              .family = Family::kLlama,
              .layers = 2,
              .hidden = 16,
-             .heads = 2,
+             .heads = std::max(2, tp),
              .kv_heads = 2,
              .head_dim = 8,
              .ffn = 32,
              .vocab = 32};
-  c.layout.tp = 2;
+  c.layout.tp = tp;
   c.train.seq_len = 8;
   c.train.precision = Precision::kFp8;
   c.train.fp8_scaling = scaling;
@@ -47,6 +49,14 @@ bool contains(const std::string& text, std::string_view part) { return text.find
 TEST_CASE("fp8: the plans to break are good") {
   CHECK(first_finding(plan_text(Fp8Scaling::kCurrent)) == "");
   CHECK(first_finding(plan_text(Fp8Scaling::kDelayed)) == "");
+}
+
+TEST_CASE("fp8: rows of q, k and v that ranks gather, since tp is above the kv heads, stay gathered in 16 bits") {
+  for (const Fp8Scaling scaling : {Fp8Scaling::kCurrent, Fp8Scaling::kDelayed}) {
+    const std::string text = plan_text(scaling, 4);
+    CHECK(contains(text, "all_gather attn.rows"));
+    CHECK(first_finding(text) == "");
+  }
 }
 
 TEST_CASE("fp8: the largest size of a slice is not that of the whole") {
