@@ -26,9 +26,9 @@ T must(Result<T> r) {
 
 }  // namespace
 
-Compared compare(const Case& c) {
+Compared compare(const Case& c, bool verified) {
   Compared out;
-  const Plan plan = must(lower(c, {.after = {}, .verify = false}));
+  const Plan plan = must(lower(c, {.after = {}, .verify = verified}));
   std::vector<Program> programs;
   for (size_t role = 0; role < plan.roles.size(); ++role) programs.push_back(expand_program(plan, static_cast<int>(role)));
   const auto costs = must(cost_model_for(c.machine, c.train.precision));

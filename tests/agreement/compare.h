@@ -21,8 +21,8 @@ struct Compared {
   double error() const { return analytic_s / timeline_s - 1; }
 };
 
-/// Both predictions of a legal case. Throws where one of them refuses it.
-Compared compare(const Case& c);
+/// Both predictions of a legal case. Throws where one of them refuses it, or, `verified`, where its plan does not verify.
+Compared compare(const Case& c, bool verified);
 
 /// "gpt L2 h1024 ... | dp2 tp1 ...": what sets the case apart.
 std::string line_of_case(const Case& c);

@@ -11,6 +11,7 @@
 
 #include "tests/agreement/cases.h"
 #include "tests/agreement/compare.h"
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -98,7 +99,7 @@ Dealt compare_cases(uint64_t seed, int cases) {
   for (int i = 0; i < cases; ++i) {
     const Case c = dealer.next();
     try {
-      dealt.rows.push_back({c, compare(c)});
+      dealt.rows.push_back({c, compare(c, static_cast<uint64_t>(i) % testing::dealt(1, 4) == 0)});
     } catch (const std::exception& e) {
       if (dealt.failures[e.what()]++ == 0) fmt::print("{}\n  {}\n", e.what(), line_of_case(c));
     }
