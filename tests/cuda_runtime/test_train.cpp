@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "tests/cuda_runtime/rig.h"
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
@@ -55,7 +56,8 @@ Case with_latent_attention() {
 void train_as_on_cpu(const std::vector<std::pair<std::string, Case>>& layouts) {
   uint64_t seed = 0;
   for (const auto& [name, config] : layouts) {
-    INFO(name << " order " << ++seed);
+    if (seed++ % dealt(1, 4) != 0) continue;
+    INFO(name << " order " << seed);
     const Run cpu = train_on_cpu(config, {.steps = 3}), run = train_on_fake(config, {.steps = 3, .seed = seed});
     REQUIRE(cpu.losses[2] != cpu.losses[0]);
     REQUIRE(run.losses == cpu.losses);
