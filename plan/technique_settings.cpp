@@ -57,14 +57,19 @@ Result<void> check_device_libraries(const Case& c) {
                     name_of(c.backend), c.canonical, name_of(c.train.precision)),
         "use attention: auto, or backend: cuda with precision: bf16 and canonical: false");
   constexpr int64_t kMostHeadDim = 256;  // kernels/cuda/geometry.cpp
-  if (c.backend == BackendKind::kCuda && c.model.value_dim() > kMostHeadDim)
-    return refusal(fmt::format("v_head_dim={} with backend=cuda: attention on a GPU takes values of up to {}", c.model.value_dim(),
-                               kMostHeadDim),
-                   "use backend: cpu, or a model with other heads");
   if (c.backend == BackendKind::kCuda && (c.model.head_dim > kMostHeadDim || c.model.head_dim % 2 != 0))
     return refusal(
         fmt::format("head_dim={} with backend=cuda: attention on a GPU takes even ones up to {}", c.model.head_dim, kMostHeadDim),
         "use backend: cpu, or a model with other heads");
+  if (c.backend == BackendKind::kCuda && c.model.value_dim() > kMostHeadDim)
+    return refusal(fmt::format("v_head_dim={} with backend=cuda: attention on a GPU takes values of up to {}", c.model.value_dim(),
+                               kMostHeadDim),
+                   "use backend: cpu, or a model with other heads");
+  constexpr int64_t kMostExperts = 1024;  // kernels/cuda/geometry.h
+  if (c.backend == BackendKind::kCuda && c.model.experts.count > kMostExperts)
+    return refusal(fmt::format("model.experts={} with backend=cuda: a router on a GPU chooses among up to {}",
+                               c.model.experts.count, kMostExperts),
+                   "use backend: cpu, or fewer experts");
   constexpr int kMostOnOneGpu = 64;  // kernels/cuda/kernels.h, Combine
   if (const int most = std::max({c.layout.data_ranks(), c.layout.tp, c.layout.pp});
       c.transport == TransportKind::kOneGpu && most > kMostOnOneGpu)

@@ -602,21 +602,9 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Regroup& w) {
 Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
   const bool forward = w.phase == Phase::kF;
   const Tensor &logits = op.reads[forward ? 0 : 1], &choice = forward ? op.writes[1] : op.reads[2];
-  const Shape &l = logits.shape(), &c = choice.shape();
-  const kernels::RouteShape shape{.sequences = c[0],
-                                  .tokens = c[1],
-                                  .experts = l.last(),
-                                  .top_k = c[2],
-                                  .sigmoid = w.sigmoid,
-                                  .normalise = w.normalise,
-                                  .factor = w.factor,
-                                  .balance = w.balance,
-                                  .z_loss = w.z_loss,
-                                  .groups = w.groups,
-                                  .groups_chosen = w.groups_chosen,
-                                  .step_tokens = w.tokens};
+  const kernels::RouteShape shape = route_shape(w, logits, choice);
   const ExpertPlacement* placement = placement_of(op.plan->expert_placement, op.instruction->layer);
-  const int64_t bytes = kernels::route_scratch_bytes(l.last(), forward && w.capacity > 0);
+  const int64_t bytes = kernels::route_scratch_bytes(shape.experts, forward && w.capacity > 0);
   if (forward)
     return with_scratch(op, kernels::route_forward,
                         kernels::RouteForward{.shape = shape,

@@ -36,6 +36,23 @@ inline kernels::RowCounts row_counts(const Tensor& counts, const Tensor& rows, i
   return {counts.as<const int32_t>(), c[1], c[2], sources, rows.shape()[1]};
 }
 
+/// The router of an op with logits[b,s,experts] and choice[b,s,top_k].
+inline kernels::RouteShape route_shape(const Route& w, const Tensor& logits, const Tensor& choice) {
+  const Shape& c = choice.shape();
+  return {.sequences = c[0],
+          .tokens = c[1],
+          .experts = logits.shape().last(),
+          .top_k = c[2],
+          .sigmoid = w.sigmoid,
+          .normalise = w.normalise,
+          .factor = w.factor,
+          .balance = w.balance,
+          .z_loss = w.z_loss,
+          .groups = w.groups,
+          .groups_chosen = w.groups_chosen,
+          .step_tokens = w.tokens};
+}
+
 /// Runs of the tokens that a rank holds whose positions are consecutive. body(first, n, position of the first).
 template <class Body>
 void for_positions(const BoundOp& op, const Type& type, const Body& body) {

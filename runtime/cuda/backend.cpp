@@ -845,19 +845,7 @@ Result<void> CudaBackend::prepare_cudnn(StreamLibraries& shared, const gpu::Atte
 Launch CudaBackend::bind_work(const BoundOp& op, const Route& w) {
   const bool forward = w.phase == Phase::kF;
   const Tensor &logits = op.reads[forward ? 0 : 1], &choice = forward ? op.writes[1] : op.reads[2];
-  const Shape &l = logits.shape(), &c = choice.shape();
-  const kernels::RouteShape shape{.sequences = c[0],
-                                  .tokens = c[1],
-                                  .experts = l.last(),
-                                  .top_k = c[2],
-                                  .sigmoid = w.sigmoid,
-                                  .normalise = w.normalise,
-                                  .factor = w.factor,
-                                  .balance = w.balance,
-                                  .z_loss = w.z_loss,
-                                  .groups = w.groups,
-                                  .groups_chosen = w.groups_chosen,
-                                  .step_tokens = w.tokens};
+  const kernels::RouteShape shape = route_shape(w, logits, choice);
   if (forward)
     return launch(op, k_.route_forward,
                   gpu::RouteForward{.shape = shape,

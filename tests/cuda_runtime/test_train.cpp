@@ -1,8 +1,12 @@
 // Whole cases on the CUDA back end: every foundation strategy, on a device that runs its streams in any order that the events
 // allow.
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 
+#include "kernels/cuda/geometry.h"
+#include "plan/case.h"
 #include "tests/cuda_runtime/rig.h"
 #include "tests/deal.h"
 #include "tests/namespaces.h"
@@ -53,10 +57,11 @@ Case with_latent_attention() {
 }
 
 /// `layouts` of one subject on the fake device have the CPU's losses, norms, parameters, peaks and bytes.
-void train_as_on_cpu(const std::vector<std::pair<std::string, Case>>& layouts) {
+/// Of a sample other subjects take other layouts, by `part`.
+void train_as_on_cpu(const std::vector<std::pair<std::string, Case>>& layouts, uint64_t part) {
   uint64_t seed = 0;
   for (const auto& [name, config] : layouts) {
-    if (seed++ % dealt(1, 4) != 0) continue;
+    if ((seed++ + part) % dealt(1, 4) != 0) continue;
     INFO(name << " order " << seed);
     const Run cpu = train_on_cpu(config, {.steps = 3}), run = train_on_fake(config, {.steps = 3, .seed = seed});
     REQUIRE(cpu.losses[2] != cpu.losses[0]);
@@ -100,12 +105,12 @@ void train_emulated(Case c, double bound = 2e-5) {
 }  // namespace
 
 TEST_CASE("norms of heads: every layout on the device has the CPU's bits, and the GPU's own kernels its values") {
-  train_as_on_cpu(training_layouts(with_head_norms()));
+  train_as_on_cpu(training_layouts(with_head_norms()), 0);
   train_emulated(with_head_norms());
 }
 
 TEST_CASE("latent attention: every layout on the device has the CPU's bits, and the GPU's own kernels its values") {
-  train_as_on_cpu(training_layouts(with_latent_attention()));
+  train_as_on_cpu(training_layouts(with_latent_attention()), 1);
   train_emulated(with_latent_attention());
 }
 
@@ -139,13 +144,14 @@ std::vector<std::pair<std::string, Case>> mixtures() {
 }  // namespace
 
 TEST_CASE("mixtures of experts: every layout without ep has the CPU's bits on the device, and the GPU's own kernels its values") {
+  uint64_t part = 2;
   for (const auto& [name, subject] : mixtures()) {
     INFO(name);
     std::vector<std::pair<std::string, Case>> layouts = training_layouts(subject);
     const size_t all = layouts.size();
     std::erase_if(layouts, [](const auto& layout) { return !check(layout.second).ok(); });
     REQUIRE(layouts.size() + (subject.model.experts.drops() ? 3 : 0) == all);  // a capacity does not go with cp
-    train_as_on_cpu(layouts);
+    train_as_on_cpu(layouts, part++);
     train_emulated(subject);
   }
 }
@@ -219,6 +225,38 @@ TEST_CASE("the library's matmul and AdamW on the device train as the CPU does") 
   const Run device = train_on_fake(c, {.steps = 3});
   const Run cpu = train_on_cpu(c, {.steps = 3});
   for (size_t step = 0; step < 3; ++step) REQUIRE(device.losses[step] == Approx(cpu.losses[step]).epsilon(1e-4));
+}
+
+TEST_CASE("a model that the GPU's kernels cannot take is refused by name, and the largest that they take is not") {
+  const auto said = [](auto change) {
+    Case c = training_subject(Family::kLlama);
+    change(c);
+    c.backend = BackendKind::kCuda;
+    c.transport = TransportKind::kOneGpu;
+    const Result<void> checked = check(c);
+    return checked.ok() ? std::string() : checked.error().message;
+  };
+  const auto experts = [](int64_t count) {
+    return [count](Case& c) { c.model.experts = {.count = static_cast<int>(count), .top_k = 2, .ffn = 16}; };
+  };
+  const int64_t most = gpu::geometry::kMostExperts;
+  CHECK(said(experts(most)) == "");
+  CHECK(said(experts(most + 1)).starts_with(fmt::format("model.experts={} with backend=cuda", most + 1)));
+  CHECK(said([](Case& c) { c.model.head_dim = 256; }) == "");
+  CHECK(said([](Case& c) { c.model.head_dim = 258; }) ==
+        "head_dim=258 with backend=cuda: attention on a GPU takes even ones up to 256");
+  CHECK(said([](Case& c) {
+          c = training_subject(Family::kGpt);  // llama's heads are even, since they are rotated
+          c.model.head_dim = 7;
+        }).starts_with("head_dim=7 with backend=cuda"));
+  const auto values = [](int v) {
+    return [v](Case& c) {
+      c = with_latent_attention();
+      c.model.latent.v = v;
+    };
+  };
+  CHECK(said(values(256)) == "");
+  CHECK(said(values(257)).starts_with("v_head_dim=257 with backend=cuda"));
 }
 
 }  // namespace shardlab::testing
