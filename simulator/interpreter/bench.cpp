@@ -133,6 +133,13 @@ BufferId Bench::state(const Type& type) {
   return add_buffer(b);
 }
 
+BufferId Bench::drawn(const Type& type) {
+  if (dtype_ == DType::f32) return cold(type);
+  const BufferId from = cold(typed(type)), to = state(type);
+  untested(Copy{}, {from}, {{to}});
+  return to;
+}
+
 BufferId Bench::tokens(int64_t sequences, int64_t tokens) {
   const BufferId to = state(ids(sequences, tokens));
   op(LoadBatch{}, {}, {{to}});

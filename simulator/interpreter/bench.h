@@ -58,6 +58,8 @@ class Bench {
   /// `cold` or `result`, else a buffer of its own.
   BufferId side_operand(const Type& type) { return dtype_ == type.dtype ? cold(type) : state(type); }
   BufferId side_result(const Type& type) { return dtype_ == type.dtype ? result(type) : state(type); }
+  /// Random f32 values, whatever the pools' type: logits of a router, a scale.
+  BufferId drawn(const Type& type);
   /// Token ids i32[sequences, tokens], read once at the start of the step.
   BufferId tokens(int64_t sequences, int64_t tokens);
 

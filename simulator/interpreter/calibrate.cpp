@@ -11,6 +11,7 @@
 #include "plan/base/philox.h"
 #include "plan/device_scratch.h"
 #include "simulator/interpreter/bench.h"
+#include "simulator/interpreter/calibrate_techniques.h"
 #include "simulator/interpreter/cost_model.h"
 #include "simulator/interpreter/peers.h"
 
@@ -44,9 +45,10 @@ void add_linear_weight(Bench& b, int64_t rows, int64_t out, int64_t in, bool bia
 constexpr int64_t kSmallOperand = 512 << 10;
 constexpr PoolSizes kLargePools{14 << 20, 7 << 20, 7 << 20};
 
-Bench cpu_bench(std::string_view what, int ranks, bool large) {
-  return Bench(fmt::format("calibration {}{} x{}", what, large ? " large" : "", ranks), "rank", ranks,
-               large ? kLargePools : PoolSizes{});
+Bench cpu_bench(std::string_view what, int ranks, bool large, DType dtype = DType::f32) {
+  const std::string type = dtype == DType::f32 ? "" : fmt::format(" {}", name_of(dtype));
+  return Bench(fmt::format("calibration {}{}{} x{}", what, type, large ? " large" : "", ranks), "rank", ranks,
+               large ? kLargePools : PoolSizes{}, dtype);
 }
 
 Plan linear_plan(int ranks, bool large) {
@@ -76,25 +78,26 @@ Plan narrow_linear_plan(int ranks, DType dtype) {
         b.op(Linear{Phase::kF}, {b.warm(x), b.cold(w)}, {{b.result(y)}});
         b.op(Linear{Phase::kF, true}, {b.warm(x), b.cold(w), b.cold(bias)}, {{b.result(y)}});
         b.op(Linear{Phase::kI}, {b.warm(y), b.cold(w)}, {{b.passing(x)}});
-        b.op(Linear{Phase::kW}, {b.cold(x), b.warm(y)}, {{b.result(w)}});
-        b.op(Linear{Phase::kW, true}, {b.cold(x), b.warm(y)}, {{b.result(w)}, {b.result(bias)}});
+        const Type dw = tensor({out, in}), dbias = tensor({out});
+        b.op(Linear{Phase::kW}, {b.cold(x), b.warm(y)}, {{b.side_result(dw)}});
+        b.op(Linear{Phase::kW, true}, {b.cold(x), b.warm(y)}, {{b.side_result(dw)}, {b.side_result(dbias)}});
       }
   return b.take();
 }
 
 // --- attention -----------------------------------------------------------------------------------------------------------
 
-Plan attention_plan(int ranks, bool large) {
-  Bench b = cpu_bench("attention", ranks, large);
+Plan attention_plan(int ranks, bool large, DType dtype = DType::f32) {
+  Bench b = cpu_bench("attention", ranks, large, dtype);
   for (const int64_t tokens : {32, 64, 128, 256, 512})
     for (const int64_t width : {16, 32, 64, 128})
       for (const int64_t sequences : {1, 8}) {  // of one head, and of four
         const int heads = sequences == 1 ? 1 : 4, d = static_cast<int>(width);
-        const Type qkv = tensor({sequences, tokens, 3 * heads * width}), o = tensor({sequences, tokens, heads * width});
-        const Type lse = tensor({sequences, heads, tokens});
+        const Type qkv = b.typed(tensor({sequences, tokens, 3 * heads * width}));
+        const Type o = b.typed(tensor({sequences, tokens, heads * width})), lse = tensor({sequences, heads, tokens});
         if ((qkv.shape.elements() > kSmallOperand) != large) continue;
-        b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
-        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.passing(qkv)}});
+        b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.side_result(lse)}});
+        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.side_operand(lse), b.cold(qkv)}, {{b.passing(qkv)}});
       }
   return b.take();
 }
@@ -138,28 +141,29 @@ void add_residual(Bench& b, int64_t rows, int64_t width) {
 }
 
 void add_embeddings(Bench& b, BufferId tokens, int64_t rows, int64_t width) {
-  const Type x = b.rows(rows, width), table = b.typed(tensor({kVocabulary, width}));
-  const Type positions = b.typed(tensor({b.sequence_tokens(rows), width}));
-  b.op(Embed{Phase::kF}, {tokens, b.cold(table)}, {{b.result(x)}});
-  b.op(Embed{Phase::kW}, {tokens, b.warm(x)}, {{b.result(table)}});
-  b.op(Positions{Phase::kF}, {b.warm(x), b.cold(positions)}, {{{}, 0}});
-  b.op(Positions{Phase::kW}, {b.warm(x)}, {{b.result(positions)}});
+  const Type x = b.rows(rows, width), table = tensor({kVocabulary, width});
+  const Type positions = tensor({b.sequence_tokens(rows), width});
+  b.op(Embed{Phase::kF}, {tokens, b.cold(b.typed(table))}, {{b.result(x)}});
+  b.op(Embed{Phase::kW}, {tokens, b.warm(x)}, {{b.side_result(table)}});
+  b.op(Positions{Phase::kF}, {b.warm(x), b.cold(b.typed(positions))}, {{{}, 0}});
+  b.op(Positions{Phase::kW}, {b.warm(x)}, {{b.side_result(positions)}});
 }
 
 void add_cross_entropy(Bench& b, BufferId targets, int64_t rows, int64_t vocabulary) {
   const int64_t tokens = b.sequence_tokens(rows);
   const Type logits = b.rows(rows, vocabulary), nll = tensor({rows / tokens}), max = tensor({rows / tokens, tokens}),
-             sums = b.rows(rows, 2);
+             sums = tensor({rows / tokens, tokens, 2});
   using Part = CrossEntropy::Part;
-  b.op(CrossEntropy{Part::kFused, rows}, {b.warm(logits), targets}, {{b.result(nll)}, {{}, 0}});
-  b.op(CrossEntropy{Part::kLossOnly, rows}, {b.warm(logits), targets}, {{b.result(nll)}});
-  b.op(CrossEntropy{Part::kMax, rows}, {b.warm(logits)}, {{b.result(max)}});
-  b.op(CrossEntropy{Part::kSum, rows}, {b.warm(logits), targets, b.cold(max)}, {{b.result(sums)}});
-  b.op(CrossEntropy{Part::kGrad, rows}, {b.warm(logits), targets, b.cold(max), b.cold(sums)}, {{b.result(nll)}, {{}, 0}});
+  b.op(CrossEntropy{Part::kFused, rows}, {b.warm(logits), targets}, {{b.side_result(nll)}, {{}, 0}});
+  b.op(CrossEntropy{Part::kLossOnly, rows}, {b.warm(logits), targets}, {{b.side_result(nll)}});
+  b.op(CrossEntropy{Part::kMax, rows}, {b.warm(logits)}, {{b.side_result(max)}});
+  b.op(CrossEntropy{Part::kSum, rows}, {b.warm(logits), targets, b.side_operand(max)}, {{b.side_result(sums)}});
+  b.op(CrossEntropy{Part::kGrad, rows}, {b.warm(logits), targets, b.side_operand(max), b.side_operand(sums)},
+       {{b.side_result(nll)}, {{}, 0}});
 }
 
-Plan rows_plan(int ranks, bool large) {
-  Bench b = cpu_bench("rows", ranks, large);
+Plan rows_plan(int ranks, bool large, DType dtype = DType::f32) {
+  Bench b = cpu_bench("rows", ranks, large, dtype);
   for (const int64_t rows : {64, 256, 1024}) {
     const BufferId tokens = b.tokens(rows / b.sequence_tokens(rows), b.sequence_tokens(rows));
     for (const int64_t width : {32, 64, 256, 1024}) {
@@ -208,11 +212,25 @@ Plan flat_plan(int ranks, bool large) {
   return b.take();
 }
 
+/// What 16-bit gradients and activations are added up with.
+Plan narrow_flat_plan(int ranks, DType dtype) {
+  Bench b = cpu_bench("flat", ranks, false, dtype);
+  for (const int64_t elements : {256, 16384, 262144}) {
+    const Type x = b.typed(tensor({elements}));
+    Type norm = tensor({1});
+    norm.dtype = DType::f64;
+    b.op(Add{}, {b.cold(x), b.warm(x)}, {{{}, 0}});
+    b.op(Copy{}, {b.warm(x)}, {{b.result(x)}});
+    b.op(SquaredNorm{}, {b.cold(x)}, {{b.state(norm)}});
+  }
+  return b.take();
+}
+
 // --- between ranks -----------------------------------------------------------------------------------------------------------
 
 void add_collective(Bench& b, CollectiveKind kind, Algorithm algorithm, CommId comm, int64_t elements, int ranks) {
   const Collective work{kind, ReduceOp::kSum, comm, algorithm};
-  const Type full = tensor({elements}), part = tensor({std::max<int64_t>(1, elements / ranks)});
+  const Type full = b.typed(tensor({elements})), part = b.typed(tensor({std::max<int64_t>(1, elements / ranks)}));
   switch (kind) {
     case CollectiveKind::kAllReduce: return b.op(work, {b.warm(full)}, {{{}, 0}});
     case CollectiveKind::kReduceScatter: return b.op(work, {b.warm(full)}, {{{}, 0, true}});
@@ -231,6 +249,20 @@ Plan collective_plan(int ranks) {
     for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather})
       for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect})
         add_collective(b, kind, algorithm, comm, elements, ranks);
+  return b.take();
+}
+
+/// Sums of 16 bits, which each step widens and rounds; and rows that change places, which are only moved.
+Plan narrow_collective_plan(int ranks, DType dtype) {
+  Bench b(fmt::format("calibration collectives {} x{}", name_of(dtype), ranks), "rank", ranks, {8 << 20, 4 << 20}, dtype);
+  const CommId comm = b.comm("all");
+  for (const int64_t elements : {1024, 65536, 524288, 2097152}) {
+    for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter})
+      for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect})
+        add_collective(b, kind, algorithm, comm, elements, ranks);
+    for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect})
+      add_collective(b, CollectiveKind::kAllToAll, algorithm, comm, elements, ranks);
+  }
   return b.take();
 }
 
@@ -372,8 +404,7 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
   }
   std::vector<int> concurrencies{1};
   if (options.cores > 1) concurrencies.push_back(options.cores);
-  constexpr int kRounds = 3;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < options.rounds; ++round) {
     for (const int ranks : concurrencies) {
       for (const bool large : {false, true}) {
         add(linear_plan(ranks, large), ranks, 2);
@@ -381,10 +412,25 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
         add(rows_plan(ranks, large), ranks, 3);
         add(flat_plan(ranks, large), ranks, 6);
       }
+      // fp16 costs what bf16 does where no product is taken.
+      for (const bool large : {false, true}) {
+        add(attention_plan(ranks, large, DType::bf16), ranks, 2);
+        add(rows_plan(ranks, large, DType::bf16), ranks, 2);
+      }
+      add(narrow_flat_plan(ranks, DType::bf16), ranks, 3);
       for (const DType dtype : {DType::bf16, DType::f16}) add(narrow_linear_plan(ranks, dtype), ranks, 2);
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        add(experts_plan(ranks, dtype), ranks, 1);
+        add(heads_plan(ranks, dtype), ranks, 2);
+      }
+      add(codes_plan(ranks), ranks, 2);
+      add(float8_plan(ranks), ranks, 2);
     }
-    for (const int ranks : options.group_sizes)
-      if (ranks <= std::max(2, options.cores)) add(collective_plan(ranks), 1, 3);
+    for (const int ranks : options.group_sizes) {
+      if (ranks > std::max(2, options.cores)) continue;
+      add(collective_plan(ranks), 1, 3);
+      add(narrow_collective_plan(ranks, DType::bf16), 1, 3);
+    }
     add(point_to_point_plan(), 1, 3);
     for (const int ranks : concurrencies) add(overhead_plan(ranks), ranks, 3);
   }
@@ -393,7 +439,7 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
 
 std::vector<std::string> kernels_not_measured(const Calibration& calibration) {
   std::set<std::string> missing;
-  for (const CalibrationPlan& bench : calibration_plans({.cores = 1, .group_sizes = {}}))
+  for (const CalibrationPlan& bench : calibration_plans({.cores = 1, .group_sizes = {}, .rounds = 1}))
     for (const Segment& segment : bench.plan.segments)
       for (const Step& step : segment.steps)
         if (const Op* op = std::get_if<Op>(&step); op != nullptr && op->label != kPreparation && !communicates(*op))

@@ -33,6 +33,7 @@ struct CalibrationOptions {
   int cores = 1;                             ///< ranks that run at once in the contended plans
   std::vector<int> group_sizes = {2, 4, 8};  ///< powers of two
   double scale = 1;                          ///< of the number of repeats: 0.5 takes half as long
+  int rounds = 3;                            ///< of all plans of a processor
 };
 
 /// One plan to execute: `warmup` steps that do not count, then `steps` that do, all recorded. Plans come in the order to run them:

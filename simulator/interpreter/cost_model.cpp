@@ -49,6 +49,9 @@ SlotId rows_slot(const Op& op) {
                         [&](const Positions&) { return op.reads[0]; },
                         [&](const Activation& a) { return a.phase == Phase::kF ? op.writes[0] : op.reads[0]; },
                         [&](const Embed& e) { return e.phase == Phase::kF ? op.writes[0] : op.reads[1]; },
+                        [&](const HeadNorm&) { return op.reads[0]; },
+                        [&](const Gate&) { return op.reads[0]; },
+                        [&](const Route& r) { return r.phase == Phase::kF ? op.reads[0] : op.reads[1]; },
                         [&](const auto&) { return SlotId{}; },
                     },
                     op.work);
@@ -119,16 +122,26 @@ Where place_of(const Segment& segment, const Op& op) {
   return any(op.writes, Space::kHost) ? Where::kToHost : Where::kToDevice;
 }
 
-/// The 16-bit float that the op reads, if it reads one and does not communicate.
+bool is_narrow(DType type) { return type == DType::bf16 || type == DType::f16; }
+
+/// Whether a collective adds up what it moves.
+bool sums(const Work& work) {
+  const auto* c = std::get_if<Collective>(&work);
+  return c != nullptr && (c->kind == CollectiveKind::kAllReduce || c->kind == CollectiveKind::kReduceScatter);
+}
+
+/// The 16-bit float that the op reads, if it reads one. What is only moved has no type.
 std::optional<DType> narrow_of(const Segment& segment, const Op& op) {
-  if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Send>(op.work)) return std::nullopt;
+  if (communicates(op) && !sums(op.work)) return std::nullopt;
   for (const SlotId s : op.reads)
-    if (const DType type = slot(segment, s).type.dtype; type == DType::bf16 || type == DType::f16) return type;
+    if (const DType type = slot(segment, s).type.dtype; is_narrow(type)) return type;
   return std::nullopt;
 }
 
-/// What follows the name of a kernel that does more than the plain one: where heads of keys are shared.
-std::string_view variant_of(const Op& op) {
+/// What follows the name of a kernel that does more than the plain one: where heads of keys are shared, or a copy changes the type.
+std::string_view variant_of(const Segment& segment, const Op& op) {
+  if (std::holds_alternative<Copy>(op.work))
+    return slot(segment, op.reads[0]).type.dtype == slot(segment, op.writes[0]).type.dtype ? "" : ".convert";
   const auto shared = [](const auto& a) { return a.kv_heads < a.heads; };
   if (const auto* a = std::get_if<Attention>(&op.work)) return shared(*a) ? ".grouped" : "";
   if (const auto* a = std::get_if<AttentionBlock>(&op.work)) return shared(*a) ? ".grouped" : "";
@@ -191,7 +204,7 @@ std::string kernel_of(const Op& op) {
 }
 
 std::string kernel_of(const Segment& segment, const Op& op) {
-  return fmt::format("{}{}{}", kernel_of(op), variant_of(op), type_of_kernel(segment, op));
+  return fmt::format("{}{}{}", kernel_of(op), variant_of(segment, op), type_of_kernel(segment, op));
 }
 
 namespace {
@@ -233,7 +246,17 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
     const int64_t vocabulary = logical_shape(logits, plan.mesh).last();
     return {std::max<int64_t>(1, logits.shape.elements() / vocabulary), vocabulary};
   }
-  if (const SlotId rows = rows_slot(op)) return rows_and_width(slot(segment, rows).type.shape);
+  if (const auto* g = std::get_if<GroupedLinear>(&op.work)) {
+    const Shape& w = slot(segment, g->phase == Phase::kW ? op.writes[0] : op.reads[1]).type.shape;
+    return {w[0], std::max<int64_t>(1, g->rows / std::max<int64_t>(1, w[0])), w[1], w[2]};
+  }
+  if (const SlotId rows = rows_slot(op)) {
+    std::vector<int64_t> shape = rows_and_width(slot(segment, rows).type.shape);
+    if (const auto* a = std::get_if<Activation>(&op.work); a != nullptr && a->counted) shape[0] = std::max<int64_t>(1, a->rows);
+    return shape;
+  }
+  if (const auto* k = std::get_if<Kernel>(&op.work); k != nullptr && k->counted)
+    return {work_of(segment, op, plan.mesh, plan.token_order).memory.value};
   int64_t bytes = 0;
   for (const SlotId s : op.reads) bytes += slot(segment, s).type.bytes();
   for (const SlotId s : op.writes) bytes += slot(segment, s).type.bytes();
@@ -341,10 +364,13 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
 
 /// The measured kernel that is nearest to the op's: of its order before all, then of its element type, then with its bias or shared heads.
 CalibratedCostModel::Nearest CalibratedCostModel::nearest(const Instruction& instruction) const {
+  const Segment& segment = *instruction.segment;
   const Op& op = *instruction.op;
   const bool product = std::holds_alternative<Linear>(op.work);
   // Factors of 8 bits are widened, and multiplied as fp32.
-  const std::string type = multiplies_narrow(*instruction.segment, op) ? "" : type_of_kernel(*instruction.segment, op);
+  const std::string type = multiplies_narrow(segment, op) ? "" : type_of_kernel(segment, op);
+  // What a GPU sums on its way goes at the wire's speed, whatever its type.
+  const bool any_type = sums(op.work) && calibration_->launch_ahead;
   std::vector<std::string> names{kernel_of(op)};
   // A block of attention does for its pairs what attention does for as many of a whole sequence.
   if (const auto* block = std::get_if<AttentionBlock>(&op.work))
@@ -353,15 +379,19 @@ CalibratedCostModel::Nearest CalibratedCostModel::nearest(const Instruction& ins
     names.push_back(names[0].substr(0, names[0].size() - std::string_view(".bias").size()));
   for (const bool canonical : {true, false}) {
     if (canonical && !canonical_) continue;
-    for (const bool typed : {true, false})
+    std::vector<std::string_view> types{type};
+    // Rates of another type say nothing about products, but in fixed order, which has no units for 16 bits.
+    if (type == ".f16" && !product) types.push_back(".bf16");
+    if (!type.empty() && (!product || canonical)) types.push_back("");
+    for (const std::string_view measured : types)
       for (size_t n = 0; n < names.size(); ++n)
         for (const bool variant : {true, false}) {
-          // Rates of fp32 say nothing about products of another type, but in fixed order, which has no units for them.
-          if (!typed && (type.empty() || (product && !canonical))) continue;
-          if (variant && variant_of(op).empty()) continue;
-          const auto found = kernels_.find(fmt::format("{}{}{}{}", names[n], variant ? variant_of(op) : "", typed ? type : "",
-                                                       canonical ? kCanonicalKernel : ""));
-          if (found != kernels_.end()) return {&found->second, typed && !(product && n > 0)};
+          const std::string_view more = variant_of(segment, op);
+          if (variant && more.empty()) continue;
+          const auto found =
+              kernels_.find(fmt::format("{}{}{}{}", names[n], variant ? more : "", measured, canonical ? kCanonicalKernel : ""));
+          if (found != kernels_.end())
+            return {&found->first, &found->second, (measured == type || any_type) && !(product && n > 0)};
         }
   }
   return {};
@@ -380,16 +410,16 @@ bool attends_unknown(const Op& op) {
 
 RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
-  if (const auto [levels, same_work] = nearest(instruction); levels != nullptr) {
+  if (const auto [kernel, levels, same_work] = nearest(instruction); levels != nullptr) {
     std::vector<int64_t> shape = cost_shape_of(plan, *instruction.segment, *instruction.op);
     double times = 1;
     bool more_cores = false;
     if (const auto* c = std::get_if<Collective>(&instruction.op->work)) {
       const int64_t ranks = shape[1];
-      times = to_largest_group(*c, kernel_of(*instruction.op), shape);
+      times = to_largest_group(*c, *kernel, shape);
       more_cores = shape[1] < std::min<int64_t>(ranks, cores_);  // at work at once than when it was measured
     }
-    RateTable::Answer answer = at(kernel_of(*instruction.op), *levels, shape, busy_cores);
+    RateTable::Answer answer = at(*kernel, *levels, shape, busy_cores);
     answer.seconds *= times;
     answer.extrapolated |= more_cores;
     if (multiplies_narrow(*instruction.segment, *instruction.op) || !same_work || attends_unknown(*instruction.op))

@@ -60,16 +60,16 @@ class PlacedCostModel : public CostModel {
 /// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
 /// "linear.F.bias", "norm.I.rms", "activation.F.swiglu", "cross_entropy.fused", "all_reduce.ring", "p2p" (send and receive alike).
 std::string kernel_of(const Op& op);
-/// The name of the op's kernel; with ".grouped" where query heads share heads of keys, and with the element type where an operand is a
-/// narrower float than fp32: "linear.F.bf16", "attention.I.grouped.bf16".
+/// The name of the op's kernel; with ".grouped" where query heads share heads of keys, with ".convert" where a copy changes the type, and with the
+/// element type where an operand is a narrower float than fp32: "linear.F.bf16", "attention.I.grouped.bf16", "all_reduce.ring.bf16".
 std::string kernel_of(const Segment& segment, const Op& op);
 /// What follows the name of a GPU's kernel of fixed order where the library's, or another of its own, serves when order is free.
 inline constexpr std::string_view kCanonicalKernel = ".canonical";
 
 /// The extents that determine the cost of `op` on one rank, in the order of `RatePoint::shape`:
-///   linear [m, n, k] as `matmul_extents`; attention [b, heads, s, d], of a block with the s whose
-///   causal pairs are as many; norm, rope, activation, residual, dropout, embed and
-///   positions [rows, width of one row]; cross_entropy [elements / logical vocabulary, logical vocabulary]; collectives [bytes of
+///   linear [m, n, k] as `matmul_extents`; grouped_linear [experts, expected rows of one, out, in]; attention [b, heads, s, d], of a block with the s whose
+///   causal pairs are as many; norm, head_norm, rope, latent_heads, activation (of experts: expected rows), residual, dropout, embed,
+///   positions, regroup and gate [rows, width of one row]; route [tokens, experts]; cross_entropy [elements / logical vocabulary, logical vocabulary]; collectives [bytes of
 ///   the full buffer, ranks]; p2p and every other op [bytes read and written].
 std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op);
 
@@ -103,6 +103,8 @@ class CalibratedCostModel final : public PlacedCostModel {
   /// On a GPU an op keeps units and memory busy for its flops and bytes at the rates measured: small ops run side by side.
   Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
   bool extrapolates(const Plan& plan, const Instruction& instruction) const override;
+  /// Whether a measured kernel prices the op: its own, or one that does as much. Others are priced by flops and bytes alone.
+  bool measured(const Instruction& instruction) const { return nearest(instruction).levels != nullptr; }
 
   const std::string& calibration_id() const { return calibration_->id; }
 
@@ -114,6 +116,7 @@ class CalibratedCostModel final : public PlacedCostModel {
   double to_largest_group(const Collective& c, const std::string& kernel, std::vector<int64_t>& shape) const;
 
   struct Nearest {
+    const std::string* kernel = nullptr;  ///< its name
     const Levels* levels = nullptr;
     bool same_work = false;  ///< of the op's element type and with its bias
   };

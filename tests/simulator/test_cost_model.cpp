@@ -103,6 +103,86 @@ TEST_CASE("kernels and shapes of ops") {
   check("send", "p2p", {4 * 2 * 32 * 32});
 }
 
+/// Ops of experts: 2 of them, of width 32, room for 96 rows, of which 64 are expected. And what 16 bits do to names.
+constexpr const char* kTechniques = R"(shardlab plan 1
+name techniques
+mesh dp=2
+streams compute
+comm dp axes dp
+
+segment s
+  bound %rows activation f32[1,96,32]
+  bound %w parameter f32[2,64,32]
+  bound %counts activation i32[1,1,2]
+  bound %u activation f32[1,96,64]
+  bound %a activation f32[1,96,32]
+  bound %dw gradient f32[2,64,32]
+  bound %logits activation f32[1,32,2]
+  bound %weights activation f32[1,32,2]
+  bound %choice activation i32[1,32,2]
+  bound %g gradient bf16[4096] dp:P
+  local %sum gradient bf16[4096] view %g
+  bound %wide other f32[4096]
+  bound %narrow other bf16[4096]
+
+  route.F router (%logits) -> (%weights, %choice, %counts)
+  grouped_linear.F up (%rows, %w, %counts) -> (%u) rows=64
+  grouped_linear.W weight (%rows, %u, %counts) -> (%dw) rows=64
+  activation.F act (%u, %counts) -> (%a) swiglu counted rows=64
+  copy round (%wide) -> (%narrow)
+  copy widen (%narrow) -> (%wide)
+  all_reduce reduce (%g) -> (%sum) comm=dp algorithm=ring
+
+role 0
+  %rows activation f32[1,96,32] persistent
+  %w parameter f32[2,64,32] persistent
+  %counts activation i32[1,1,2] persistent
+  %u activation f32[1,96,64] persistent
+  %a activation f32[1,96,32] persistent
+  %dw gradient f32[2,64,32] persistent
+  %logits activation f32[1,32,2] persistent
+  %weights activation f32[1,32,2] persistent
+  %choice activation i32[1,32,2] persistent
+  %g gradient bf16[4096] dp:P persistent
+  %wide other f32[4096] persistent
+  %narrow other bf16[4096] persistent
+  call s (rows=%rows, w=%w, counts=%counts, u=%u, a=%a, dw=%dw, logits=%logits, weights=%weights, choice=%choice, g=%g, wide=%wide, narrow=%narrow)
+)";
+
+TEST_CASE("ops of experts go by the rows that are expected; conversions and sums of 16 bits are kernels of their own") {
+  const Expanded e = expanded(kTechniques);
+  const auto check = [&](const char* label, const std::string& kernel, const std::vector<int64_t>& shape) {
+    const Instruction& i = op(e, label);
+    CHECK(kernel_of(*i.segment, *i.op) == kernel);
+    CHECK(cost_shape_of(*e.plan, *i.segment, *i.op) == shape);
+  };
+  check("router", "route.F", {32, 2});
+  check("up", "grouped_linear.F", {2, 32, 64, 32});
+  check("weight", "grouped_linear.W", {2, 32, 64, 32});
+  check("act", "activation.F.swiglu", {64, 32});
+  check("round", "copy.convert", {4096 * 6});
+  check("widen", "copy.convert.bf16", {4096 * 6});
+  check("reduce", "all_reduce.ring.bf16", {4096 * 2, 2});
+
+  // Of a kernel that was not measured in 16 bits the wide one stands in, and says so.
+  const auto costs = [&](const std::vector<RatePoint>& points, const char* label, double seconds, bool extrapolated) {
+    INFO(label);
+    const Machine m = measured(points);
+    const CalibratedCostModel model(m);
+    const Instruction& i = op(e, label);
+    CHECK(model.measured(i));
+    CHECK(model.communicate(*e.plan, i, 1).value == Approx(seconds));
+    CHECK(model.extrapolates(*e.plan, i) == extrapolated);
+  };
+  const RatePoint wide{"all_reduce.ring", {4096 * 2, 2}, 1, 3e-6, 0, 1},
+      narrow{"all_reduce.ring.bf16", {4096 * 2, 2}, 1, 5e-6, 0, 1};
+  costs({wide}, "reduce", 3e-6, true);
+  costs({wide, narrow}, "reduce", 5e-6, false);
+  costs({{"copy", {4096 * 6}, 1, 2e-6, 0, 1}}, "round", 2e-6, false);
+  costs({{"copy", {4096 * 6}, 1, 2e-6, 0, 1}, {"copy.convert", {4096 * 6}, 1, 4e-6, 0, 1}}, "round", 4e-6, false);
+  CHECK_FALSE(CalibratedCostModel(measured({wide})).measured(op(e, "up")));
+}
+
 TEST_CASE("an op costs what the nearest measured kernel does: of its order, of its element type, of its name") {
   std::string text = kOps;
   for (size_t at = 0; (at = text.find("%x activation f32", at)) != std::string::npos;) text.replace(at, 17, "%x activation bf16");
