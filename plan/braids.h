@@ -9,7 +9,7 @@
 namespace shardlab {
 
 struct Braids {
-  std::vector<std::vector<bool>> with_next;  ///< by stage and slot: it begins and ends with the next one
+  std::vector<std::vector<bool>> with_next;  ///< by stage and slot: the slot begins and ends together with the next slot
   ScheduleTimes times;                       ///< when the slots run, if F, I and W take one unit of time each, and messages none
 
   bool any() const;
@@ -18,15 +18,16 @@ struct Braids {
 /// The schedule with no slots braided.
 Braids unbraided(const PipelineSchedule& schedule);
 
-/// The schedule with braids: slots in a row, a forward of one micro-batch and the gradients of another.
+/// The schedule with braids. A braid is two neighbouring slots: a forward of one micro-batch and the backward of another.
 ///
-/// One stage braids whatever there is. A stage of a pipeline braids a forward with the gradients behind it: everywhere, if that makes the
-/// step no longer; else where the forward can wait for the gradient, so that the next stage has its output no later than the schedule
-/// without braids uses it there. 1f1b, whose forwards cannot wait, has no braids: stages would go in lockstep, and a step of many
-/// micro-batches take up to twice as long. Where two braids would wait for each other, one is left out.
+/// A single stage braids all neighbours of this kind. A stage of a pipeline braids a forward with the backward behind it. It does so
+/// everywhere if the step becomes no longer. Otherwise it does so where the forward can wait for the gradient: the next stage must have the
+/// output of the forward no later than the schedule without braids uses the output. 1f1b, whose forwards cannot wait, has no braids: stages
+/// would run in lockstep, and a step of many micro-batches would take up to twice as long. If two braids would wait for each other, one is
+/// left out.
 Braids braided(const PipelineSchedule& schedule);
 
-/// Whether any slots of the case's pipeline are braided. The pipeline is decided, and `check_pipeline` lets it pass.
+/// Whether any slots of the case's pipeline are braided. The pipeline must be decided, and `check_pipeline` must accept it.
 bool has_braids(const Case& c);
 
 }  // namespace shardlab

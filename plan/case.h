@@ -27,7 +27,7 @@ enum class Fp8Scaling : uint8_t { kCurrent, kDelayed, kBlock };
 enum class BackendKind : uint8_t { kCpu, kCuda, kDry };
 enum class TransportKind : uint8_t { kThreads, kProcesses, kTcp, kOneGpu, kNccl, kGloo, kMpi };
 enum class AttentionBy : uint8_t { kAuto, kOwn, kCudnn };
-/// What runs beside the exchanges of experts (`ep`): nothing, what else the layer has to compute, or that and another micro-batch.
+/// What runs beside the exchanges of experts (`ep`): nothing; other compute of the same layer; or that compute and another micro-batch.
 enum class ExpertOverlap : uint8_t { kNone, kLayer, kMicroBatches };
 /// How the ranks of a context-parallel group attend to tokens that they do not hold.
 enum class ContextKind : uint8_t { kNone, kRing, kZigzag, kStriped, kAllGather, kUlysses, kUsp };
@@ -51,7 +51,7 @@ std::string_view name_of(CompressionKind v);  ///< "none", "bf16", "int8", "top-
 /// The precision of that name; nothing for an unknown word.
 std::optional<Precision> precision_named(std::string_view name);
 
-/// Which activations backward makes again, beyond the kind.
+/// Which activations backward makes again: details of `Recompute`.
 struct RecomputeOptions {
   std::string modules;  ///< of kSelective: sub-layers by label, separated by spaces ("attn.core mlp.act"); empty: "attn.core"
   int every = 1;        ///< of kFull: every k-th layer of the model, the first included
@@ -175,7 +175,7 @@ std::string offload_text(const Offload& offload);
 /// Learning rate of optimizer step `step`, counted from 0.
 float learning_rate_at(const LearningRate& lr, int64_t step);
 
-/// What becomes of a step whose numbers are not to be trusted: nothing, the end of the run, or no update.
+/// What happens to a step whose loss or gradient cannot be trusted: nothing, the run ends, or the update is skipped.
 struct Guard {
   GuardAction nonfinite = GuardAction::kNone;  ///< of a gradient that is infinite or no number
   GuardAction spike = GuardAction::kNone;      ///< of a loss or a gradient norm far above its running mean
@@ -238,8 +238,8 @@ struct Measure {
 /// Where the run keeps the state of its training, and where it takes it from.
 struct Checkpointing {
   int64_t save_every = 0;  ///< optimizer steps between two saves; the end of the run is saved too. 0: never
-  std::string folder;      ///< of what is saved; empty: "checkpoints" in the case's folder of the run directory
-  std::string resume;      ///< a folder, of which the newest is taken, or a manifest; empty: the run starts from the seed
+  std::string folder;      ///< where checkpoints are saved; empty: "checkpoints" in the case's folder of the run directory
+  std::string resume;      ///< a folder, whose newest checkpoint is taken, or a manifest; empty: the run starts from the seed
   friend bool operator==(const Checkpointing&, const Checkpointing&) = default;
 };
 
@@ -268,12 +268,12 @@ struct Case {
 /// canonical mode.
 TokenOrder token_order_of(const Layout& layout);
 
-/// `model_flops_per_token` of the case's sequences. Of packed documents attention counts the pairs of a query and a key that are
-/// expected; where nothing is known of them there is no such number.
+/// `model_flops_per_token` for the case's sequences. With packed documents attention counts the expected pairs of a query and a key; none if the
+/// expected length of documents is not known.
 std::optional<double> model_flops_per_token(const Case& c);
 
 /// Device-space bytes that one rank may use: the device's memory or, where the ranks of a local machine outnumber its devices,
-/// their equal part of what all devices have. Of a mixed machine: the least over its kinds (`memory_of_stage` tells them apart).
+/// their equal part of what all devices have. On a mixed machine: the least over its kinds (`memory_of_stage` tells them apart).
 int64_t memory_per_rank(const Case& c);
 
 /// Refuses what cannot be lowered: heads not divisible by tp, layers fewer than stages, batch not divisible, a value that

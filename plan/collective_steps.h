@@ -1,7 +1,7 @@
 // The steps of each collective algorithm, as pure data: the CPU transport executes them, the simulator costs them.
 //
 // A buffer of n elements is cut into one part per rank of the group: part i is [n*i/g, n*(i+1)/g) (uneven for n % g != 0).
-// Step k of rank r says what it sends, what it receives, and what it does with it. Steps with equal index happen together;
+// Step k of rank r says what the rank sends, what it receives, and what it does with the received parts. Steps with equal index happen together;
 // a rank goes on to the next step once its send and its receive are done.
 #pragma once
 
@@ -25,7 +25,7 @@ struct CollectiveStep {
   std::vector<int> receive_parts;
   Action action = Action::kCopy;
   bool scatter = false;  ///< with send_to == -2: each destination d gets part d alone; else each gets all of send_parts
-  /// The numbers that received parts have at their sender, where they are not the same: in an all_to_all.
+  /// The numbers that received parts have at their sender, if the sender numbers them otherwise: in an all_to_all.
   std::vector<int> their_parts = {};
 };
 
@@ -44,7 +44,8 @@ struct CollectiveStep {
 /// halving-doubling and hierarchical it works on dst alone, which starts as a copy of src, and a step sends the parts that it
 /// receives, so what is sent must be staged (`is_staged`). Step lists of one call have equal lengths on all ranks; a step without peers is a pause.
 ///
-/// Bytes each rank sends: reduce-scatter and all-gather n - |own part|-like sums (exactly: `sent_elements`); all-reduce both.
+/// Elements that each rank sends: about n - |own part| for a reduce-scatter or an all-gather, both of these for an all-reduce.
+/// `sent_elements` has the exact numbers.
 std::vector<CollectiveStep> collective_steps(CollectiveKind kind, Algorithm algorithm, int size, int index, int root = 0,
                                              int per_node = 1);
 
@@ -65,13 +66,14 @@ constexpr int64_t part_begin(int64_t elements, int size, int part) { return elem
 int64_t sent_elements(CollectiveKind kind, Algorithm algorithm, int64_t elements, int size, int index, int root = 0,
                       int per_node = 1);
 
-/// What a call takes one after the other: steps, and elements that pass the links of the rank that moves most in each step. `across`:
-/// of both, those of steps in which some rank's peer is on another node.
+/// The serial part of a call: its steps, and the sum over steps of the elements that pass the links of the rank that moves most.
+/// `across`: steps and elements of the steps in which some rank's peer is on another node.
 struct StepsInTurn {
   int64_t steps = 0, elements = 0;
   int64_t steps_across = 0, elements_across = 0;
 };
-/// Of kHalvingDoubling, kTree and kHierarchical: rank 0 moves as much as any in every step. Nodes have `per_node` neighbours of the group.
+/// For kHalvingDoubling, kTree and kHierarchical, in which rank 0 moves as much as any rank in every step. `per_node` neighbours of the group
+/// share a node.
 StepsInTurn steps_in_turn(CollectiveKind kind, Algorithm algorithm, int64_t elements, int size, int per_node = 1);
 
 }  // namespace shardlab

@@ -22,17 +22,17 @@ class Cores {
   struct Grant {
     int stream = 0;
     int core = 0;
-    bool moved = false;     ///< it had another one last, or none yet
-    bool watched = false;   ///< nobody has had this core since the stream itself had it, or nobody at all
-    double idle_s = 0;      ///< for as long nobody had it; 0: another stream handed it over
-    double turn_begin = 0;  ///< of the stream
+    bool moved = false;     ///< the stream had another core last, or none yet
+    bool watched = false;   ///< no other stream has had this core since this stream had it, or since the beginning
+    double idle_s = 0;      ///< time for which no stream had the core; 0: another stream handed it over
+    double turn_begin = 0;  ///< when the stream's turn began
   };
 
   /// `turn_s`: seconds that a control stream keeps a core that another control stream wants. It finishes its op first, and it
   /// yields to streams of the first kind earlier.
   Cores(int cores, double turn_s);
 
-  /// Announces a stream; they are numbered from 0. `first`: is of the first kind.
+  /// Announces a stream. Streams are numbered from 0. `first`: the stream is of the first kind, beside the control streams.
   void add(bool first);
 
   /// `stream`, which has none, wants a core.
@@ -41,7 +41,7 @@ class Cores {
   void give_up(int stream, double now);
   /// `stream` is between two ops: true where it hands its core over, and waits for one.
   bool pause(int stream, double now);
-  /// `stream`, which may wait for a core, does not any longer.
+  /// `stream`, which may wait for a core, no longer wants one.
   void forget(int stream);
 
   bool has(int stream) const { return core_of(stream) >= 0; }
@@ -51,7 +51,7 @@ class Cores {
   int busy() const { return count() - static_cast<int>(idle_.size()); }
   /// The stream that has `core`; -1: nobody.
   int holder(int core) const { return cores_[static_cast<size_t>(core)].holder; }
-  /// Does a stream of the first kind wait for a core? Does any?
+  /// Whether a stream of the first kind waits for a core, and whether any stream does.
   bool first_waits() const { return !first_.empty(); }
   bool any_waits() const { return !first_.empty() || !control_.empty(); }
   /// The grants since the last call, in order.

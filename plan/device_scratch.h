@@ -14,7 +14,7 @@ struct DeviceKernels {
 };
 DeviceKernels device_kernels(const Case& config);
 
-/// Of the address that a kernel is lent: of a buffer's only kAlignment is sure.
+/// Alignment in bytes of the scratch address that a kernel gets. A buffer's own address is aligned to kAlignment only.
 inline constexpr int64_t kScratchAlignment = 256;
 
 /// Bytes that `op` may use beside its operands on a GPU.
@@ -29,7 +29,7 @@ inline constexpr int64_t kScratchAlignment = 256;
 /// Source: kernels/cuda/geometry.cpp, to which tests hold it.
 int64_t device_scratch_bytes(const Segment& segment, const Op& op, const Mesh& mesh, const DeviceKernels& kernels);
 
-/// `add_workspaces` for a GPU. What the host works on is lent host memory on streams of the host's, and nothing on others.
+/// `add_workspaces` for a GPU. An op that the host works on gets scratch in host memory, or none if an op of its stream needs scratch on the device.
 void add_device_workspaces(Plan& plan, const DeviceKernels& kernels);
 
 }  // namespace shardlab

@@ -1,6 +1,7 @@
-// How many rows each expert works at in a step, counted where its weights have their gradients: once for each layer and micro-batch,
-// whatever forward runs again. A rank of a run counts what routers chose and exchanges moved; a prediction counts what it has drawn
-// (simulator/interpreter/routes.h). No plan has a buffer or an op for it. Rows that routers chose and no expert works at are dropped.
+// How many rows each expert works at in a step. Rows are counted where the gradients of the expert's weights are computed: once for each
+// layer and micro-batch, however often forward runs. A rank of a run counts the rows that routers chose and exchanges moved; a prediction
+// counts the rows that it has drawn (simulator/interpreter/routes.h). No plan has a buffer or an op for the counts. Rows that routers chose
+// and no expert works at are dropped.
 #pragma once
 
 #include <cstdint>
@@ -46,10 +47,10 @@ struct CountedLayer {
   int micro_batches = 0;                       ///< of the step
   int together = 1;                            ///< micro-batches whose rows are one number of `fullest_at`
   const ExpertPlacement* placement = nullptr;  ///< of the plan; null: experts lie in order
-  /// The expert at a place.
+  /// The number of the expert at `place`.
   size_t expert_at(size_t place) const { return placement != nullptr ? static_cast<size_t>(placement->experts[place]) : place; }
-  /// Numbers that are kept of it: rows by source and by expert of the rank, those that its own tokens chose, and the rows that its experts
-  /// work at, micro-batch by micro-batch or by as many as are taken together.
+  /// How many numbers are kept for the layer: rows by source and by expert of the rank; rows that the rank's own tokens chose; and rows that
+  /// the rank's experts work at, one number for each `together` micro-batches.
   size_t numbers() const { return worked_at() + static_cast<size_t>((micro_batches + together - 1) / together); }
   size_t chosen_at() const { return static_cast<size_t>(sources * counts->shape.last()); }
   size_t worked_at() const { return chosen_at() + 1; }
@@ -68,16 +69,16 @@ struct RowOwners {
   int copies = 1;                         ///< ranks that have the tokens of one owner
 };
 
-/// The ops of a role's program whose rows are counted: of each layer's gradients of weights of experts one a micro-batch, or where experts go by
-/// counts that are cut off the op that cuts them, which reads all that have come.
+/// The ops of a role's program at which rows are counted: for each layer and micro-batch one op that makes gradients of experts' weights. Where
+/// experts go by counts that are cut off (expert_bound), it is the op that cuts the counts, which reads the counts of all rows that have come.
 class RowCounting {
  public:
-  /// `together`: neighbouring micro-batches that are one for the fullest rank. The second run of a step takes one sequence at a time; as many
-  /// of its micro-batches as the first had sequences in one have the rows of one of the first.
+  /// `together`: neighbouring micro-batches that count as one for the fullest rank. The second run of a step (expert_bound) takes one sequence
+  /// at a time: b of its micro-batches have the rows of one micro-batch of b sequences of the first run.
   RowCounting(const Plan& plan, const Role& role, const Program& program, int together = 1);
-  /// By step and layer, ascending.
+  /// The counted layers by step and layer, ascending.
   std::span<const CountedLayer> layers() const { return layers_; }
-  /// Of all of them.
+  /// Sum of `CountedLayer::numbers` over all layers.
   size_t numbers() const { return numbers_; }
   /// The index of the instruction's step and layer, or -1.
   int of(const Instruction& instruction) const;
@@ -99,10 +100,10 @@ struct RankRows {
   CountedLayer layer;
   std::span<const int64_t> numbers;
 };
-/// By step and layer, of all ranks in order.
+/// The rows by step and layer. `ranks` has what all ranks counted, in the order of ranks.
 std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> ranks);
 
-/// The largest over the mean: 1 where all have as many. None of no rows.
+/// The largest number of rows over the mean: 1 if all are equal. None if there are no rows.
 std::optional<double> imbalance(std::span<const int64_t> rows);
 
 /// Means over layers, and steps, of `imbalance` by expert, and by rank. Less 1 they are MaxVio of Wang et al. 2024 ("Auxiliary-Loss-Free Load

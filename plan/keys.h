@@ -48,13 +48,14 @@ struct CaseKey {
   bool (*set)(Case& c, const std::string& text);
   std::string (*get)(const Case& c);  ///< null: a case has no field for it (its only value is the neutral one)
   std::string_view help;              ///< what the value is, with its unit
-  Range range = {0, -1};              ///< of a numeric key; no range: what is not negative and fits its field (`range_of`)
+  Range range = {0, -1};  ///< of a numeric key; the default: any value that is not negative and fits the field (`range_of`)
   Flag has_flag = Flag::kNone;
   bool is_estimated = false;  ///< the analytic estimator has a form for it, or it changes neither memory nor time
 
-  std::string_view texts;  ///< of kAny: a regular expression of the texts that are none of its words; empty: numbers
+  std::string_view texts;  ///< of kAny: a regular expression for the values that are not among `words`; empty: numbers
 
-  /// What a row of the table says after its braces, and only where it is so.
+  // The functions below return the key with one more property. A row of the table calls them after its braces, for the properties it has.
+  /// With `least` as the smallest value.
   constexpr CaseKey from(double least) const {
     CaseKey key = *this;
     key.range.least = least;
@@ -113,10 +114,10 @@ void for_each_word(std::string_view list, const Use& use) {
 /// The range of a numeric key.
 Range range_of(const CaseKey& key);
 
-/// In the order in which they are set and written.
+/// All keys, in the order in which they are set and written.
 std::span<const CaseKey> case_keys();
 
-/// By canonical path or alias; null when there is none.
+/// The key with this canonical path or alias; null if there is none.
 const CaseKey* find_key(std::string_view word);
 
 /// True where keys begin with "path.".
@@ -141,8 +142,7 @@ std::string expected(const CaseKey& key);
 /// True when `text` has the key's form, and a number is in the key's range.
 bool has_form(const CaseKey& key, const std::string& text);
 
-/// Sets what `get` wrote of another case, whether or not it is in the key's range: a case that is refused is kept as it was asked
-/// for.
+/// Sets `key` to a text that `get` wrote for another case, also outside the key's range: a refused case is kept as it was asked for.
 bool restore(const CaseKey& key, Case& c, const std::string& text);
 
 }  // namespace shardlab

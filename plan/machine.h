@@ -21,7 +21,7 @@ struct RatePoint {
   std::string kernel;          ///< kind and phase of the op: "linear.F", "norm.I", "all_reduce"
   std::vector<int64_t> shape;  ///< [m, n, k] of a matmul, [b, heads, s, d] of attention, [bytes] of a memory-bound op, [bytes,
                                ///< ranks] of a collective
-  int concurrency = 1;         ///< ranks that did the same at the same time; of what communicates: 1
+  int concurrency = 1;         ///< ranks that ran the same op at the same time; 1 for communication
   double seconds = 0;
   double spread = 0;
   int repeats = 0;
@@ -38,7 +38,7 @@ struct Calibration {
   double op_overhead_s = 0;   ///< dispatch of an op that does nothing
   double wake_latency_s = 0;  ///< one stream waking another
   double handover_s = 0;      ///< one stream taking over the core of another (runtime/core_scheduler.h)
-  double turn_s = 0;          ///< as long a stream keeps a core that another wants, but for its op; 0: they take turns op by op
+  double turn_s = 0;          ///< time that a stream keeps a core which another wants, at least its op; 0: they take turns op by op
   bool launch_ahead = false;  ///< a GPU was measured: `op_overhead_s` is the host's, which launches ops ahead of the device
 };
 
@@ -50,7 +50,7 @@ struct Device {
   ByName<double> peak_flops;    ///< dense, by precision: "fp32", "bf16", "fp8"
   double link_bytes_per_s = 0;  ///< one way, to devices of the same node
   double power_w = 0;
-  /// Further constants by the names of simulator/interpreter/device_constants.h ("matmul.bf16.rate", "memory.norm"); what is
+  /// Further constants by the names of simulator/interpreter/device_constants.h ("matmul.bf16.rate", "memory.norm"). A constant that is
   /// missing has the default that is stated there, tagged transferred.
   ByName<double> constants;
   ByName<Provenance> provenance;  ///< by the name of the constant; those of Machine::fabric as "fabric.NAME"
@@ -68,15 +68,15 @@ struct Machine {
   bool local = false;  ///< this machine: ranks share `cores`
   int cores = 0;
   /// Kinds of nodes of a mixed machine, in the order of ranks: ranks fill the nodes of the first kind, then the nodes of the next
-  /// (plan/kinds.h). Each is a machine of one kind. Empty: all nodes are as the fields above say. Of a mixed machine the fields above are
-  /// what every device has (`join_kinds`), and `inter_bytes_per_s` is between nodes of unlike kinds.
+  /// (plan/kinds.h). Each is a machine of one kind. Empty: all nodes are as the fields above say. On a mixed machine the fields above hold
+  /// for every device (`join_kinds`), and `inter_bytes_per_s` is the bandwidth between nodes of unlike kinds.
   std::vector<Machine> kinds;
   /// Null where nobody measured; thousands of rates, shared by every case of a sweep.
   std::shared_ptr<const Calibration> calibration;
 
   int devices() const { return devices_per_node * nodes; }
   bool is_mixed() const { return !kinds.empty(); }
-  /// Do ranks run on cores of this machine? Else each has a device, or shares one of the `cores` devices of a local machine.
+  /// Whether ranks run on cores of this machine. Otherwise each rank has a device, or shares one of the `cores` devices of a local machine.
   bool runs_on_cores() const { return local && (calibration == nullptr || !calibration->launch_ahead); }
 };
 

@@ -34,15 +34,15 @@ std::array<MemoryPeak, kSpaces> memory_peak(const Plan& plan, int role);
 constexpr int64_t grain(Space space) { return space == Space::kDevice ? kAlignment : 4096; }
 constexpr int64_t grains(Space space, int64_t bytes) { return (bytes + grain(space) - 1) / grain(space) * grain(space); }
 
-/// Whether a step finds in the buffer what the step before left: state, and tables that are filled once. Metrics and workspaces are written
-/// anew.
+/// Whether a step reads values from the buffer that the step before left: state, and tables that are filled once. Metrics and workspaces are
+/// written anew in each step.
 bool outlives_steps(const Buffer& buffer);
 
 /// Where the storage of one role lies, each space an arena of its own.
 struct ArenaLayout {
   std::vector<int64_t> buffers;          ///< by BufferId: byte offset of a buffer that owns storage, -1 of a view
   std::vector<int64_t> locals;           ///< by index in Program::locals: byte offset
-  std::array<int64_t, kSpaces> bytes{};  ///< size of each arena: what packing makes of the peak
+  std::array<int64_t, kSpaces> bytes{};  ///< size of each arena: the peak and what packing loses
 };
 
 /// Packs the role's storage: buffers that live at the same time in issue order never overlap, which `find_overlaps` proves of the

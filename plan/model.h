@@ -24,15 +24,15 @@ struct Experts {
   float factor = 1;       ///< times the weights
   float balance = 0;      ///< coefficient of the loss for even use of the experts, by sequence
   float z_loss = 0;       ///< coefficient of the loss for small logits
-  /// Experts that every token passes beside its own: one feed-forward of so many times the width of an expert.
+  /// Shared experts, which every token passes beside its own: one feed-forward of `shared` times the width of an expert.
   int64_t shared = 0;
-  /// What they make of a token is multiplied by the sigmoid of a product of the token and a vector (Qwen2-MoE).
+  /// The output of the shared experts for a token is multiplied by the sigmoid of the token's product with a vector of weights (Qwen2-MoE).
   bool shared_gate = false;
   /// Which layers have experts: of those from `dense_layers` on, counted from 0, each whose number plus 1 is a multiple of `every`. The
   /// others have the feed-forward of a dense model.
   int64_t dense_layers = 0, every = 1;
-  /// Experts are in so many groups of neighbours, of which a token's experts are in the `groups_chosen` best: those with the largest score,
-  /// or, of sigmoids, the largest sum of two scores (DeepSeek-V2, section 2.2.2; DeepSeek-V3, section 2.1.2).
+  /// Experts are in `groups` groups of neighbours. A token's experts lie in its `groups_chosen` best groups: those with the largest score of an
+  /// expert, or, with sigmoids, the largest sum of two scores (DeepSeek-V2, section 2.2.2; DeepSeek-V3, section 2.1.2).
   int64_t groups = 1, groups_chosen = 1;
   /// Added to or taken from the bias of an expert after each step; 0: no biases. Experts are chosen by score plus bias, and weighed by
   /// score (Wang et al. 2024; DeepSeek-V3, section 2.1.2).
@@ -56,7 +56,7 @@ struct LatentAttention {
   int64_t q_rank = 0;   ///< width of the compressed q; 0: q is made from the token itself
   int64_t kv_rank = 0;  ///< width of the compressed keys and values; 0: attention is not latent
   int64_t nope = 0;     ///< elements of a head of q and of k that are not rotated
-  int64_t rope = 0;     ///< elements of a head of q and of k that are
+  int64_t rope = 0;     ///< elements of a head of q and of k that are rotated
   int64_t v = 0;        ///< elements of a head of v
   /// Added to the mean square by the norms of the compressed vectors, whatever the model's other norms add.
   /// Source: transformers, models/deepseek_v2 and deepseek_v3, whose q_a_layernorm and kv_a_layernorm take no rms_norm_eps.
@@ -142,7 +142,7 @@ std::vector<ModelParameter> parameters_of(const Model& model);
 /// Sum of the elements of `parameters_of`.
 int64_t parameter_count(const Model& model);
 
-/// Keys that a query sees on average, itself half: s / 2 of s tokens, and w - w^2 / (2 s) within a window of w < s.
+/// Keys that a query sees on average, its own key counted as half: s / 2 for s tokens, and w - w^2 / (2 s) within a window of w < s tokens.
 double mean_keys(int64_t seq_len, int64_t window);
 
 /// Training flops of one token, forward and backward, matmuls and causal attention, no recompute: what MFU counts.
@@ -150,7 +150,7 @@ double mean_keys(int64_t seq_len, int64_t window);
 /// value_dim) * keys, summed over the layers (QK^T and PV at 2 flops each way, times three). keys: `mean_keys` of the layer's window.
 /// Source: Narayanan et al. 2021, appendix; PaLM, appendix B.
 double model_flops_per_token(const Model& model, int64_t seq_len);
-/// The same where a query sees `global` keys on average in global layers, and `local` in local ones.
+/// `model_flops_per_token` if a query sees `global` keys on average in global layers, and `local` keys in local layers.
 double model_flops_per_token(const Model& model, double global, double local);
 
 /// Refuses a shape that no transformer has (non-positive sizes, heads not divisible by kv_heads, odd head_dim under RoPE).

@@ -18,25 +18,25 @@ namespace shardlab {
 /// What `verify` knows of a kernel's result beside its type.
 enum class KernelMeaning : uint8_t {
   kNone,
-  kLargest,     ///< of sizes: more of the same changes nothing, and it goes on from the result of other tensors
-  kOverflow,    ///< whether some element is not finite: a maximum of flags
-  kScale,       ///< made of a largest size, and placed as it is
+  kLargest,     ///< a maximum of absolute values: repeated elements change nothing, and it may continue another tensor's
+  kOverflow,    ///< a flag, whether some element is not finite: combined by a maximum
+  kScale,       ///< a scale made from a kLargest result, with the placement of that result
   kRounding,    ///< the first read in fewer bits: same shape, scale and micro-batch
-  kClipFactor,  ///< made of the squared norm of all gradients
-  kFollowLoad,  ///< the second read, a router's bias, moved by the first, the load of its layer's experts in the step
-  kFit,  ///< the second read, counts of rows, cut off where the first, the rows, end; and whether some are: a maximum of flags
+  kClipFactor,  ///< the clipping factor, made from the squared norm of all gradients
+  kFollowLoad,  ///< a router's bias (the second read) after its update by the load of its layer's experts in the step (the first read)
+  kFit,  ///< counts of rows (the second read) cut off where the rows (the first read) end, and a flag whether any was: a maximum
 };
 
 /// Scratch on a CPU (plan/work.cpp).
 enum class KernelScratch : uint8_t {
-  kBlocks,      ///< a block in fp32 of every narrow operand
-  kNarrowCopy,  ///< a block where both sides are narrow
-  kTree,        ///< a block of every part that is added up
+  kBlocks,      ///< a block in fp32 for every operand in 16 or 8 bits
+  kNarrowCopy,  ///< one block in fp32 if both operands have 16 or 8 bits
+  kTree,        ///< a block for every part that is added up
   kBasis,       ///< 8 bytes an element
   kProjection,  ///< a block of a product
   kDraws,       ///< a block of draws
-  kScattered,   ///< as a tree, and how far each part has come
-  kTwoPasses,   ///< narrow reads come twice: for the scales, for the elements
+  kScattered,   ///< as kTree, and a position in each part
+  kTwoPasses,   ///< as kBlocks, with two blocks for the first read: for the scales, and for the elements
   kOneBlock,    ///< one block for all operands
 };
 
@@ -73,17 +73,17 @@ const NamedKernel* find_kernel(std::string_view name);
 
 /// The row's rule, or the rule that a plan states for a name without a row.
 Kernel::Rule rule_of(const Kernel& kernel);
-/// Reads, by bit, that may be partial although the result's type is taken on trust.
+/// Reads, as a bit mask, that may be partial although the type of the result is taken on trust.
 uint32_t summands_of(const Kernel& kernel);
 KernelMeaning meaning_of(const Kernel& kernel);
 /// Whether the declared types of results are taken on trust: the rule is opaque or trusted.
 bool is_believed(const Kernel& kernel);
-/// A kernel that takes a maximum, so that more of the same changes nothing.
+/// Whether a kernel takes a maximum: reading an element twice then changes nothing.
 bool takes_maximum(const Kernel& kernel);
-/// Per launch. Operands must be those of the kernel (`kernel_fault`).
+/// Flops of one launch. The operands of `op` must be those of the kernel (`kernel_fault` finds nothing).
 double kernel_flops(const Segment& segment, const Op& op, const Kernel& kernel);
 
-/// What an op says of a kernel by name that the table says otherwise, or operands that are missing; empty: nothing.
+/// How `op` contradicts the table's row of its kernel, or which operands it lacks, as a message; empty: it agrees with the row.
 std::string kernel_fault(const Op& op, const Kernel& kernel);
 
 /// The kernel of that name, for strategies. A bug if the table does not have it.

@@ -70,12 +70,12 @@ struct Norm {
 
 /// y = x w^T (+ bias). Weights are [out, in] row-major. F: x[..,in], w, (bias[out]) -> y[..,out].
 /// I: dy, w -> dx. W: x, dy -> dw, (dbias). Factors of 8 bits are followed by their scales (plan/README.md, "Factors of 8 bits").
-/// `chunks` above 1: the tokens are one of so many equal parts of those that the rank has of a sequence, and their sums have that part's
-/// leaves (docs/canonical-order.md). F reads the part as a view of all.
-/// `strips` above 1, of F and I: each of so many ranks along an axis has a strip of every sequence, one behind the other, and the op
-/// multiplies the strip of the rank `turn` further along. Either read 0 is that strip and the result is of all tokens, of which the op
-/// writes the strip (`carry`: beside strips before it, in the last read, in place); or read 0 is of all tokens and the result is the strip,
-/// this rank's summand of it. Strips put them together.
+/// `chunks` above 1: the rank's tokens of a sequence are cut into `chunks` equal parts, and the op works on one part. Its sums have the leaves
+/// of that part (docs/canonical-order.md). F reads the part as a view of all tokens.
+/// `strips` above 1, for F and I: each of `strips` ranks along an axis has a strip of every sequence, one behind the other. The op multiplies
+/// the strip of the rank `turn` further along. There are two forms. Read 0 is the strip, and the result has all tokens, of which the op
+/// writes the strip; with `carry` the last read holds the strips before it, and the op writes in place. Or read 0 has all tokens, and the
+/// result is this rank's summand of the strip. The op Strips puts strips together.
 struct Linear {
   Phase phase = Phase::kF;
   bool bias = false;
@@ -106,11 +106,12 @@ struct Rope {
   bool packed = false;
 };
 
-/// RMSNorm over each head of q, and of k, of qkv[b,s,groups*(q_per_kv+2)*d]; values pass as they are. Stats are 1/rms, by kv head those of its
-/// query heads and of its key.
+/// RMSNorm over each head of q and of k in qkv[b,s,groups*(q_per_kv+2)*d]; v passes unchanged. Stats are 1/rms, ordered by kv head: first its
+/// query heads, then its key.
 /// F: qkv, gamma_q[d], gamma_k[d] -> y[b,s,..], stats[b,s,heads+kv_heads]. I: dy, qkv, gamma_q, gamma_k, stats -> dqkv.
-/// W: dy, qkv, stats -> dgamma_q, dgamma_k. kTokens: dy, qkv, stats -> two f32[b,n,d], sums over the heads of the rank by leaf of a sequence
-/// (n leaves, in canonical mode those that the rank has tokens of; else 1). kSequences: f32[b,n,d], f32[b,n,d] -> dgamma_q, dgamma_k.
+/// W: dy, qkv, stats -> dgamma_q, dgamma_k. kTokens: dy, qkv, stats -> two f32[b,n,d]: sums over the heads of the rank, for each of n leaves of
+/// a sequence. n is the number of leaves that the rank has tokens of in canonical mode, else 1. kSequences: f32[b,n,d], f32[b,n,d] -> dgamma_q,
+/// dgamma_k.
 struct HeadNorm {
   Phase phase = Phase::kF;
   int heads = 0;
@@ -249,8 +250,8 @@ struct Route {
   int64_t capacity = 0;  ///< 0: an expert takes all rows
 };
 
-/// choice i32[b,s,k] -> load f32[b,E]: tokens of each sequence that go to each of E experts, by expert whatever their places. `accumulate`: choice, load f32[E] -> load: those of
-/// all sequences are added, in place.
+/// choice i32[b,s,k] -> load f32[b,E]: the number of tokens of each sequence that go to each of E experts, by expert whatever their places.
+/// `accumulate`: choice, load f32[E] -> load: the tokens of all sequences are added, in place.
 struct ExpertLoad {
   bool accumulate = false;
 };
@@ -326,9 +327,9 @@ inline constexpr std::string_view kLossScale = "loss_scale";
 /// kFused: logits, targets, (scale) -> nll, dlogits (in place of logits).   kLossOnly: logits, targets -> nll.
 /// Vocabulary-parallel: kMax: logits -> max[b,s].   kSum: logits, targets, max -> sums[b,s,2] (sum of exp(x - max), target's
 /// logit or 0).   kGrad: logits, targets, max, sums, (scale) -> nll, dlogits (in place).
-/// scale f32[1]: dlogits are multiplied by it before they are rounded, and are per `kLossScale` in their type.
-/// `chunks` as of the Linear that made the logits; nll is then of these tokens alone. `words` above 0: columns of the whole vocabulary
-/// from there on are padding, which takes no part in maximum and sums; its dlogits are +0.
+/// scale f32[1]: dlogits are multiplied by it before they are rounded; the denominator of their type is `kLossScale`.
+/// `chunks`: as in the Linear that made the logits; nll then covers the tokens of this part only. `words` above 0: columns of the whole
+/// vocabulary from `words` on are padding. Padding takes no part in maximum and sums, and its dlogits are +0.
 struct CrossEntropy {
   enum class Part : uint8_t { kFused, kLossOnly, kMax, kSum, kGrad } part = Part::kFused;
   int64_t tokens = 1;  ///< dlogits are divided by this
@@ -385,11 +386,11 @@ struct AdamW8bit {
   float weight_decay = 0;
 };
 
-/// a -> b: same elements to another buffer, space or dtype. Where b is a shard along an axis along which a is whole, of one micro-batch,
-/// the rank's part of them.
+/// a -> b: the same elements in another buffer, space or dtype. If a is whole along an axis, b a shard along it, and both belong to one
+/// micro-batch, b gets the rank's part of the elements.
 struct Copy {
-  /// The op gives b back what b was when the period began, where its predicate says so: after a step that must not stand, which is
-  /// seldom. A prediction takes the op not to run.
+  /// The op restores the value that b had when the period began, if its predicate is set: after a step that must not stand, which is
+  /// rare. A prediction assumes that the op does not run.
   bool restores = false;
 };
 
@@ -493,7 +494,7 @@ struct Op {
   std::string strategy;  ///< the pass that put it there
 };
 
-/// Whether an op runs only where a step must not stand.
+/// Whether an op runs only to take a step back.
 inline bool restores(const Op& op) {
   const auto* copy = std::get_if<Copy>(&op.work);
   return copy != nullptr && copy->restores;

@@ -40,7 +40,7 @@ struct OptimizerRow {
 /// The rows, in the order of `Optimizer`.
 std::span<const OptimizerRow> optimizers();
 const OptimizerRow& row_of(Optimizer optimizer);
-/// Of the word in sweep files; nothing for an unknown one.
+/// The optimizer of this name in sweep files; nothing for an unknown name.
 std::optional<Optimizer> optimizer_named(std::string_view name);
 
 /// The optimizer whose update an op is; null: the op is no update.
@@ -48,7 +48,7 @@ const OptimizerRow* update_of(const Work& work);
 /// Operands of an update before its factor: gradient, parameter, state.
 inline size_t update_operands(const OptimizerRow& row) { return 2 + row.state.size(); }
 
-/// Whether the state is cut in blocks, which lie as the rank's buffers do: another layout has other blocks.
+/// Whether some state has one element for each block. Blocks follow the rank's buffers, so another layout has other blocks.
 bool has_blocks(const OptimizerRow& row);
 
 /// Whether every rank updates whole parameters: each parameter is then cut in the blocks of one rank. Ranks of tensor and expert parallelism
@@ -57,12 +57,12 @@ bool updates_whole_parameters(const Layout& layout);
 
 /// Whether a buffer holds an optimizer's state by block.
 bool is_block_state(const Buffer& buffer);
-/// Of a buffer with an element for each block of a value that is placed so along an axis.
+/// Placement along an axis of a buffer with one element for each block of a value, whose own placement is `of_value`.
 inline Placement block_placement(Placement of_value) {
   return of_value.kind == Place::kReplicate ? Placement::replicate() : Placement::local();
 }
 
-/// Bytes of state beside a parameter, blocks being full.
+/// Bytes of state for each parameter. Blocks are taken to be full.
 double state_bytes_per_parameter(const OptimizerRow& row);
 
 }  // namespace shardlab

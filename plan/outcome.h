@@ -33,7 +33,7 @@ struct StageNeed {
 /// Figures of the simulator. `peak_bytes` is the largest over ranks (device space), `wire_bytes` the sum over ranks per step.
 struct Prediction {
   double step_s = 0;     ///< 0 where only memory and wire bytes are predicted
-  double compute_s = 0;  ///< of the rank with the longest step, as the five below
+  double compute_s = 0;  ///< of the rank with the longest step, as the five fields below
   double exposed_comm_s = 0;
   double exposed_copy_s = 0;  ///< copies between memory spaces, as `Breakdown` has them
   double bubble_fraction = 0;
@@ -47,13 +47,14 @@ struct Prediction {
   MemoryByClass nvme_memory;  ///< and on NVMe
   bool extrapolated = false;  ///< some op lies outside what the calibration measured
   std::string calibration_id;
-  std::optional<double> model_flops;  ///< of a step, where the case does not say them: of a model that no case holds, of adapters
+  /// Flops of a step that MFU counts, if they do not follow from the case: for a model that no case holds, and for adapters.
+  std::optional<double> model_flops;
   /// Rows of the fullest expert over the mean, and of the fullest rank where ranks share experts, as `Measurement` has them: of the
   /// routing that the case names (plan/routing.h). None without experts.
   std::optional<double> expert_imbalance, expert_rank_imbalance;
   /// `expert_rank_imbalance` of the same rows if experts were contiguous; none where they are.
   std::optional<double> expert_rank_imbalance_contiguous;
-  /// As `Measurement` has it: of the rows that are drawn, 1 of even routes. None where no rows are drawn and routes are not even.
+  /// As `Measurement` has it, for the rows that are drawn; 1 for even routes. None if routes are not even and no rows are drawn.
   std::optional<double> expert_rank_imbalance_peak;
   /// Share of the steps that run again (expert_bound): 1 where drawn rows exceed the bound, and seconds are those of both runs. None without a
   /// bound, and where `expert_rank_imbalance_peak` is not known.
@@ -84,7 +85,7 @@ struct Measurement {
   IdleBreakdown idle;      ///< means over the recorded steps, of the rank whose step was longest
   StepParts parts;         ///< of the same steps and ranks, as shares of `step_s`, to which they add up
   int64_t peak_bytes = 0;  ///< high-water mark of live buffers as the ops ran
-  MemoryByClass memory;    ///< what was live then, on the rank with the highest; the same of the other spaces at their own marks
+  MemoryByClass memory;    ///< live bytes at that mark, on the rank with the highest; below, the other spaces at their own marks
   MemoryByClass host_memory, nvme_memory;
   int64_t arena_bytes = 0;
   int64_t resident_bytes = 0;  ///< of the whole process, in the memory of the processor or of the devices
@@ -104,10 +105,10 @@ struct Measurement {
   std::optional<double> expert_imbalance, expert_imbalance_last, expert_rank_imbalance, expert_rank_imbalance_last;
   /// `expert_rank_imbalance` of the same rows if experts were contiguous; none where they are.
   std::optional<double> expert_rank_imbalance_contiguous;
-  /// Rows of a rank's experts in one layer and micro-batch over those that the tokens of one rank choose in it, where ranks share experts: the
-  /// largest of the measured steps.
+  /// Rows of a rank's experts in one layer and micro-batch over the rows that the tokens of one rank choose in it: the largest value of the
+  /// measured steps. None where no ranks share experts.
   std::optional<double> expert_rank_imbalance_peak;
-  /// Rows that experts had no room for over all that were chosen, where experts have a capacity: over the measured steps, and of the last.
+  /// Share of the chosen rows that experts of a capacity had no room for: over the measured steps, and in the last step.
   std::optional<double> expert_dropped, expert_dropped_last;
   std::optional<double> loss_scale;    ///< after the last step, where the case has one
   std::optional<double> loss_unigram;  ///< entropy of the unigram model on the same text: what a loss must beat

@@ -8,12 +8,12 @@
 
 namespace shardlab {
 
-/// Parts of the model under the case's schedule; of kAuto the least that there can be. Of kTable: of a table that `check_pipeline` lets pass.
+/// Number of parts of the model under the case's schedule. kAuto: the smallest possible number. kTable: `check_pipeline` must accept the table.
 int parts_of(const Case& c);
 
-/// The first layer of each part, and the number of layers behind the last: parts + 1 values. Of a pipeline that is decided. The
+/// The first layer of each part, and then the number of layers of the model: parts + 1 values. The pipeline must be decided. The
 /// embedding belongs to the first part and the head to the last. Without `stage_layers` parts are as even as can be, and the first
-/// ones take the layers left over.
+/// parts take the layers left over.
 std::vector<int> first_layers(const Case& c);
 
 /// The value of `stage_layers` that asks for layers to be dealt out by predicted time, and of `expert_placement` that asks for
@@ -24,14 +24,14 @@ inline constexpr std::string_view kBalanced = "balanced";
 /// `expert_placement` that asks for experts to be placed by the rows that they had in it.
 inline constexpr std::string_view kMeasured = "measured";
 
-/// Whether nothing of the pipeline is left to choose by whoever knows seconds: neither `schedule: auto` nor `stage_layers: balanced`
-/// nor `stage_layers: measured`.
+/// Whether the pipeline is decided: neither `schedule: auto` nor `stage_layers: balanced` nor `stage_layers: measured` is left, which need
+/// predicted or measured seconds.
 bool is_pipeline_decided(const Case& c);
 
 /// Whether the embedding and the head lie on one stage.
 bool ends_share_stage(const Case& c);
 
-/// The slots of the case's pipeline, which `check_pipeline` lets pass. It is decided.
+/// The slots of the case's pipeline. The pipeline must be decided, and `check_pipeline` must accept it.
 PipelineSchedule schedule_of(const Case& c);
 
 /// Refuses stages, parts, layers, micro-batches and schedule that do not go together.

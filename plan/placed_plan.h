@@ -20,8 +20,8 @@ struct PlacedPlan {
 };
 PlacedPlan place(Plan plan);
 
-/// Lays two plans of one mesh in the same arenas, of which each is as large as the larger of the two: what outlives the steps of one lies where
-/// the steps of the other look for it, and between steps nothing else is live. Refuses plans that keep other buffers.
+/// Lays two plans of one mesh in the same arenas. Each arena is as large as the larger one of the two plans. Buffers that outlive a step have one
+/// place in both plans, and between steps no other buffer is live. Refuses two plans whose buffers that outlive a step differ.
 Result<void> share_arenas(PlacedPlan& a, PlacedPlan& b);
 
 }  // namespace shardlab

@@ -1,5 +1,5 @@
-// How the tokens of a prediction choose experts: evenly, by Zipf's law, forced to a few, or as a run recorded it. A run's own routers choose
-// for themselves; `data.routing` and `data.routes` are what a prediction takes instead.
+// How the tokens of a prediction choose experts: evenly, by Zipf's law, forced to a few, or as a run recorded it. A prediction takes
+// `data.routing` or `data.routes` in place of routers; in a run the routers choose for themselves.
 #pragma once
 
 #include <cstdint>
@@ -42,12 +42,12 @@ std::vector<double> shares_of_experts(const Routing& routing, const Experts& exp
 /// Whether the case's experts are contiguous or listed by place: `expert_placement` is neither `balanced` nor `measured`.
 bool is_placement_decided(const Case& c);
 
-/// The placement of experts that the case asks for, over `ranks` ranks: what `expert_placement` lists, or where it is `balanced` what
-/// `placement_after` says of the shares of the case's `routing`. `measured` is none before it is decided. Of a case that `check` lets pass.
+/// The placement of experts that the case asks for, over `ranks` ranks: the list of `expert_placement`, or for `balanced` the result of
+/// `placement_after` for the shares of `routing`. `measured` gives none before it is decided. `check` must accept the case.
 std::vector<ExpertPlacement> placements_of(const Case& c, const Routing& routing, int ranks);
 
-/// The rows of the fullest of `parts` equal runs of places over the mean: of a layer, then the mean over the model's layers with experts.
-/// `parts` = ep: of the ranks; `parts` = E: of the experts. A capacity bounds what an expert takes. 1 of a model without experts.
+/// Expected imbalance: rows of the fullest of `parts` equal runs of places over the mean, as a mean over the layers with experts. `parts` = ep:
+/// imbalance of ranks; `parts` = E: imbalance of experts. A capacity bounds the rows of an expert. 1 for a model without experts.
 double expected_imbalance(const Routing& routing, const Model& model, int64_t parts,
                           std::span<const ExpertPlacement> placements = {});
 

@@ -6,8 +6,7 @@
 
 namespace shardlab {
 
-/// Refuses what would otherwise be taken for something else: row counts known at run time, for which the whole capacity
-/// would be computed.
+/// Refuses a plan with a buffer or slot whose row count is known only at run time (`count`): every row of its extent would be computed.
 Result<void> check_runnable(const Plan& plan);
 
 }  // namespace shardlab

@@ -1,4 +1,4 @@
-// The seconds of one step, each told what it was spent on: from compute to what no plan has. The parts add up to the step.
+// The seconds of one step by what they were spent on: compute, communication, waits, and time that no plan has. The parts add up to the step.
 #pragma once
 
 #include <array>
@@ -12,15 +12,15 @@ struct StepParts {
   double compute_s = 0;    ///< forward and backward
   double recompute_s = 0;  ///< forward again, within backward
   double update_s = 0;     ///< ops of no micro-batch: optimizer, clipping, casts, the mean of the loss
-  double tensor_s =
-      0;  ///< communication with nothing beside it, of tensor and sequence parallelism; waits for peers are no part of it
-  double context_s = 0;        ///< the same of context parallelism,
-  double expert_s = 0;         ///< of expert parallelism,
-  double data_s = 0;           ///< of gradients and weights,
-  double pipeline_s = 0;       ///< of messages between stages,
-  double communication_s = 0;  ///< and where it is not known of what
+  /// Exposed communication, by what it serves: nothing runs beside it. Waits for peers are no part of it.
+  double tensor_s = 0;         ///< tensor and sequence parallelism
+  double context_s = 0;        ///< context parallelism
+  double expert_s = 0;         ///< expert parallelism
+  double data_s = 0;           ///< gradients and weights of data-parallel ranks
+  double pipeline_s = 0;       ///< messages between stages
+  double communication_s = 0;  ///< exposed communication of an unknown purpose
   double copies_s = 0;         ///< copies between memory spaces, with nothing beside them
-  double bubble_s = 0;         ///< compute waits for the input of its stage, which its sender has not begun to send
+  double bubble_s = 0;         ///< compute waits for the input of its stage, which the sender has not begun to send
   double wait_s = 0;           ///< an op waits for a peer or for another stream
   double launch_s = 0;         ///< the device waits for the host, or takes its time to begin
   double unplanned_s = 0;      ///< in no op and no wait

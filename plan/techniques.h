@@ -28,7 +28,7 @@ struct Apart {
   std::string_view instead;
 };
 
-/// A value of a key that turns a technique on, for the tests of pairs. It sets what it cannot be without: a schedule its stages.
+/// A value of a key that turns a technique on, for the tests of pairs. `set` also sets what the value requires: a schedule needs stages.
 struct Choice {
   std::string_view name;  ///< "zero: 1", as docs/compatibility.md prints it. Choices of one key exclude one another
   void (*set)(Case&);
@@ -59,7 +59,7 @@ Result<void> check_techniques(const Case& c);
 inline bool parks_parameters(const Case& c) { return c.layout.offload.parameters != OffloadTo::kNone; }
 /// Whether workers may be steps apart: a parameter server with a staleness.
 inline bool runs_apart(const Case& c) { return c.layout.parameter_server.staleness >= 0; }
-/// Whether the two gradients of a tied table are added before they are reduced: there and then while both are whole, else last.
+/// Whether the two gradients of a tied table are added before they are reduced, as soon as both are whole. Otherwise they are added last.
 bool tied_gradients_meet_early(const Case& c);
 /// Whether updates are made before all stages know of each other's gradients.
 inline bool validates_later(const Case& c) { return c.train.post_validation > 0; }
@@ -67,8 +67,9 @@ inline bool validates_later(const Case& c) { return c.train.post_validation > 0;
 inline bool bounds_experts(const Case& c) { return c.layout.expert_bound > 0; }
 /// The case of a step's second run (`bounds_experts`): the same sequences one at a time, with room for all rows of each.
 Case second_run_of(Case c);
-/// Whether micro-batches of the second run, as many as the first has sequences in one, have the rows of one of the first: the ranks that share experts
-/// have the same sequences then. Canonical mode deals each micro-batch out over all data ranks, of which groups with experts have other parts.
+/// Whether b micro-batches of the second run have the rows of one micro-batch of the first run, b the sequences of a micro-batch of the first run:
+/// the ranks that share experts then have the same sequences in both runs. Canonical mode deals each micro-batch out over all data ranks, so a
+/// smaller group that shares experts has other sequences.
 inline bool second_run_keeps_micro_batches(const Case& c) { return !c.canonical || c.layout.ep == c.layout.data_ranks(); }
 /// Whether a step may be given up: an overflow of the loss scale, or the guard.
 inline bool may_skip(const Case& c) { return c.train.precision == Precision::kFp16 || c.train.guard.any(); }

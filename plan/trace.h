@@ -37,17 +37,17 @@ struct TraceAccounting {
   std::string clock;           ///< whose clock the events come from: "CUPTI", "CUDA events"; empty: the executor's own
   double clock_error_s = 0;    ///< of placing the device's times on the session's clock, at most
   int64_t launches = 0;        ///< pieces of work that the host handed to the device, as the host counted them
-  int64_t recorded = 0;        ///< of them, with a record of the device
-  int64_t lost = 0;            ///< of them, without
+  int64_t recorded = 0;        ///< launches with a record of the device
+  int64_t lost = 0;            ///< launches without a record
   int64_t dropped = 0;         ///< records that the tracer says it dropped
   int64_t unreadable = 0;      ///< buffers of records that could not be read to their end
   int64_t device_records = 0;  ///< of kernels, copies and fills
-  int64_t timed = 0;           ///< of them, what the trace's events are made of
-  int64_t zero_timestamp = 0;  ///< of them, with times that the driver lost
-  int64_t out_of_range = 0;    ///< of them, outside every step that was kept
-  int64_t unclaimed = 0;       ///< of them, of no op
+  int64_t timed = 0;           ///< records that the trace's events are made of
+  int64_t zero_timestamp = 0;  ///< records whose times the driver lost
+  int64_t out_of_range = 0;    ///< records outside every step that was kept
+  int64_t unclaimed = 0;       ///< records of no op
   int64_t ops = 0;             ///< ops that handed work to the device
-  int64_t ops_untimed = 0;     ///< of them, without an event in the trace
+  int64_t ops_untimed = 0;     ///< ops of these without an event in the trace
 };
 
 /// The differences that the accounting leaves unexplained, as sentences that name the figures. Empty if every launch has its record

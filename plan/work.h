@@ -11,13 +11,13 @@ namespace shardlab {
 struct WorkAmount {
   Flops flops;
   Bytes memory;  ///< read and written, each operand once
-  Bytes
-      payload;  ///< the message of a collective or p2p op, on one rank; of packed rows what is expected: all that the rank's tokens make
+  /// The message of a collective or p2p op, on one rank. Packed rows of experts: the bytes of all rows that the rank's tokens make.
+  Bytes payload;
 };
 
 /// Work of `op` on one rank. Counts: a multiply-add is 2 flops; causal attention counts the pairs of a query and a key that it sees;
-/// elementwise ops count the flops of their formula. A block of attention does another work on each rank: that of the rank `at`, or,
-/// where none is given, that of the rank which does most, for which the others wait.
+/// elementwise ops count the flops of their formula. The work of a block of attention differs by rank: the result is for the rank `at`. If
+/// `at` is null, it is for the rank with the most work, for which the others wait.
 WorkAmount work_of(const Segment& segment, const Op& op, const Mesh& mesh, const TokenOrder& order = {},
                    const Coordinates* at = nullptr);
 
@@ -30,7 +30,7 @@ struct BlockParts {
   SequencePart queries, keys;
 };
 BlockParts block_parts(const Segment& segment, const Op& op, const Mesh& mesh, const Coordinates& at);
-/// Pairs of a query and a key that it sees, for each sequence and head; `at` as for `work_of`.
+/// Pairs of a query and a key which the query sees in an AttentionBlock, for each sequence and head. `at` is used as by `work_of`.
 int64_t pairs_of_block(const Segment& segment, const Op& op, const Mesh& mesh, const TokenOrder& order,
                        const Coordinates* at = nullptr);
 
