@@ -39,6 +39,8 @@ struct Calibration {
   double wake_latency_s = 0;  ///< one stream waking another
   double handover_s = 0;      ///< one stream taking over the core of another (runtime/core_scheduler.h)
   double turn_s = 0;          ///< time that a stream keeps a core which another wants, at least its op; 0: they take turns op by op
+  /// Of cores that do the same at the same time: standard deviation of an op's time, relative, each core by itself. 0: not measured.
+  double unsteadiness = 0;
   bool launch_ahead = false;  ///< a GPU was measured: `op_overhead_s` is the host's, which launches ops ahead of the device
 };
 

@@ -233,6 +233,7 @@ Calibration read_calibration(const YamlNode& node, Problems& problems) {
   in.number_at("wake_latency_s", calibration.wake_latency_s);
   in.number_at("handover_s", calibration.handover_s);
   in.number_at("turn_s", calibration.turn_s);
+  in.number_at("unsteadiness", calibration.unsteadiness);
   if (const YamlNode* ahead = in.at("launch_ahead")) {
     const auto truth = ahead->is_scalar() ? parse_bool(ahead->text) : std::nullopt;
     if (in.expect(*ahead, truth.has_value(), "launch_ahead", "true or false")) calibration.launch_ahead = *truth;

@@ -49,6 +49,8 @@ class PlacedCostModel : public CostModel {
   /// core that another one wants, not counting the op in progress (runtime/core_scheduler.h).
   virtual Seconds handover() const { return Seconds(0); }
   virtual Seconds turn() const { return Seconds(0); }
+  /// Of the cores of a local machine, `Calibration::unsteadiness`. Ranks that wait for one another wait for the slowest.
+  virtual double unsteadiness() const { return 0; }
   /// The demand of an instruction on its rank's device, if it takes `alone` seconds alone; `ranks` as above, for communication. A
   /// model that knows no work demands all of the op's main resource for all of its time: the multiprocessors; for a message the
   /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
@@ -100,6 +102,7 @@ class CalibratedCostModel final : public PlacedCostModel {
   Seconds wake() const override { return Seconds(calibration_->wake_latency_s); }
   Seconds handover() const override { return Seconds(calibration_->handover_s); }
   Seconds turn() const override { return Seconds(calibration_->turn_s); }
+  double unsteadiness() const override { return calibration_->unsteadiness; }
   /// On a GPU an op keeps units and memory busy for its flops and bytes at the rates measured: small ops run side by side.
   Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
   bool extrapolates(const Plan& plan, const Instruction& instruction) const override;
@@ -184,6 +187,7 @@ class FixedCostModel final : public PlacedCostModel {
   double handover_s = 0;
   double turn_s = 0;
   double contention = 0;
+  double unsteady = 0;
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
@@ -191,6 +195,7 @@ class FixedCostModel final : public PlacedCostModel {
   Seconds wake() const override { return Seconds(wake_s); }
   Seconds handover() const override { return Seconds(handover_s); }
   Seconds turn() const override { return Seconds(turn_s); }
+  double unsteadiness() const override { return unsteady; }
 };
 
 /// The best model that `machine` supports: by its kinds if it is mixed (mixed_costs.h), calibrated if it carries a calibration, else of its

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <numbers>
 #include <tuple>
 
 #include "plan/base/hash.h"
@@ -22,6 +24,9 @@ double quantile(const std::vector<double>& sorted, double q) {
   const size_t above = std::min(below + 1, sorted.size() - 1);
   return sorted[below] + (at - static_cast<double>(below)) * (sorted[above] - sorted[below]);
 }
+
+/// Products that take as long tell how steady a core is, and not how fine the clock.
+constexpr double kLong_s = 3e-5;
 
 /// One measured step: the events of every rank, by instruction.
 struct Recorded {
@@ -47,6 +52,7 @@ class Fit {
         }
         add_latencies(program, events, *run.plan);
       }
+      if (run.plan->concurrency > 1 && !run.plan->crowded) add_differences(programs.front(), recorded);
       add_messages(plan, programs, recorded, run.plan->concurrency);
     }
   }
@@ -73,6 +79,7 @@ class Fit {
     c.wake_latency_s = std::max(0.0, median_of(wakes_) - c.op_overhead_s);
     c.handover_s = std::max(0.0, median_of(handovers_) - c.op_overhead_s);
     c.turn_s = origin.turn_s;
+    c.unsteadiness = unsteadiness();
     c.id = fmt::format("{}-{:08x}", origin.date, static_cast<uint32_t>(hash ^ (hash >> 32)));
     return c;
   }
@@ -105,6 +112,24 @@ class Fit {
     if (seconds > 0) samples_[key].push_back(seconds);
   }
 
+  /// How far apart cores are that do the same product at the same time: the first two ranks, relative to their mean.
+  void add_differences(const Program& program, const Recorded& recorded) {
+    for (const Instruction& i : program.instructions) {
+      const TraceEvent *a = recorded.op[0][static_cast<size_t>(i.id)], *b = recorded.op[1][static_cast<size_t>(i.id)];
+      if (a == nullptr || b == nullptr || i.op->label == kPreparation || !std::holds_alternative<Linear>(i.op->work)) continue;
+      const double one = a->end - a->begin, other = b->end - b->begin;
+      if (std::min(one, other) >= kLong_s) differences_.push_back(std::abs(one - other) * 2 / (one + other));
+    }
+  }
+
+  /// Two independent normal times of standard deviation s are 2 s / sqrt(pi) apart in the mean.
+  double unsteadiness() const {
+    if (differences_.empty()) return 0;
+    double sum = 0;
+    for (const double d : differences_) sum += d;
+    return sum / static_cast<double>(differences_.size()) * std::sqrt(std::numbers::pi) / 2;
+  }
+
   /// The gap between two ops of one stream is dispatch; the gap between a dependency on another stream and the op that slept until
   /// then is a wake-up and a dispatch, or, where no core was idle, the handover of one and a dispatch. Where a host launches ahead,
   /// ops that end before the next is launched begin as far apart as the host takes, and behind one that takes longer than several
@@ -127,14 +152,14 @@ class Fit {
         if (woken > before->end)
           (alone ? wakes_ : handovers_).push_back(now->begin - woken);
         else if (alone && i.waits == 0) {
-          constexpr double kShort_s = 2e-6, kLong_s = 5e-5;
+          constexpr double kShort_s = 2e-6, kBehind_s = 5e-5;
           const double took = before->end - before->begin, gap = now->begin - before->end;
           gaps_.push_back(gap);
           if (took < kShort_s && gap > 0) periods_.push_back(now->begin - before->begin);
           // A copy is not a kernel: a device takes longer to go from one to the other.
           const Instruction& previous = program.instructions[static_cast<size_t>(stream[k - 1])];
           const bool kernels = !std::holds_alternative<Copy>(previous.op->work) && !std::holds_alternative<Copy>(i.op->work);
-          if (took > kLong_s && kernels) gaps_behind_long_.push_back(gap);
+          if (took > kBehind_s && kernels) gaps_behind_long_.push_back(gap);
         }
       }
   }
@@ -165,6 +190,7 @@ class Fit {
 
   std::map<Key, std::vector<double>> samples_;
   std::string suffix_;  ///< of the run's kernels
+  std::vector<double> differences_;
   std::vector<double> gaps_, periods_, gaps_behind_long_, wakes_, handovers_;
 };
 
@@ -177,7 +203,6 @@ Calibration fit(std::span<const CalibrationRun> runs, const CalibrationOrigin& o
 }
 
 std::map<int, double> spread_of_products(const Calibration& calibration) {
-  constexpr double kLong_s = 3e-5;
   std::map<int, std::vector<double>> spreads;
   for (const RatePoint& p : calibration.points)
     if (p.kernel.starts_with("linear.") && p.seconds >= kLong_s) spreads[p.concurrency].push_back(p.spread);

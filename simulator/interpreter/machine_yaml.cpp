@@ -45,6 +45,7 @@ std::string to_yaml(const Machine& machine) {
       quoted(c.command), quoted(c.processor), quoted(c.kernel_variant));
   put("  op_overhead_s: {}\n  wake_latency_s: {}\n  handover_s: {}\n  turn_s: {}\n", c.op_overhead_s, c.wake_latency_s,
       c.handover_s, c.turn_s);
+  if (c.unsteadiness > 0) put("  unsteadiness: {}\n", c.unsteadiness);
   if (c.launch_ahead) put("  launch_ahead: true\n");
   put("  points:\n");
   for (const RatePoint& p : c.points)

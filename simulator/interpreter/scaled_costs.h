@@ -28,6 +28,7 @@ class ScaledCostModel : public PlacedCostModel {
   Seconds wake() const override { return base_.wake(); }
   Seconds handover() const override { return base_.handover(); }
   Seconds turn() const override { return base_.turn(); }
+  double unsteadiness() const override { return base_.unsteadiness(); }
   bool differs_by_stage() const override { return base_.differs_by_stage(); }
   bool extrapolates(const Plan& plan, const Instruction& instruction) const override {
     return base_.extrapolates(plan, instruction);

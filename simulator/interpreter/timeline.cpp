@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <map>
@@ -12,6 +13,7 @@
 #include <unordered_map>
 
 #include "plan/base/check.h"
+#include "plan/base/philox.h"
 #include "plan/cores.h"
 #include "plan/runnable.h"
 #include "simulator/interpreter/peers.h"
@@ -24,6 +26,8 @@ namespace {
 
 /// Events that happen together may differ in the last bits of their times: a thousandth of a nanosecond is together.
 constexpr double kTogether = 1e-12;
+/// Of `PlacedCostModel::unsteadiness`: the farthest draw of a core (sqrt(12) deviations below) still takes some time.
+constexpr double kMostUnsteady = 0.25;
 
 /// The state of a stream. In brackets: the event that ends it.
 enum class Doing : uint8_t {
@@ -149,6 +153,7 @@ class Simulation {
         dispatch_(costs.dispatch().value),
         wake_(costs.wake().value),
         handover_(costs.handover().value),
+        unsteadiness_(std::min(costs.unsteadiness(), kMostUnsteady)),
         routes_(options.routes),
         simulated_(plan.mesh, options.individually(plan.mesh, machine)),
         costs_(plan, costs, simulated_, local_ ? std::max(1, machine.cores) : 1) {
@@ -508,7 +513,18 @@ class Simulation {
   /// Core time of the phase that a stream is in, while as many cores are busy as now.
   double core_seconds(const Stream& s) {
     if (s.phase == Doing::kLaunch) return dispatch_;
-    return s.phase == Doing::kRun ? share(s) * costs_.of(current(s), rank_of(s).rank, cores_->busy()) : 0;
+    if (s.phase != Doing::kRun) return 0;
+    return share(s) * costs_.of(current(s), rank_of(s).rank, cores_->busy()) * core_speed(s);
+  }
+
+  /// How many times as long as in the mean an op takes that computes, on this core and this time. One rank waits for nobody: it has the mean.
+  double core_speed(const Stream& s) {
+    if (unsteadiness_ == 0 || ranks_.size() == 1 || communicates(current(s))) return 1;
+    const auto words = philox({static_cast<uint32_t>(current(s).id), static_cast<uint32_t>(rank_of(s).rank), 0, 0}, 0);
+    // The sum of four uniform numbers: as good as normal here, and never far out.
+    double sum = 0;
+    for (const uint32_t word : words) sum += static_cast<double>(word) / 4294967295.0;
+    return 1 + unsteadiness_ * (sum - 2) * std::sqrt(3.0);
   }
 
   /// On a local machine: moves the clock to the next end of a task or timer, and ends every one that is due.
@@ -627,7 +643,7 @@ class Simulation {
   const Plan& plan_;
   const bool local_;   ///< ranks share cores
   const int devices_;  ///< that the ranks of a local machine share; 0: each has its own
-  const double dispatch_, wake_, handover_;
+  const double dispatch_, wake_, handover_, unsteadiness_;
   const Routes* routes_;
   SimulatedRanks simulated_;
   Costs costs_;

@@ -57,6 +57,50 @@ TEST_CASE("one stream runs its ops one after the other") {
   }
 }
 
+TEST_CASE("ranks that meet wait for the slower of unsteady cores, and one rank waits for nobody") {
+  // 400 times: an op of a second on each rank, then a sum of both that takes no time.
+  constexpr int kMeetings = 400;
+  const auto text = [&](int ranks) {
+    std::string plan = fmt::format(R"(shardlab plan 1
+name meetings
+mesh dp={}
+streams compute
+comm all axes dp
+
+segment s
+  bound %x activation f32[16]
+  bound %g gradient f32[16] dp:P
+  local %sum gradient f32[16] view %g
+
+  copy a (%x) -> (%g)
+  all_reduce meet (%g) -> (%sum) comm=all algorithm=ring
+
+role 0
+  %x activation f32[16] persistent
+  %g gradient f32[16] dp:P persistent
+)",
+                                   ranks);
+    for (int i = 0; i < kMeetings; ++i) plan += "  call s (x=%x, g=%g)\n";
+    return plan;
+  };
+  const auto seconds = [&](int ranks, double unsteady, const Machine& machine) {
+    const Expanded e = expanded(text(ranks));
+    FixedCostModel costs;
+    costs.seconds = {{"a", 1}, {"meet", 0}};
+    costs.unsteady = unsteady;
+    return step_seconds(simulate(*e.plan, e.programs, machine, costs));
+  };
+  CHECK(seconds(2, 0, shared_cores(2)) == Approx(kMeetings));
+  // The later of two independent normal times: its mean lies 1 / sqrt(pi) = 0.564 deviations above theirs; of four 1.03.
+  const double late = seconds(2, 0.1, shared_cores(2)) / kMeetings - 1;
+  CHECK(late == Approx(0.0564).epsilon(0.1));
+  CHECK(seconds(4, 0.1, shared_cores(4)) / kMeetings - 1 == Approx(0.103).epsilon(0.1));
+  CHECK(seconds(2, 0.05, shared_cores(2)) / kMeetings - 1 == Approx(late / 2).epsilon(0.02));
+  CHECK(seconds(2, 9, shared_cores(2)) == seconds(2, 0.25, shared_cores(2)));  // no op takes less than no time
+  CHECK(seconds(1, 0.1, shared_cores(2)) == Approx(kMeetings));
+  CHECK(seconds(2, 0.1, own_devices()) == Approx(kMeetings));
+}
+
 TEST_CASE("dispatch is core time before each op on a local machine") {
   const Expanded e = expanded(serial(1));
   FixedCostModel costs;
