@@ -69,7 +69,7 @@ inline bool bounds_experts(const Case& c) { return c.layout.expert_bound > 0; }
 Case second_run_of(Case c);
 /// Whether micro-batches of the second run, as many as the first has sequences in one, have the rows of one of the first: the ranks that share experts
 /// have the same sequences then. Canonical mode deals each micro-batch out over all data ranks, of which groups with experts have other parts.
-inline bool second_run_keeps_micro_batches(const Case& c) { return !c.canonical || c.layout.ep == c.layout.data_ranks(); }
+inline bool second_run_keeps_micro_batches(const Case& c) { return !c.canonical || c.layout.expert_shards_of_dp() == c.layout.dp; }
 /// Whether a step may be given up: an overflow of the loss scale, or the guard.
 inline bool may_skip(const Case& c) { return c.train.precision == Precision::kFp16 || c.train.guard.any(); }
 
