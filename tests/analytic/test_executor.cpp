@@ -71,6 +71,34 @@ TEST_CASE("slices of experts and whole experts are two points, and each is the c
   CHECK(estimator(*point_of(c)).refusal == Refusal::kExperts);
 }
 
+TEST_CASE("slices of experts take the work of 1/tp of each row, with tokens cut over tp and without") {
+  Case c;
+  c.model = {.name = "wide", .family = Family::kLlama, .layers = 2, .hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128};
+  c.model.ffn = 14336, c.model.vocab = 32000;
+  c.model.experts = {.count = 8, .top_k = 2, .ffn = 14336};
+  c.machine = testing::machine(8);
+  c.layout.dp = 2, c.layout.tp = 4, c.layout.ep = 2;
+  c.train.seq_len = 4096, c.train.micro_batch = 1, c.train.grad_accumulation = 1, c.train.precision = Precision::kBf16;
+  c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
+  const auto estimate = [](const Case& said) {
+    Estimator estimator(*prepare(said));
+    const Estimate e = estimator(*point_of(said));
+    REQUIRE(e.legal());
+    return e;
+  };
+  Case strips = c, whole = c;
+  strips.layout.sequence_parallel = whole.layout.sequence_parallel = true;
+  whole.layout.ep = 8, whole.layout.expert_tp = 1;
+  // Products are of as many flops; what is left to differ is their shapes, and norms and routers of all tokens.
+  const double forward = estimate(c).part(TimePart::kForward);
+  CHECK(estimate(strips).part(TimePart::kForward) == Approx(forward).epsilon(0.25));
+  CHECK(estimate(whole).part(TimePart::kForward) == Approx(forward).epsilon(0.25));
+  // Slices gather tokens before the experts and scatter behind them, as attention does around its products; whole experts do not.
+  const double tensor = estimate(strips).part(TimePart::kTensorParallel);
+  CHECK(estimate(whole).part(TimePart::kTensorParallel) < 0.8 * tensor);
+  CHECK(estimate(whole).part(TimePart::kExpertParallel) < estimate(strips).part(TimePart::kExpertParallel));
+}
+
 TEST_CASE("what a case says arrives in the point") {
   Case c;
   c.model = {.name = "tiny", .family = Family::kLlama, .layers = 8, .hidden = 64, .heads = 8, .kv_heads = 4, .head_dim = 8};
