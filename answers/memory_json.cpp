@@ -72,6 +72,7 @@ nlohmann::ordered_json layout_json(const MemoryQuestion& q) {
           {"vpp", p.vpp},
           {"cp", p.cp},
           {"ep", p.ep},
+          {"expert_tp", p.expert_tp},
           {"zero", p.zero},
           {"schedule", std::string(name_of(p.schedule))},
           {"sequence_parallel", p.sequence_parallel},

@@ -150,7 +150,7 @@ Result<analytic::Point> estimated_layout(const sweeps::Point& said) {
   auto point = analytic::point_of(said.config);
   if (!point.ok()) return point.error();
   if (const auto trained = trained_of(said, shape); !trained.ok()) return trained.error();
-  if (said.model ? said.model->experts > 0 : said.config.model.is_mixture()) point->expert_tp = point->tp;
+  point->expert_tp = analytic::expert_slices_of(said.config.layout, shape.moe());
   for (const auto& [path, value] : said.unheld) {
     if (is_of_trained(path)) continue;
     const bool known = path == "layout.schedule"  ? analytic::read(value, &point->schedule)

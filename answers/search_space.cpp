@@ -133,6 +133,7 @@ Result<void> read_axis(const std::string& key, const std::string& text, const an
                                                                    {"vpp", &space.vpp},
                                                                    {"cp", &space.cp},
                                                                    {"ep", &space.ep},
+                                                                   {"expert_tp", &space.expert_tp},
                                                                    {"zero", &space.zero},
                                                                    {"micro_batch", &space.micro_batch},
                                                                    {"grad_accumulation", &space.grad_accumulation},
@@ -368,6 +369,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   SHARDLAB_TRY(check(shape));  // before anything is multiplied
   auto space = space_of(flags, *model, shape, profile->can);
   if (!space.ok()) return space.error();
+  space->slices_experts = profile->name == "shardlab";
   SHARDLAB_TRY(read_skew(said->config, shape.moe(), *space));
   SHARDLAB_TRY(check_pins(*space, *profile));
   if (profile->name == "shardlab") SHARDLAB_TRY(check_trains(*model, *space));
@@ -432,6 +434,7 @@ std::vector<std::pair<std::string, std::string>> words_of(const search::Point& p
                                                          {"micro_batch", fmt::to_string(p.micro_batch)},
                                                          {"grad_accumulation", fmt::to_string(p.grad_accumulation)},
                                                          {"seq_len", fmt::to_string(p.seq_len)}};
+  if (p.cuts_experts_apart()) words.emplace_back("expert_tp", fmt::to_string(p.expert_tp));
   if (p.hybrid_shard > 0) words.emplace_back("hybrid_shard", fmt::to_string(p.hybrid_shard));
   if (p.cp > 1) words.emplace_back("cp_kind", std::string(name_of(p.cp_kind)));
   if (p.bucket_bytes >= 0) words.emplace_back("bucket_bytes", fmt::to_string(p.bucket_bytes));
@@ -457,6 +460,7 @@ std::vector<LayoutWord> layout_parts(const search::Point& p) {
   };
   for (const auto& [name, size] : {std::pair{"tp", p.tp}, {"pp", p.pp}, {"vpp", p.vpp}, {"cp", p.cp}, {"ep", p.ep}})
     add(name, size > 1, fmt::format("{}{}", name, size));
+  add("expert_tp", p.cuts_experts_apart(), fmt::format("etp{}", p.expert_tp));
   add("zero", p.zero > 0, fmt::format("zero{}", p.zero));
   add("hybrid_shard", p.hybrid_shard > 0, fmt::format("shard{}", p.hybrid_shard));
   add("schedule", p.pp > 1 || p.schedule != analytic::Schedule::kNone, std::string(name_of(p.schedule)));

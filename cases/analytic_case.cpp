@@ -36,6 +36,7 @@ struct Rest {
         train(c.train) {
     const Layout plain;
     layout.dp = layout.tp = layout.pp = layout.vpp = layout.cp = layout.ep = 1;
+    layout.expert_tp = 0;
     layout.zero = layout.hybrid_shard = 0;
     layout.schedule = plain.schedule, layout.sequence_parallel = layout.tensor_overlap = false;
     layout.recompute = plain.recompute, layout.recompute_options = {}, layout.offload = {};

@@ -37,6 +37,7 @@ std::string layout_line(const analytic::Point& p) {
   const auto add = [&](std::string_view part) { out += (out.empty() ? "" : " ") + std::string(part); };
   for (const auto& [key, size] : {std::pair{"dp", p.dp}, {"tp", p.tp}, {"pp", p.pp}, {"vpp", p.vpp}, {"cp", p.cp}, {"ep", p.ep}})
     if (size > 1) add(fmt::format("{}{}", key, size));
+  if (p.cuts_experts_apart()) add(fmt::format("expert-tp{}", p.expert_tp));
   if (out.empty()) out = "1 rank";
   if (p.zero > 0) add(fmt::format("zero{}", p.zero));
   if (p.schedule != analytic::Schedule::kNone) add(name_of(p.schedule));

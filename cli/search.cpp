@@ -229,6 +229,7 @@ void print_legend(std::span<const search::Point> layouts) {
       {"vpp", "vpp virtual stages a rank"},
       {"cp", "cp context-parallel ranks"},
       {"ep", "ep expert-parallel ranks"},
+      {"expert_tp", "etp tensor-parallel ranks that cut each expert"},
       {"zero", "zeroN stage of ZeRO"},
       {"schedule", "1f1b, interleaved, ...: pipeline schedule"},
       {"hybrid_shard", "shardN ranks that share one copy of the state"},

@@ -114,6 +114,8 @@ struct Diloco {
 /// Where ranks go and how state is kept: the keys of the section `layout` of a sweep file.
 struct Layout {
   int dp = 1, tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1;
+  /// Ranks of tp that cut each expert: tp (0 too), or 1, where ranks of tp have whole experts and route their own tokens.
+  int expert_tp = 0;
   int zero = 0;
   Schedule schedule = Schedule::kNone;  ///< kNone iff pp == 1
   std::string schedule_table;           ///< of kTable: the slots, as `from_csv` reads them
@@ -153,8 +155,14 @@ struct Layout {
   /// Data-parallel ranks that share one set of shards, and how many such sets there are.
   int shard_ranks() const { return hybrid_shard > 0 ? hybrid_shard : dp; }
   int replicas() const { return dp / shard_ranks(); }
-  /// Data-parallel ranks among the `ep` that share experts: ranks of context parallelism, their neighbours, come first.
-  int expert_shards_of_dp() const { return ep > 1 ? ep / cp : 1; }
+  /// Ranks that cut each expert.
+  int expert_slices() const { return expert_tp == 0 ? tp : expert_tp; }
+  /// Whether ranks of tp have whole experts of their own, where they have slices of all else.
+  bool whole_experts() const { return tp > 1 && expert_slices() == 1; }
+  /// Ranks among which the tokens of each sequence are divided when they are routed.
+  int routed_parts() const { return whole_experts() ? cp * tp : cp; }
+  /// Data-parallel ranks among the `ep` that share experts: ranks with parts of the same sequences, their neighbours, come first.
+  int expert_shards_of_dp() const { return ep > 1 ? ep / routed_parts() : 1; }
 };
 
 struct LearningRate {

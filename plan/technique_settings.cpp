@@ -271,7 +271,9 @@ Result<void> check_tensor_parallel(const Case& c) {
   SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
   if (m.kv_heads % l.tp != 0) SHARDLAB_TRY(check_shared_heads(c));
   SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
-  if (m.is_mixture()) SHARDLAB_TRY(divides("moe_ffn", m.experts.ffn, "tp", l.tp));
+  if (m.is_mixture() && !l.whole_experts()) SHARDLAB_TRY(divides("moe_ffn", m.experts.ffn, "tp", l.tp));
+  if (m.experts.shared > 0 && l.whole_experts())
+    SHARDLAB_TRY(divides("moe_ffn * shared_experts", m.experts.shared * m.experts.ffn, "tp", l.tp));
   if (m.vocab_rows() % l.tp != 0)
     return refusal(fmt::format("vocab {} of {} rows is not divisible by tp={}", m.vocab, m.vocab_rows(), l.tp),
                    fmt::format("pad the tables of tokens: set model.vocab_multiple: {}", 128 % l.tp == 0 ? 128 : 128 * l.tp));
@@ -304,18 +306,34 @@ Result<void> check_context_parallel(const Case& c) {
   return {};
 }
 
-/// Groups of `ep` neighbours among the data ranks share the experts, those of context parallelism first.
+/// Experts are whole, or cut as all else of a layer is.
+Result<void> check_expert_slices(const Case& c) {
+  const int slices = c.layout.expert_tp, tp = c.layout.tp;
+  if (!c.model.is_mixture())
+    return refusal(fmt::format("expert_tp={} of a model without experts", slices), "leave expert_tp out, or set model.experts");
+  if (slices == 1 || slices == tp) return {};
+  return refusal(fmt::format("expert_tp={} with tp={}: experts are whole, or cut by every rank of tp", slices, tp),
+                 tp == 1 ? "leave expert_tp out" : fmt::format("set expert_tp: 1, or leave it out, which is {}", tp));
+}
+
+/// Groups of `ep` neighbours among the ranks with other tokens share the experts, those that have parts of the same sequences first.
 Result<void> check_expert_parallel(const Case& c) {
-  const int ep = c.layout.ep, cp = c.layout.cp;
-  if (ep >= 1 && ep % cp != 0)
-    return refusal(fmt::format("ep={} with cp={}: ranks that have the parts of a sequence share the experts together", ep, cp),
-                   fmt::format("set ep to a multiple of cp: {}", cp));
-  if (ep < 1 || c.layout.data_ranks() % ep != 0)
-    return refusal(
-        cp == 1
-            ? fmt::format("ep={} with dp={}: experts are shared by groups of data ranks", ep, c.layout.dp)
-            : fmt::format("ep={} with dp={} and cp={}: experts are shared by groups of the dp*cp data ranks", ep, c.layout.dp, cp),
-        cp == 1 ? "set ep to a divisor of dp, or dp to a multiple of ep" : "set ep to a divisor of dp*cp, a multiple of cp");
+  const Layout& l = c.layout;
+  const int ep = l.ep, parts = l.routed_parts();
+  std::string cutting = l.cp > 1 ? "cp" : "", sizes = l.cp > 1 ? fmt::format("cp={}", l.cp) : "";
+  if (l.whole_experts()) {
+    sizes += fmt::format("{}tp={} and expert_tp=1", l.cp > 1 ? ", " : "", l.tp);
+    cutting += l.cp > 1 ? "*tp" : "tp";
+  }
+  if (ep >= 1 && ep % parts != 0)
+    return refusal(fmt::format("ep={} with {}: ranks that have the parts of a sequence share the experts together", ep, sizes),
+                   fmt::format("set ep to a multiple of {}: {}", cutting, parts));
+  if (ep < 1 || l.dp * parts % ep != 0)
+    return refusal(parts == 1 ? fmt::format("ep={} with dp={}: experts are shared by groups of data ranks", ep, l.dp)
+                              : fmt::format("ep={} with dp={} and {}: experts are shared by groups of the dp*{} {}", ep, l.dp,
+                                            sizes, cutting, l.whole_experts() ? "ranks with other tokens" : "data ranks"),
+                   parts == 1 ? "set ep to a divisor of dp, or dp to a multiple of ep"
+                              : fmt::format("set ep to a divisor of dp*{}, a multiple of {}", cutting, cutting));
   if (c.model.experts.count % ep != 0)
     return refusal(fmt::format("ep={} with model.experts={}: every rank has as many", ep, c.model.experts.count),
                    "set ep to a divisor of model.experts");
@@ -580,7 +598,8 @@ Result<void> check_fp8_blocks(const Case& c) {
     widths.emplace_back("rows of the feed-forward", m.up_rows());
     widths.emplace_back("ffn", m.ffn);
   }
-  if (m.is_mixture()) widths.emplace_back("moe_ffn", m.experts.ffn);  // and the rows of gate and up, twice as many
+  if (m.is_mixture() && !c.layout.whole_experts())
+    widths.emplace_back("moe_ffn", m.experts.ffn);  // and the rows of gate and up, twice as many
   if (m.is_mixture() && m.experts.shared > 0) widths.emplace_back("moe_ffn * shared_experts", m.experts.shared * m.experts.ffn);
   for (const auto& [what, width] : widths)
     if (width / c.layout.tp % kBlock != 0)
@@ -663,11 +682,15 @@ Result<void> check_canonical(const Case& c) {
     return refusal(fmt::format("canonical with dp={} and micro_batch*grad_accumulation={}, no power of two", c.layout.dp,
                                t.micro_batch * t.grad_accumulation),
                    "every data-parallel rank must hold an aligned block of the tree over sequences");
-  if (const int cp = c.layout.cp; cp > 1) {
-    if (t.micro_batch != 1)
-      return refusal(
-          fmt::format("canonical with cp={} and micro_batch={}", cp, t.micro_batch),
-          "the tree over sequences stands above that over parts of each: set micro_batch: 1 and raise grad_accumulation");
+  const int cp = c.layout.cp, parts = c.layout.routed_parts();
+  if (parts > 1 && t.micro_batch != 1)
+    return refusal(fmt::format("canonical with {} and micro_batch={}",
+                               cp > 1 ? fmt::format("cp={}", cp) : fmt::format("tp={}, expert_tp=1", c.layout.tp), t.micro_batch),
+                   "the tree over sequences stands above that over parts of each: set micro_batch: 1 and raise grad_accumulation");
+  if (c.layout.whole_experts() && kContractionLeaves % parts != 0)
+    return refusal(fmt::format("canonical with expert_tp=1 and cp*tp={}, which does not divide {}", parts, kContractionLeaves),
+                   "lower tp or cp");
+  if (cp > 1) {
     if (kContractionLeaves % cp != 0)
       return refusal(fmt::format("canonical with cp={}, which does not divide {}", cp, kContractionLeaves),
                      "use cp 1, 2, 4, 8 or 16");

@@ -30,6 +30,7 @@ Result<void> check_tensor_parallel(const Case& c);
 Result<void> check_sequence_parallel(const Case& c);
 Result<void> check_tensor_overlap(const Case& c);
 Result<void> check_context_parallel(const Case& c);
+Result<void> check_expert_slices(const Case& c);
 Result<void> check_expert_parallel(const Case& c);
 Result<void> check_head_norm(const Case& c);
 Result<void> check_latent_attention(const Case& c);

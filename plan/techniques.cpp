@@ -159,6 +159,8 @@ constexpr Fact kInPlaceAlgorithm{[](const Case& c) {
 bool shares_experts(const Case& c) { return c.layout.ep > 1; }
 constexpr Fact kLatent{[](const Case& c) { return c.model.is_latent(); },
                        [](const Case& c) { return fmt::format("model.kv_lora_rank={}", c.model.latent.kv_rank); }};
+constexpr Fact kCapacity{[](const Case& c) { return c.model.experts.drops(); },
+                         [](const Case& c) { return fmt::format("model.capacity_factor={}", c.model.experts.capacity_factor); }};
 constexpr Fact kPowerSgd{is_compression<Kind::kPowerSgd>, compression_text};
 constexpr Fact kMirrored{[](const Case& c) { return is_mirrored(c.layout.schedule); }, schedule_text};
 constexpr Fact kDense{[](const Case& c) { return !c.model.is_mixture(); },
@@ -238,11 +240,10 @@ constexpr Apart kSequenceApart[] = {
 };
 constexpr std::string_view kMissing = " is not implemented in this version";
 constexpr std::string_view kHalves = "a hop's two halves run on two streams, and NCCL takes them as one call";
+constexpr Fact kAllTokens{[](const Case& c) { return !c.layout.sequence_parallel; },
+                          [](const Case&) { return std::string("sequence_parallel=false"); }};
 constexpr Apart kTensorOverlapApart[] = {
-    {{[](const Case& c) { return !c.layout.sequence_parallel; },
-      [](const Case&) { return std::string("sequence_parallel=false"); }},
-     "nobody gathers or scatters tokens",
-     "set sequence_parallel: true, or tensor_overlap: false"},
+    {kAllTokens, "nobody gathers or scatters tokens", "set sequence_parallel: true, or tensor_overlap: false"},
     {kFp8, kMissing, "set tensor_overlap: false, or precision: bf16"},
     {kMixture, "a layer's router and its experts take all tokens at once", "set tensor_overlap: false"},
     {kLatent, "every rank narrows all tokens at once", "set tensor_overlap: false"},
@@ -307,13 +308,21 @@ constexpr Apart kExpertParallelApart[] = {
     {kParametersAway, kMissing, "set offload.parameters: none"},
     {kCanonicalSlices, "each micro-batch is summed over the ranks by itself", "set zero: 0 or 2"},
 };
+constexpr Fact kNoExpertParallel{[](const Case& c) { return !shares_experts(c); }, [](const Case&) { return std::string("ep=1"); }};
+constexpr Apart kWholeExpertsApart[] = {
+    {kCuda, kMissing, "set expert_tp: 0, or use backend: cpu"},
+    {kAllTokens, "every rank of tp would route all tokens, and send each row as often as there are ranks",
+     "set sequence_parallel: true, so that a rank routes its own part of each sequence, or expert_tp: 0"},
+    {kNoExpertParallel, "every rank of tp would have all experts whole, and the same",
+     "set ep to a multiple of tp, so that ranks of tp share the experts, or expert_tp: 0"},
+    {kCapacity,
+     "an expert takes rows of a sequence in the order of its tokens, and the ranks of tp that have its other parts would have to "
+     "count theirs first",
+     "set expert_tp: 0, or model.capacity_factor: 0"},
+};
 constexpr Apart kExpertBoundApart[] = {
-    {{[](const Case& c) { return !shares_experts(c); }, [](const Case&) { return std::string("ep=1"); }},
-     "a rank has the rows of its own tokens, and room for all of them",
-     "set ep, or expert_bound: 0"},
-    {{[](const Case& c) { return c.model.experts.drops(); },
-      [](const Case& c) { return fmt::format("model.capacity_factor={}", c.model.experts.capacity_factor); }},
-     "the capacity bounds the rows that come, and the others are dropped",
+    {kNoExpertParallel, "a rank has the rows of its own tokens, and room for all of them", "set ep, or expert_bound: 0"},
+    {kCapacity, "the capacity bounds the rows that come, and the others are dropped",
      "set model.capacity_factor: 0, or expert_bound: 0"},
     {{validates_later, [](const Case& c) { return fmt::format("post_validation={}", c.train.post_validation); }},
      "two plans would make steps again, each its own",
@@ -323,9 +332,7 @@ constexpr Apart kExpertBoundApart[] = {
 bool braids(const Case& c) { return c.layout.expert_overlap == ExpertOverlap::kMicroBatches; }
 std::string braid_text(const Case&) { return "expert_overlap=micro-batches"; }
 constexpr Apart kExpertOverlapApart[] = {
-    {{[](const Case& c) { return !shares_experts(c); }, [](const Case&) { return std::string("ep=1"); }},
-     "no rows are exchanged",
-     "set ep, or expert_overlap: none"},
+    {kNoExpertParallel, "no rows are exchanged", "set ep, or expert_overlap: none"},
 };
 constexpr Apart kBraidApart[] = {
     {{[](const Case& c) { return c.train.grad_accumulation < 2; }, [](const Case&) { return std::string("grad_accumulation=1"); }},
@@ -584,6 +591,13 @@ constexpr Choice kExpertChoices[] = {{"ep: 2", [](Case& c) {
                                         c.layout.dp = std::max(c.layout.dp, 2);
                                         c.layout.ep = 2;
                                       }}};
+constexpr Choice kWholeExpertChoices[] = {{"expert_tp: 1", [](Case& c) {
+                                             mix_experts(c);
+                                             c.layout.tp = std::max(c.layout.tp, 2);
+                                             c.layout.sequence_parallel = true;
+                                             c.layout.ep = c.layout.tp * c.layout.cp;
+                                             c.layout.expert_tp = 1;
+                                           }}};
 template <ExpertOverlap overlap>
 void hide_exchanges(Case& c) {
   mix_experts(c);
@@ -826,8 +840,8 @@ constexpr std::array kTable{
               .apart = kRouterBiasApart,
               .choices = kBiasChoices},
     Technique{.id = "expert-capacity",
-              .on = [](const Case& c) { return c.model.experts.drops(); },
-              .text = [](const Case& c) { return fmt::format("model.capacity_factor={}", c.model.experts.capacity_factor); },
+              .on = kCapacity.holds,
+              .text = kCapacity.text,
               .apart = kCapacityApart,
               .choices = kCapacityChoices},
     Technique{.id = "head-norm",
@@ -845,6 +859,12 @@ constexpr std::array kTable{
               .text = [](const Case& c) { return fmt::format("model.window={}", c.model.window.tokens); },
               .apart = kWindowApart,
               .choices = kWindowChoices},
+    Technique{.id = "expert-slices", .on = [](const Case& c) { return c.layout.expert_tp != 0; }, .check = check_expert_slices},
+    Technique{.id = "whole-experts",
+              .on = [](const Case& c) { return c.layout.whole_experts(); },
+              .text = [](const Case& c) { return fmt::format("expert_tp={}", c.layout.expert_tp); },
+              .apart = kWholeExpertsApart,
+              .choices = kWholeExpertChoices},
     Technique{.id = "expert-parallel",
               .on = shares_experts,
               .text = [](const Case& c) { return fmt::format("ep={}", c.layout.ep); },

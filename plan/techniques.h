@@ -70,7 +70,7 @@ Case second_run_of(Case c);
 /// Whether b micro-batches of the second run have the rows of one micro-batch of the first run, b the sequences of a micro-batch of the first run:
 /// the ranks that share experts then have the same sequences in both runs. Canonical mode deals each micro-batch out over all data ranks, so a
 /// smaller group that shares experts has other sequences.
-inline bool second_run_keeps_micro_batches(const Case& c) { return !c.canonical || c.layout.ep == c.layout.data_ranks(); }
+inline bool second_run_keeps_micro_batches(const Case& c) { return !c.canonical || c.layout.expert_shards_of_dp() == c.layout.dp; }
 /// Whether a step may be given up: an overflow of the loss scale, or the guard.
 inline bool may_skip(const Case& c) { return c.train.precision == Precision::kFp16 || c.train.guard.any(); }
 

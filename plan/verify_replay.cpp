@@ -408,6 +408,11 @@ void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
     q.state = sum_of_ranks >= 0 ? sum_of_ranks : p.state;
     q.state_origin = sum_of_ranks >= 0 ? dst.begin : p.state_origin + shift;
     q.sum = copy_sum(p.sum);
+    // A sum that was formed in a segment's own storage belongs to the parameter whose gradient is kept where it comes to.
+    if (q.parameter < 0 && q.sum >= 0 && dst.root >= 0)
+      for (const Link& l : links_[static_cast<size_t>(dst.root)])
+        if (l.begin <= q.begin && q.end <= l.end)
+          q.parameter = l.parameter, q.origin = l.begin, q.value_type = retyped(l.value_type, dst.value_type, {});
     moved.push_back(q);
   });
   if (dst.root >= 0)

@@ -380,6 +380,7 @@ const std::vector<CaseColumn> kColumns = {
     of_key("tensor_overlap"),
     of_key("expert_overlap"),
     of_key("expert_bound"),
+    of_key("expert_tp"),
     CaseColumn{"code", Unit::kNone, "", "of the reason, where it has one: `shardlab explain CODE` says more",
                [](Outcome o) { return text(o.status == Status::kOom ? does_not_fit_code() : code_in(o.reason)); }},
     CaseColumn{"predicted_by", Unit::kNone, "predicted by",
@@ -476,6 +477,7 @@ std::string layout_text(const Case& config) {
   const auto add = [&](std::string_view part) { out += (out.empty() ? "" : " ") + std::string(part); };
   for (const auto& [key, size] : {std::pair{"dp", l.dp}, {"tp", l.tp}, {"pp", l.pp}, {"vpp", l.vpp}, {"cp", l.cp}, {"ep", l.ep}})
     if (size > 1) add(fmt::format("{}{}", key, size));
+  if (l.whole_experts()) add("expert-tp1");
   if (out.empty()) out = "1 rank";
   if (l.zero > 0) add(fmt::format("zero{}", l.zero));
   if (l.schedule != Schedule::kNone) add(schedule_words(config));

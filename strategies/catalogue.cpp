@@ -36,6 +36,7 @@
 #include "strategies/tensor_parallel.h"
 #include "strategies/tied_embeddings.h"
 #include "strategies/weight_average.h"
+#include "strategies/whole_experts.h"
 #include "strategies/zero1.h"
 #include "strategies/zero2.h"
 
@@ -64,6 +65,11 @@ constexpr std::array kCatalogue{
     Strategy{"tensor-parallel", "Tensor parallel: columns, rows, heads, vocabulary", Tier::kE1, "tp",
              "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss",
              "matrices, states, inner activations 1/t", "Shoeybi et al. 2019", tensor_parallel, true},
+    Strategy{
+        "whole-experts", "Whole experts on tensor-parallel ranks, each of which routes its own tokens", Tier::kE1,
+        "expert_tp: 1 (tp, sequence_parallel, ep)",
+        "per layer and micro-batch an all-reduce of e*h; without shared experts 3 all-gathers and 2 reduce-scatters of b*s*h fewer",
+        "experts of 1/ep in place of slices; rows 1/t, times ep", "Liu et al. 2025", whole_experts, true},
     Strategy{"sequence-parallel", "Sequence parallel: norms, dropout and residuals on 1/t of the tokens", Tier::kE1,
              "sequence_parallel (tp)",
              "per layer and micro-batch 4 reduce-scatters and 6 all-gathers of b*s*h in place of 4 all-reduces; b*h a norm or bias",

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "strategies/draft.h"
+#include "strategies/expert_loads.h"
 #include "strategies/row_parts.h"
 
 namespace shardlab::strategies {
@@ -446,39 +447,6 @@ class Blocks {
   std::vector<Step> steps_;
 };
 
-/// The loss for even use of experts is of whole sequences: how many of their tokens go to each expert is summed over the parts.
-void sum_loads(Draft& draft) {
-  constexpr std::string_view kLoad = "moe.load";
-  const AxisSet axes = context_axes(draft.plan.mesh);
-  for (const UnitKind kind : draft.mixture_kinds())
-    for (DraftSegment* segment : {&draft.of(kind).forward, &draft.of(kind).backward}) {
-      auto& steps = segment->segment.steps;
-      const auto at =
-          std::ranges::find_if(steps, [](const Step& s) { return std::holds_alternative<Route>(std::get<Op>(s).work); });
-      SHARDLAB_CHECK(at != steps.end(), "{} has no router", segment->segment.name);
-      Op& router = std::get<Op>(*at);
-      std::get<Route>(router.work).sequence = draft.config.train.seq_len;
-      if (segment == &draft.of(kind).forward) continue;
-      Type type = segment->slot(segment->find("moe.logits")).type;  // which says how sequences are dealt
-      type.shape = {type.shape[0], type.shape[2]};
-      const SlotId load =
-          segment->add(std::string(kLoad), placed(type, axes, Placement::replicate()), Use::kLocal, BufferClass::kTemporary);
-      const SlotId part = segment->add_view(std::string(kLoad) + ".part", load, placed(type, axes, Placement::partial()));
-      router.reads.push_back(load);
-      const auto op = [&](Work work, SlotId from, SlotId to, std::string_view label) {
-        Op o;
-        o.work = std::move(work);
-        o.reads = {from};
-        o.writes = {to};
-        o.label = label;
-        o.strategy = kContextParallelName;
-        return Step(std::move(o));
-      };
-      const Collective sum{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("cp.load", axes), draft.algorithm()};
-      steps.insert(at, {op(ExpertLoad{}, segment->find("moe.choice"), part, kLoad), op(sum, part, load, "moe.load.all")});
-    }
-}
-
 }  // namespace
 
 void context_parallel(Draft& draft) {
@@ -490,7 +458,7 @@ void context_parallel(Draft& draft) {
     if (kind == ContextKind::kUsp) Ulysses(draft, layer, kHeadsAxis).run();
     if (kind != ContextKind::kUlysses) Blocks(draft, layer).run();
   }
-  if (draft.config.model.is_mixture() && draft.config.model.experts.balance != 0) sum_loads(draft);
+  if (draft.config.model.is_mixture()) sum_loads(draft, routed_axes(draft), kContextParallelName);
 }
 
 }  // namespace shardlab::strategies

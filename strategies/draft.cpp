@@ -177,6 +177,12 @@ AxisSet context_axes(const Mesh& mesh) {
   return heads ? cp | AxisSet::of(*heads) : cp;
 }
 
+AxisSet routed_axes(const Draft& draft) {
+  const Layout& l = draft.config.layout;
+  const AxisSet cp = l.cp > 1 ? context_axes(draft.plan.mesh) : AxisSet{};
+  return l.whole_experts() ? cp | AxisSet::of(draft.plan.mesh.axis("tp")) : cp;
+}
+
 AxisSet expert_axes(const Draft& draft) {
   const Layout& l = draft.config.layout;
   if (l.ep == 1) return {};

@@ -286,8 +286,11 @@ AxisSet sequence_axes(const Mesh& mesh);
 inline constexpr std::string_view kHeadsAxis = "ulysses";
 /// The axes along which ranks have other parts of the same sequences: "cp", and within it `kHeadsAxis`.
 AxisSet context_axes(const Mesh& mesh);
-/// The axes along which ranks share the experts of each layer: those of context parallelism, and "ep" where more ranks do. None where every
-/// rank has all experts.
+/// The axes along which ranks have other tokens of the same sequences when these are routed: `context_axes`, and "tp" where its ranks have
+/// whole experts. None where ranks route whole sequences.
+AxisSet routed_axes(const Draft& draft);
+/// Of the axes along which gradients are summed those along which ranks share the experts of each layer: those of context parallelism, and
+/// "ep" where more ranks do. None where every rank has all experts, or ranks of "tp" alone share them.
 AxisSet expert_axes(const Draft& draft);
 /// The axes along which ranks that share one set of shards have other tokens: `sequence_axes` and
 /// `context_axes`. Gradients are summed over them.

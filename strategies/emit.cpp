@@ -18,15 +18,22 @@
 namespace shardlab::strategies {
 namespace {
 
-/// Copies of a backward segment's gradient ops that add to the old value: `accumulate` set, the old value read last.
+/// Copies of a backward segment's gradient ops that add to the old value: `accumulate` set, the old value read last. A copy of what ranks have
+/// added up becomes an addition.
 Segment accumulating(const DraftSegment& backward) {
   Segment segment = backward.segment;
   segment.name += ".accumulate";
   for (Step& step : segment.steps) {
     Op* op = std::get_if<Op>(&step);
-    if (op == nullptr || phase_of(op->work) != Phase::kW) continue;
+    const bool copies = op != nullptr && std::holds_alternative<Copy>(op->work);
+    if (op == nullptr || (phase_of(op->work) != Phase::kW && !copies)) continue;
     const auto is_gradient = [&](SlotId w) { return backward.uses[w.index()].use == Use::kGradient; };
     if (std::ranges::none_of(op->writes, is_gradient)) continue;  // a summand that the ranks have yet to add up
+    if (copies) {
+      op->work = Add{};
+      op->reads.insert(op->reads.begin(), op->writes[0]);
+      continue;
+    }
     const bool adds_already = std::visit(
         [](auto& work) {
           if constexpr (requires { work.accumulate; }) return std::exchange(work.accumulate, true);

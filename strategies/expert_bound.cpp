@@ -40,13 +40,16 @@ constexpr std::string_view kExpertBoundName = "expert-bound";
 constexpr std::string_view kOverflowSlot = "experts.overflow";
 constexpr std::string_view kCounts = "rows.counts.there", kFitted = "rows.counts.fit";
 
+/// The axes along which ranks have other rows with their experts.
+AxisSet rows_axes(const Draft& draft) { return data_axes(draft.plan.mesh) | routed_axes(draft); }
+
 /// Each rank speaks for the rows of its experts, and each stage for its layers.
 Type flag_type(const Draft& draft) {
   const Mesh& mesh = draft.plan.mesh;
   Type type;
   type.dtype = DType::i32;
   type.shape = {1};
-  return placed(placed(std::move(type), data_axes(mesh), Placement::partial()), axes_of(mesh, "pp"), Placement::partial());
+  return placed(placed(std::move(type), rows_axes(draft), Placement::partial()), axes_of(mesh, "pp"), Placement::partial());
 }
 
 class ExpertBound {
@@ -111,7 +114,8 @@ void agree_on_overflow(Draft& draft) {
     stage.role.buffers[flag.index()].type = flag_type(draft);
     stage.named[std::string(kOverflowSlot)] = flag;
     stage.events.insert(stage.events.begin(), numbers.call("experts.overflow.begin", {flag}, Fill{0}, {}, {0}));
-    flag = all_reduce_scalar(draft, stage, flag, "dp", ReduceOp::kMax);
+    const bool over_tp = draft.config.layout.whole_experts();  // a communicator of other axes than the metrics' over dp
+    flag = all_reduce_scalar(draft, stage, flag, over_tp ? "rows" : "dp", rows_axes(draft), ReduceOp::kMax);
     if (draft.config.layout.pp > 1) flag = all_reduce_scalar(draft, stage, flag, "pp", ReduceOp::kMax);
     const BufferId word = numbers.number(std::string(kOverflowed), DType::i32, true);
     stage.role.buffers[word.index()].kind = BufferClass::kMetric;

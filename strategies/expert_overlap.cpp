@@ -48,11 +48,12 @@ struct Filler {
   std::string_view label;
   bool weights = false;
 };
-constexpr std::array kForward{Filler{"moe.go", "moe.shared.up"}, Filler{"moe.go", "moe.shared.act"},
-                              Filler{"moe.return", "moe.shared.down"}, Filler{"moe.return", "moe.shared.gate"},
-                              Filler{"moe.return", "moe.shared.gated"}};
+constexpr std::array kForward{Filler{"moe.go", "moe.shared.up.gather"}, Filler{"moe.go", "moe.shared.up"},
+                              Filler{"moe.go", "moe.shared.act"},       Filler{"moe.return", "moe.shared.down"},
+                              Filler{"moe.return", "moe.shared.gate"},  Filler{"moe.return", "moe.shared.gated"}};
 constexpr std::array kBackward{Filler{"moe.return.d", "moe.shared.gated"},
                                Filler{"moe.return.d", "moe.shared.gate"},
+                               Filler{"moe.return.d", "moe.shared.down.gather"},
                                Filler{"moe.return.d", "moe.shared.down"},
                                Filler{"moe.return.d", "moe.shared.act"},
                                Filler{"moe.return.d", "moe.shared.up"},

@@ -1,5 +1,5 @@
-// Expert parallelism: n neighbouring ranks, which have other tokens, share the experts: those of context parallelism first, and then ranks
-// with other sequences. Each has 1/n of every layer's experts, and rows go to the ranks that have their experts and come back.
+// Expert parallelism: n neighbouring ranks, which have other tokens, share the experts: those with parts of the same sequences first (whole
+// experts on ranks of tp, then context parallelism), and then ranks with other sequences. Each has 1/n of every layer's experts, and rows go to the ranks that have their experts and come back.
 //
 // A rank's tokens make rows for every group of experts, packed one after the other: [n groups, rows of a group, h], "at home" along these
 // axes a shard of the rows. Moved by an all_to_all, all ranks' rows for one group are with its experts: [1, rows, h], a shard of the groups. How
@@ -11,15 +11,17 @@
 // nothing. "Too large by n" would be a sum over ranks of what is a shard there, which has no type.
 //
 // With tensor parallelism each of the t ranks has a slice of every expert and the rows of all tokens, and exchanges them with the ranks
-// that have the same slice. What the slices of an expert make of a row comes home as partial sums.
+// that have the same slice. What the slices of an expert make of a row comes home as partial sums. With expert_tp 1 (whole_experts.cpp) the
+// t ranks have tokens of their own, and belong to the n.
 //
-// Shapes   weights of experts [e/n, ..]; rows at home [n, ceil(b s/c k / n), h], with the experts [1, n n ceil(b s/c k / n), width]
+// Shapes   weights of experts [e/n, ..]; rows at home [n, ceil(b s/c k / n), h], with the experts [1, n n ceil(b s/c k / n), width], where c
+//          counts the parts of a sequence that are routed by themselves
 // Adds     per layer and micro-batch an all-to-all of counts, and of rows there and back, in forward and again in backward: 4 b s/c k h
 //          elements, of which (n-1)/n leave the rank where routes are even
 // Memory   weights, gradients and moments of experts 1/n; room for rows times n, or with a capacity C of each sequence n b min(s k', C e/n) rows with the
 //          experts, k' the smaller of k and e/n
 //          A placement of experts (plan/expert_placement.h) changes no op and no buffer: only which expert is at which place.
-// Refuses  e not divisible by n; n that is no multiple of cp, or does not divide dp cp (`check`)
+// Refuses  e not divisible by n; n that is no multiple of the parts of a sequence, or does not divide dp times these (`check`)
 // Paper    Lepikhin et al., "GShard" (2020); Gale et al., "MegaBlocks" (2022), of which the dropless form
 #include "strategies/expert_parallel.h"
 
@@ -42,12 +44,12 @@ class ExpertParallel {
       : draft_(draft),
         kind_(kind),
         layer_(draft.of(kind)),
-        axes_(expert_axes(draft)),
+        axes_(expert_axes(draft) | routed_axes(draft)),
         size_(draft.config.layout.ep),
         comm_(draft.comm("ep", axes_)) {
     const Case& c = draft.config;
     const Experts& e = c.model.experts;
-    const int64_t sequences = c.train.micro_batch, tokens = c.train.seq_len / c.layout.cp;
+    const int64_t sequences = c.train.micro_batch, tokens = c.train.seq_len / c.layout.routed_parts();
     rows_ = sequences * e.most_rows(tokens, e.count);
     rows_of_group_ = (rows_ + size_ - 1) / size_;
     if (e.drops()) room_ = sequences * e.most_rows(tokens, e.count / size_);

@@ -3,7 +3,8 @@
 //
 // Backward of a layer counts the tokens that forward sent to each expert, so that a forward that runs again counts nothing. Counts are
 // added up over the micro-batches of the step, and once a step over the ranks with other tokens. Counts are whole numbers: the order of their
-// sum does not matter. Ranks of tp choose alike and count alike. Biases change after the last backward, so that a forward that runs again
+// sum does not matter. Ranks of tp choose alike and count alike; with whole experts (whole_experts.cpp) each
+// counts its own tokens, and loads are summed over tp too. Biases change after the last backward, so that a forward that runs again
 // chooses as the first time. A step without an update (fp16, guard) leaves biases as they are; Megatron-LM moves them in such steps too
 // (core/distributed/finalize_model_grads.py, which runs before the optimizer looks for overflows).
 //

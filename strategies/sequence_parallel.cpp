@@ -13,7 +13,8 @@
 // partial sum is scattered; the gradients of its tables take gathered tokens. Messages between pipeline stages carry the rank's tokens.
 //
 // Experts and their router work on all tokens, as products do. What a router makes of the gradients, and in canonical mode what experts
-// make of tokens, every rank then has whole, and takes its tokens of.
+// make of tokens, every rank then has whole, and takes its tokens of. Where ranks have whole experts (whole_experts.cpp) a router works on
+// the rank's own tokens, and nothing is gathered for it.
 //
 // Gradients of what every rank has whole, and uses on its own tokens, are partial sums: gammas and betas, and the biases of the
 // row-parallel products. Each rank sums its tokens sequence by sequence, ranks add up these sums, and then sequences are added up:
@@ -82,6 +83,8 @@ class SequenceParallel {
 
  private:
   void rewrite(DraftSegment& segment, bool backward) {
+    routed_.clear();
+    for (const Slot& slot : segment.segment.slots) routed_.push_back(is_cut(slot.type));
     for (const std::string_view name : kBetween)
       for (const std::string& n : {std::string(name), "d." + std::string(name)})
         if (const auto slot = segment.find_if(n); slot && lies_between(segment, *slot)) cut(segment.slot(*slot).type);
@@ -138,8 +141,16 @@ class SequenceParallel {
     }
   }
 
+  /// Whether an op routes the rank's own tokens, or works with their rows.
+  bool routes_own_tokens(const Op& op) const {
+    const auto is_routed = [&](SlotId slot) { return slot.index() < routed_.size() && routed_[slot.index()]; };
+    return std::ranges::any_of(op.reads, is_routed) || std::ranges::any_of(op.writes, is_routed);
+  }
+
   /// Matrix products, the gradients of the embedding's tables, and what deals tokens out to experts take all tokens.
-  static bool takes_all_tokens(const Work& work) {
+  bool takes_all_tokens(const Op& op) const {
+    if (routes_own_tokens(op)) return false;
+    const Work& work = op.work;
     const bool table = std::holds_alternative<Embed>(work) || std::holds_alternative<Positions>(work);
     return std::holds_alternative<Linear>(work) || std::holds_alternative<Dispatch>(work) ||
            std::holds_alternative<Combine>(work) || (table && phase_of(work) == Phase::kW);
@@ -157,7 +168,7 @@ class SequenceParallel {
       Op op = std::move(std::get<Op>(step));
       std::vector<Step> copies;
       for (SlotId& write : op.writes) {
-        if (!takes_all_tokens(op.work) || !is_cut(segment.slot(write).type)) continue;
+        if (!takes_all_tokens(op) || !is_cut(segment.slot(write).type)) continue;
         const SlotId own = write;
         write = segment.add(segment.slot(own).name + ".whole", whole(segment.slot(own).type), Use::kLocal, BufferClass::kTemporary);
         Op copy;
@@ -178,7 +189,7 @@ class SequenceParallel {
     std::vector<Step> steps;
     for (Step& step : std::exchange(segment.segment.steps, {})) {
       Op op = std::move(std::get<Op>(step));
-      if (takes_all_tokens(op.work) || gates_all_tokens(segment, op))
+      if (takes_all_tokens(op) || gates_all_tokens(segment, op))
         for (SlotId& read : op.reads) {
           if (!is_cut(segment.slot(read).type)) continue;
           const std::string name = segment.slot(read).name + ".all";
@@ -267,6 +278,7 @@ class SequenceParallel {
   int axis_;
   int size_;
   CommId comm_;
+  std::vector<bool> routed_;  ///< by slot of the segment: of tokens that were cut before this pass
 };
 
 }  // namespace

@@ -2,7 +2,8 @@
 //
 //   column parallel   wqkv[(a+2k)d/t, h], wup[f/t, h]: rank r makes its own slice of q, k, v (whole heads) and of the hidden layer
 //   row parallel      wo[h, ad/t], wdown[h, f/t]: each rank's product is a partial sum of the whole output
-//   experts           each as a feed-forward: moe.wup[e, 2f/t, h], moe.wdown[e, h, f/t]; routers are whole, and choose alike on all ranks
+//   experts           each as a feed-forward: moe.wup[e, 2f/t, h], moe.wdown[e, h, f/t]; routers are whole, and choose alike on all ranks.
+//                     With expert_tp 1 experts stay whole (whole_experts.cpp), and shared ones alone are cut
 //   vocabulary        embed.tokens[V/t, h]: look-ups outside the slice give 0, so the embedding is a partial sum;
 //                     head[V/t, h]: each rank has a slice of the logits, and the loss is reduced from three numbers a token
 //
@@ -56,9 +57,9 @@ constexpr SlicedSlot kEmbedSlices[] = {{"embed.tokens", 0}};
 constexpr SlicedSlot kLayerSlices[] = {{"attn.wqkv", 0}, {"attn.bqkv", 0}, {"attn.wo", 1}, {"mlp.wup", 0},
                                        {"mlp.bup", 0},   {"mlp.wdown", 1}, {"qkv", 2},     {"o", 2},
                                        {"lse", 1},       {"u", 2},         {"a", 2}};
-/// Where a layer has experts.
-constexpr SlicedSlot kExpertSlices[] = {{"moe.wup", 1},        {"moe.wdown", 2},        {"rows.u", 2},   {"rows.a", 2},
-                                        {"moe.shared.wup", 0}, {"moe.shared.wdown", 1}, {"shared.u", 2}, {"shared.a", 2}};
+/// Where a layer has experts: those that tokens choose, and those that every token passes.
+constexpr SlicedSlot kExpertSlices[] = {{"moe.wup", 1}, {"moe.wdown", 2}, {"rows.u", 2}, {"rows.a", 2}};
+constexpr SlicedSlot kSharedSlices[] = {{"moe.shared.wup", 0}, {"moe.shared.wdown", 1}, {"shared.u", 2}, {"shared.a", 2}};
 /// What norms of heads have beside the rows of q, k and v.
 constexpr SlicedSlot kHeadNormSlices[] = {{"qkv.raw", 2}, {"attn.qk_norm.stats", 2}};
 /// Of latent attention: what makes heads, and heads. What is narrow is whole on every rank.
@@ -107,12 +108,14 @@ class TensorParallel {
  private:
   void layer(UnitKind kind) {
     UnitTemplate& layer = draft_.of(kind);
-    slice_unit(kind, {kLayerSlices, kExpertSlices, kHeadNormSlices, kLatentSlices});
+    slice_heads(layer.forward, size_);
+    slice_heads(layer.backward, size_);
+    slice_unit(kind, {kLayerSlices, kSharedSlices, kHeadNormSlices, kLatentSlices});
     if (draft_.config.model.kv_heads < size_) share_kv_heads(layer);
     if (draft_.config.model.qk_norm) sum_head_norms(layer.backward);
     sum(layer.forward, "attn.z", "attn.g");
     if (layer.forward.find_if("moe.logits")) {
-      draft_.config.canonical ? sum_rows(layer) : sum_tokens(layer);
+      experts(kind);
     } else {
       sum(layer.forward, "mlp.z", "mlp.g");
       sum(layer.backward, "d.mlp.norm.y", "mlp.f");
@@ -131,10 +134,21 @@ class TensorParallel {
     sum(backward, "d.attn.kv_a.norm.y", "attn.kv_a.f");
   }
 
+  void experts(UnitKind kind) {
+    UnitTemplate& layer = draft_.of(kind);
+    if (draft_.config.layout.whole_experts()) return sum_shared(layer);
+    slice_unit(kind, {kExpertSlices});
+    draft_.config.canonical ? sum_rows(layer) : sum_tokens(layer);
+  }
+
   /// Rows of experts are summed, and what shared experts make of tokens.
   void sum_rows(UnitTemplate& layer) {
     sum(layer.forward, "rows.out", "moe.g");
     sum(layer.backward, "d.rows.in", "moe.f");
+    sum_shared(layer);
+  }
+
+  void sum_shared(UnitTemplate& layer) {
     if (!layer.forward.find_if("shared.z")) return;
     sum(layer.forward, "shared.z", "moe.shared.g");
     sum(layer.backward, "d.shared.norm.y", "moe.shared.f");
@@ -193,8 +207,6 @@ class TensorParallel {
 
   void slice_unit(UnitKind kind, std::initializer_list<std::span<const SlicedSlot>> lists) {
     UnitTemplate& unit = draft_.of(kind);
-    slice_heads(unit.forward, size_);
-    slice_heads(unit.backward, size_);
     for (const std::span<const SlicedSlot> slices : lists) {
       slice_slots(unit.forward, slices, axis_, size_);
       slice_slots(unit.backward, slices, axis_, size_);

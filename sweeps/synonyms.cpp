@@ -19,6 +19,7 @@ constexpr auto kSynonyms = std::to_array<Synonym>({
     {"context_parallel_size", "layout.cp"}, {"context_parallel_degree", "layout.cp"}, {"context_parallel", "layout.cp"}, {"cp_size", "layout.cp"},
     {"expert_model_parallel_size", "layout.ep"}, {"expert_parallel_size", "layout.ep"}, {"expert_parallel_degree", "layout.ep"},
     {"expert_parallel", "layout.ep"}, {"ep_size", "layout.ep"},
+    {"expert_tensor_parallel_size", "layout.expert_tp"}, {"expert_tensor_parallel_degree", "layout.expert_tp"}, {"etp", "layout.expert_tp"},
     {"data_parallel_size", "layout.dp"}, {"data_parallel_degree", "layout.dp"}, {"data_parallel", "layout.dp"}, {"dp_size", "layout.dp"},
     {"zero_stage", "layout.zero"}, {"zero_optimization", "layout.zero"}, {"pipeline_parallel_schedule", "layout.schedule"},
     {"recompute_granularity", "layout.recompute"}, {"activation_checkpointing", "layout.recompute"},

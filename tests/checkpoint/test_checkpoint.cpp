@@ -258,11 +258,12 @@ TEST_CASE("biases of routers are saved with the run, and other ranks take them u
   }
 }
 
-TEST_CASE("experts are saved by number, and a run goes on under any placement of them", "[checkpoint]") {
-  const auto placed_case = [](const Ranks& ranks, int ep, std::string placement) {
+TEST_CASE("experts are saved by number, and a run goes on under any placement of them, slices and whole experts", "[checkpoint]") {
+  const auto placed_case = [](const Ranks& ranks, int ep, std::string placement, bool whole = false) {
     Case c = case_of(ranks, Family::kLlama);
     c.model.experts = {.count = 4, .top_k = 2, .ffn = 8, .bias_update_rate = 0.05f};
     c.layout.ep = ep;
+    if (whole) c.layout.expert_tp = 1, c.layout.sequence_parallel = true;
     c.layout.expert_placement = std::move(placement);
     return c;
   };
@@ -270,19 +271,23 @@ TEST_CASE("experts are saved by number, and a run goes on under any placement of
     Ranks ranks;
     int ep;
     const char* placement;
+    bool whole = false;  ///< experts, on ranks of tp
   };
   constexpr Layout kLayouts[] = {{{.dp = 2}, 2, ""},
                                  {{.dp = 2}, 2, "0:2,1,0,3 1:3,2,1,0"},
                                  {{.dp = 4, .zero = 2}, 4, "0:1,2,3,0"},
                                  {{.dp = 4, .zero = 3}, 2, "1:0,2,1,3"},
                                  {{.dp = 8, .zero = 1, .bucket = 20000}, 2, "0:3,1,2,0 1:3,1,0,2"},
-                                 {{.tp = 2}, 1, ""}};
+                                 {{.tp = 2}, 1, ""},
+                                 {{.dp = 2, .tp = 2, .zero = 2}, 4, "0:3,1,2,0", true},
+                                 {{.dp = 2, .tp = 2}, 2, "", true},
+                                 {{.dp = 2, .tp = 2}, 2, ""}};
   Training alone(placed_case({}, 1, ""));
   Scratch folder;
   for (size_t i = 0; i < std::size(kLayouts); ++i) {
     CAPTURE(i);
     const Layout& l = kLayouts[i];
-    Training next(placed_case(l.ranks, l.ep, l.placement));
+    Training next(placed_case(l.ranks, l.ep, l.placement, l.whole));
     if (i > 0) REQUIRE(next.resume(folder.path()) == static_cast<int64_t>(i));
     REQUIRE(next.step(static_cast<int64_t>(i)) == alone.step(static_cast<int64_t>(i)));
     REQUIRE(next.state() == alone.state());

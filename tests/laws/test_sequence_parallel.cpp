@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "plan/program.h"
@@ -272,6 +273,68 @@ TEST_CASE("peak, classes and wire bytes under sequence parallelism equal the pla
     for (const auto& [comm, bytes] : total_wire_bytes(plan_of(c)))
       if (comm.starts_with("pp.fwd") || comm.starts_with("pp.bwd")) hops += bytes;
     CHECK(hops == 2 * 2 * c.train.grad_accumulation * message);
+  }
+}
+
+TEST_CASE("whole experts gather and scatter no tokens, exchange the rows of their own, and sum the router's gradient over tp") {
+  // Liu et al. (2025): groups that share experts lie along tp too. Beside slices of experts sequence parallelism gathers tokens before
+  // the router, their gradients behind the experts, and tokens once more for the router's gradient; it scatters two sums; and gradients of
+  // weights, k a token, are added up.
+  for (const int t : {2, 4})
+    for (const int64_t shared : {0, 1})
+      for (const int64_t b : {1, 3}) {
+        Case slices = base_case(Family::kLlama, t, b);
+        slices.model.experts = {.count = 8, .top_k = 2, .ffn = 16, .shared = shared};
+        slices.layout.dp = slices.layout.ep = 2;
+        slices.train.global_batch_tokens *= 2;
+        Case whole = slices;
+        whole.layout.ep = 2 * t, whole.layout.expert_tp = 1;
+        INFO(t << " " << shared << " " << b);
+        const Model& m = slices.model;
+        const int64_t micro_batches = slices.train.grad_accumulation, tokens = b * slices.train.seq_len, h = m.hidden,
+                      k = m.experts.top_k;
+        const int64_t all_reduced = 2 * (tokens * k - m.experts.count * h);  // of slices less of whole experts
+        // Shared experts stay slices: their sums are scattered, and their inputs gathered, as those of both are beside slices.
+        const int64_t moved = shared > 0 ? 0 : 5 * tokens * h;
+        CHECK(sent_over_tp(slices) - sent_over_tp(whole) == 2 * m.layers * micro_batches * 4 * (t - 1) * (moved + all_reduced));
+        const auto exchanged = [&](const Case& c) { return total_wire_bytes(plan_of(c)).at("ep"); };
+        // Counts before rows: n - 1 ranks get those of their experts, e/n each.
+        const auto counts = [&](int64_t n) { return m.layers * micro_batches * 2 * t * 4 * m.experts.count / n * (n - 1); };
+        const auto rows = [&](int64_t n, int64_t parts) {
+          return m.layers * micro_batches * 2 * t * 4 * 4 * (tokens / parts * k * h / n) * (n - 1);
+        };
+        CHECK(exchanged(slices) == rows(2, 1) + counts(2));
+        CHECK(exchanged(whole) == rows(2 * t, t) + counts(2 * t));
+      }
+}
+
+TEST_CASE("whole experts: a rank keeps as many weights of experts, and the router's words and rows of its own tokens alone") {
+  Case slices = base_case(Family::kLlama, 4, 2);
+  slices.model.experts = {.count = 8, .top_k = 2, .ffn = 16};
+  slices.layout.dp = slices.layout.ep = 2;
+  slices.train.global_batch_tokens *= 2;
+  Case whole = slices;
+  whole.layout.ep = 8, whole.layout.expert_tp = 1;
+  const auto elements = [](const Case& c, std::string_view name) {
+    const Plan plan = plan_of(c);
+    for (const Segment& segment : plan.segments)
+      if (segment.name == "layer.F")
+        for (const Slot& slot : segment.slots)
+          if (slot.name == name) return slot.type.shape.elements();
+    return int64_t{-1};
+  };
+  const int64_t tokens = 2 * 48, k = 2, h = 64, f = 16;
+  for (const auto& [name, of_slices, of_whole] :
+       {std::tuple<std::string_view, int64_t, int64_t>{"moe.wup", 4 * 2 * f / 4 * h, 2 * f * h},
+        {"moe.wdown", 4 * h * f / 4, h * f},
+        {"moe.logits", tokens * 8, tokens / 4 * 8},
+        {"moe.choice", tokens * k, tokens / 4 * k},
+        {"rows.out", tokens * k * h, tokens / 4 * k * h},
+        {"rows.in.there", 2 * tokens * k * h, 8 * tokens / 4 * k * h},
+        {"rows.u", 2 * tokens * k * 2 * f / 4, 8 * tokens / 4 * k * 2 * f}}) {
+    INFO(name);
+    CHECK(elements(slices, name) == of_slices);
+    CHECK(elements(whole, name) == of_whole);
   }
 }
 

@@ -438,19 +438,22 @@ std::vector<Case> expert_layouts() {
   Case base;
   base.canonical = true;
   std::vector<Case> list{base};
-  // dp, ep, pp, zero, grad_accumulation, cp, tp, sequence_parallel
-  times<std::array<int, 8>>(list,
-                            {{1, 1, 1, 0, 4, 1, 1, 0},
-                             {2, 1, 1, 3, 2, 1, 1, 0},
-                             {2, 2, 1, 0, 2, 1, 1, 0},
-                             {4, 2, 1, 1, 1, 1, 1, 0},
-                             {4, 4, 1, 2, 2, 1, 1, 0},
-                             {2, 2, 2, 0, 4, 1, 1, 0},
-                             {2, 4, 1, 2, 4, 2, 1, 0},
-                             {1, 2, 1, 0, 8, 2, 2, 1},
-                             {2, 1, 1, 3, 2, 1, 2, 0},
-                             {2, 2, 1, 0, 4, 1, 2, 1}},
-                            [](Case& c, std::array<int, 8> v) {
+  // dp, ep, pp, zero, grad_accumulation, cp, tp, sequence_parallel, expert_tp
+  times<std::array<int, 9>>(list,
+                            {{1, 1, 1, 0, 4, 1, 1, 0, 0},
+                             {2, 1, 1, 3, 2, 1, 1, 0, 0},
+                             {2, 2, 1, 0, 2, 1, 1, 0, 0},
+                             {4, 2, 1, 1, 1, 1, 1, 0, 0},
+                             {4, 4, 1, 2, 2, 1, 1, 0, 0},
+                             {2, 2, 2, 0, 4, 1, 1, 0, 0},
+                             {2, 4, 1, 2, 4, 2, 1, 0, 0},
+                             {1, 2, 1, 0, 8, 2, 2, 1, 0},
+                             {2, 1, 1, 3, 2, 1, 2, 0, 0},
+                             {2, 2, 1, 0, 4, 1, 2, 1, 0},
+                             {2, 2, 1, 0, 4, 1, 2, 1, 1},
+                             {1, 4, 1, 2, 8, 2, 2, 1, 1},
+                             {2, 4, 1, 3, 4, 1, 2, 1, 1}},
+                            [](Case& c, std::array<int, 9> v) {
                               c.layout.dp = v[0];
                               c.layout.ep = v[1];
                               c.layout.pp = v[2];
@@ -460,6 +463,7 @@ std::vector<Case> expert_layouts() {
                               c.layout.cp_kind = v[5] > 1 ? ContextKind::kRing : ContextKind::kNone;
                               c.layout.tp = v[6];
                               c.layout.sequence_parallel = v[7] > 0;
+                              c.layout.expert_tp = v[8];
                               c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
                             });
   times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
@@ -534,6 +538,7 @@ std::string layout_name(const Case& config) {
   if (l.pp > 1) name += fmt::format(" {}", name_of(l.schedule));
   if (l.cp > 1) name += fmt::format(" cp{} {}", l.cp, name_of(l.cp_kind));
   if (l.ep > 1) name += fmt::format(" ep{}", l.ep);
+  if (l.whole_experts()) name += " whole-experts";
   name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
   if (l.hybrid_shard > 0) name += fmt::format(" hybrid{}", l.hybrid_shard);

@@ -22,13 +22,15 @@ Case case_of(const Subject& subject, const Sizes& sizes, bool canonical) {
   c.layout.cp = sizes.cp;
   if (sizes.cp > 1) c.layout.cp_kind = sizes.kind;
   if (c.layout.cp_kind == ContextKind::kUsp) c.layout.cp_ulysses = 2;
-  c.layout.tp = sizes.tp, c.layout.sequence_parallel = sizes.sequence_parallel;
+  c.layout.tp = sizes.tp, c.layout.sequence_parallel = sizes.sequence_parallel, c.layout.expert_tp = sizes.expert_tp;
   c.train.grad_accumulation = sizes.accumulation;
   c.train.micro_batch = subject.sequences / (sizes.accumulation * sizes.dp);
   c.train.grad_norm = true;
   c.name = fmt::format("{} dp{} ep{} pp{} zero{} ga{} cp{} {} tp{}{}", subject.name, sizes.dp, sizes.ep, sizes.pp, sizes.zero,
                        sizes.accumulation, sizes.cp, name_of(c.layout.cp_kind), sizes.tp,
-                       sizes.sequence_parallel ? " sequence-parallel" : "");
+                       sizes.expert_tp == 1      ? " whole-experts"
+                       : sizes.sequence_parallel ? " sequence-parallel"
+                                                 : "");
   return c;
 }
 

@@ -15,7 +15,14 @@ struct Sizes {
   ContextKind kind = ContextKind::kRing;
   int tp = 1;
   bool sequence_parallel = false;
+  int expert_tp = 0;
 };
+
+/// The sizes with experts whole on ranks of tp, which share them.
+inline Sizes with_whole_experts(Sizes sizes) {
+  sizes.sequence_parallel = true, sizes.expert_tp = 1;
+  return sizes;
+}
 
 /// The subject under that layout, its sequences dealt to data ranks and micro-batches.
 Case case_of(const Subject& subject, const Sizes& sizes, bool canonical);

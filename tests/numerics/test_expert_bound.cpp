@@ -197,7 +197,9 @@ TEST_CASE("expert bound: a step without room changes nothing that is kept, which
                            {{.dp = 4, .ep = 2, .zero = 2}, 1},
                            {{.dp = 4, .ep = 2, .zero = 1}, 1, false},
                            {{.dp = 2, .ep = 2, .zero = 3, .accumulation = 2}, 0, false},
-                           {{.dp = 2, .ep = 4, .accumulation = 2, .cp = 2}, 1, false}})
+                           {{.dp = 2, .ep = 4, .accumulation = 2, .cp = 2}, 1, false},
+                           {with_whole_experts({.dp = 2, .ep = 2, .zero = 1, .accumulation = 2, .tp = 2}), 0, false},
+                           {with_whole_experts({.dp = 2, .ep = 4, .accumulation = 2, .tp = 2}), 1, false}})
     for (const std::vector<int64_t>& experts :
          {std::vector<int64_t>{0, 1}, {kExperts - 2, kExperts - 1}}) {  // of the first rank, of the last
       Case config = bounded(lack.sizes, lack.sizes.ep - 0.1f, lack.canonical);

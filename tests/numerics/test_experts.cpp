@@ -465,6 +465,48 @@ TEST_CASE("experts beside tensor parallelism, canonical: slices of experts train
   }
 }
 
+TEST_CASE(
+    "whole experts beside tensor parallelism, canonical: ranks of tp share them, and they train to the bits of the reference") {
+  constexpr Sizes kSizes[] = {{.ep = 2, .accumulation = 8, .tp = 2},
+                              {.dp = 2, .ep = 2, .accumulation = 4, .tp = 2},
+                              {.dp = 2, .ep = 4, .accumulation = 4, .tp = 2},
+                              {.dp = 2, .ep = 8, .zero = 2, .accumulation = 4, .tp = 4},
+                              {.dp = 2, .ep = 2, .zero = 3, .accumulation = 4, .tp = 2},
+                              {.dp = 4, .ep = 4, .zero = 3, .accumulation = 2, .tp = 2},
+                              {.dp = 8, .ep = 4, .zero = 1, .tp = 2},
+                              {.ep = 2, .pp = 2, .accumulation = 8, .schedule = Schedule::kZbH1, .tp = 2},
+                              {.dp = 2, .ep = 4, .pp = 2, .accumulation = 4, .tp = 2},
+                              // Parts of sequences too.
+                              {.ep = 4, .zero = 2, .accumulation = 8, .cp = 2, .tp = 2},
+                              {.dp = 2, .ep = 8, .accumulation = 4, .cp = 2, .kind = ContextKind::kZigzag, .tp = 2},
+                              {.ep = 8, .accumulation = 8, .cp = 4, .kind = ContextKind::kUsp, .tp = 2}};
+  Experts sigmoid = kSigmoid;
+  sigmoid.count = 8;
+  for (Subject subject :
+       {subject_of(kSoftmax, Optimizer::kSgd), subject_of(sigmoid, Optimizer::kAdamW, 0.25f, 0.5f),
+        subject_of(kBiased, Optimizer::kSgd), layered(false, Optimizer::kAdamW), gated(true, Optimizer::kAdamW, 0.25f, 0.5f)}) {
+    subject.train.seq_len = 24;
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes)
+      if (sizes.pp == 1 || subject.model.layers == 2) cases.push_back(case_of(subject, with_whole_experts(sizes), true));
+    for (const size_t i : {size_t{0}, size_t{2}, size_t{5}}) {
+      cases.push_back(cases[i]);
+      cases.back().layout.recompute = Recompute::kFull;
+    }
+    cases.push_back(cases[1]);
+    cases.back().layout.recompute = Recompute::kSelective;
+    cases.back().layout.recompute_options.modules = "attn.norm attn.core mlp.norm mlp.act";
+    for (const ExpertOverlap overlap : {ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches}) {
+      cases.push_back(cases[2]);
+      cases.back().layout.expert_overlap = overlap;
+    }
+    cases.push_back(cases[2]);
+    cases.back().layout.expert_placement =
+        subject.model.is_mixture(0) ? "0:7,2,4,1,0,6,3,5" : fmt::format("{}:7,2,4,1,0,6,3,5", subject.model.layers - 1);
+    train_all(subject, cases);
+  }
+}
+
 TEST_CASE("biases of routers, canonical: every layout chooses experts as the reference does, and trains to its bits") {
   constexpr Sizes kSizes[] = {{},
                               {.accumulation = 4},
@@ -971,6 +1013,30 @@ TEST_CASE("experts in 16 bits, canonical: slices of experts train to the same bi
   }
 }
 
+TEST_CASE("whole experts in 16 bits and fp8, canonical: they train to the same bits whatever shares them") {
+  Subject wide = in_blocks(Optimizer::kAdamW);
+  wide.model.hidden = 256, wide.model.heads = wide.model.kv_heads = 4, wide.model.head_dim = 64;
+  wide.model.experts.count = 8, wide.model.experts.ffn = 128, wide.model.experts.shared = 2;
+  for (const Precision precision : {Precision::kBf16, Precision::kFp16, Precision::kFp8}) {
+    const bool fp8 = precision == Precision::kFp8;
+    Subject subject = fp8 ? wide : subject_of(Experts{.count = 8, .top_k = 2, .ffn = 20, .shared = 1}, Optimizer::kAdamW);
+    subject.train.precision = precision;
+    if (fp8) to_fp8(subject);
+    const auto one = train(case_of(subject, with_whole_experts({.ep = 2, .accumulation = 8, .tp = 2}), true));
+    INFO((one.ok() ? "" : to_string(one.error())));
+    REQUIRE(one.ok());
+    for (const Sizes& sizes : {Sizes{.dp = 2, .ep = 2, .accumulation = 4, .tp = 2},
+                               {.dp = 8, .ep = 4, .zero = 1, .tp = 2},
+                               {.dp = 4, .ep = 8, .zero = 3, .accumulation = 2, .tp = 2}}) {
+      const auto have = train(case_of(subject, with_whole_experts(sizes), true));
+      INFO((have.ok() ? "" : to_string(have.error())));
+      REQUIRE(have.ok());
+      CHECK(have->losses == one->losses);
+      CHECK(have->parameters == one->parameters);
+    }
+  }
+}
+
 TEST_CASE("experts, fast: no layout is further from fp64 than 1.5 times one rank") {
   const Subject subject = subject_of(kSoftmax, Optimizer::kSgd);
   const auto expected = expect<double>(subject);
@@ -985,8 +1051,12 @@ TEST_CASE("experts, fast: no layout is further from fp64 than 1.5 times one rank
                              {.dp = 4, .ep = 4, .cp = 2},
                              {.tp = 2},
                              {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
-                             {.dp = 2, .zero = 3, .tp = 2}}) {
-    INFO(sizes.dp << " " << sizes.ep << " " << sizes.cp);
+                             {.dp = 2, .zero = 3, .tp = 2},
+                             with_whole_experts({.ep = 2, .tp = 2}),
+                             with_whole_experts({.dp = 2, .ep = 4, .zero = 1, .accumulation = 2, .tp = 2}),
+                             with_whole_experts({.dp = 2, .ep = 2, .zero = 3, .accumulation = 2, .tp = 2}),
+                             with_whole_experts({.ep = 4, .accumulation = 2, .cp = 2, .tp = 2})}) {
+    INFO(sizes.dp << " " << sizes.ep << " " << sizes.cp << " " << sizes.expert_tp);
     const auto trained = train(case_of(subject, sizes, false));
     REQUIRE(trained.ok());
     CHECK(error_of(expected, *trained) <= bound);
@@ -1002,8 +1072,10 @@ TEST_CASE("gated shared experts, fast: no layout is further from fp64 than 1.5 t
   for (const Sizes& sizes : {Sizes{.tp = 2},
                              {.accumulation = 2, .tp = 2, .sequence_parallel = true},
                              {.dp = 2, .ep = 2, .zero = 3, .tp = 2, .sequence_parallel = true},
-                             {.dp = 2, .ep = 2, .accumulation = 2, .cp = 2, .tp = 2}}) {
-    INFO(sizes.dp << " " << sizes.ep << " " << sizes.cp << " " << sizes.sequence_parallel);
+                             {.dp = 2, .ep = 2, .accumulation = 2, .cp = 2, .tp = 2},
+                             with_whole_experts({.ep = 2, .accumulation = 2, .tp = 2}),
+                             with_whole_experts({.dp = 2, .ep = 4, .zero = 3, .tp = 2})}) {
+    INFO(sizes.dp << " " << sizes.ep << " " << sizes.cp << " " << sizes.sequence_parallel << " " << sizes.expert_tp);
     const auto trained = train(case_of(subject, sizes, false));
     INFO((trained.ok() ? "" : to_string(trained.error())));
     REQUIRE(trained.ok());
@@ -1023,7 +1095,9 @@ TEST_CASE("rows of experts are counted as routers choose, under every layout and
                              {.tp = 2},
                              {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .cp = 2, .tp = 2, .sequence_parallel = true},
                              {.dp = 2, .accumulation = 4, .cp = 2},
-                             {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1}})
+                             {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1},
+                             with_whole_experts({.dp = 2, .ep = 2, .accumulation = 4, .tp = 2}),
+                             with_whole_experts({.dp = 2, .ep = 8, .accumulation = 4, .cp = 2, .tp = 2})})
     cases.push_back(case_of(subject, sizes, true));
   cases.push_back(cases[2]);
   cases.back().layout.recompute = Recompute::kFull;
@@ -1036,7 +1110,7 @@ TEST_CASE("rows of experts are counted as routers choose, under every layout and
       const StepResult result = run.session->step(step);
       REQUIRE(result.experts.size() == 2);
       if (&config == &cases[0]) first.push_back(result.experts);
-      const int share = config.layout.ep, sets = config.layout.dp * config.layout.cp / share;
+      const int share = config.layout.ep, sets = config.layout.dp * config.layout.routed_parts() / share;
       for (size_t l = 0; l < 2; ++l) {
         const ExpertRows& layer = result.experts[l];
         CHECK(layer.layer == static_cast<int>(l));
@@ -1109,15 +1183,18 @@ TEST_CASE(
     for (const Sizes& sizes : {Sizes{.dp = 2, .ep = 2, .accumulation = 4},
                                {.dp = 4, .ep = 4, .accumulation = 2},
                                {.dp = 4, .ep = 2, .accumulation = 2},
-                               {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2}})
+                               {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2},
+                               with_whole_experts({.dp = 2, .ep = 4, .accumulation = 4, .tp = 2})})
       for (const bool canonical : {false, true}) {
+        if (factor > 0 && sizes.expert_tp == 1) continue;
         subject.model.experts.capacity_factor = factor;
         const Case config = case_of(subject, sizes, canonical);
         INFO(config.name << " capacity " << factor);
         Running run(config);
         const Layout& l = config.layout;
         const int64_t h = config.model.hidden, experts = config.model.experts.count, calls = 2 * config.train.grad_accumulation;
-        const int64_t leaves = canonical ? config.train.micro_batch * kContractionLeaves : 1;
+        const int64_t leaves = canonical ? config.train.micro_batch * kContractionLeaves / l.routed_parts() : 1;
+        const int64_t copies = l.whole_experts() ? 1 : l.tp;  // slices of experts, each with rows of its own
         // Each rank's counts of the experts of others; rows go out and come back, and their gradients do.
         const int64_t counts = calls * l.world_size() * 4 * leaves * experts / l.ep * (l.ep - 1);
         for (int64_t step = 0; step < 24; ++step) {
@@ -1136,7 +1213,7 @@ TEST_CASE(
           for (int rank = 0; rank < l.world_size(); ++rank)
             for (size_t c = 0; c < run.placed.plan->comms.size(); ++c)
               if (run.placed.plan->comms[c].name == "ep") sent += run.session->sent_by_comm(rank)[c];
-          CHECK(sent == 4 * 4 * h * moved * l.tp + counts);
+          CHECK(sent == 4 * 4 * h * moved * copies + counts);
           routings += calls * l.dp;
         }
       }
@@ -1215,6 +1292,43 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
   CHECK(refused(case_of(subject, {.dp = 2, .ep = 8, .cp = 2}, false)) ==
         "ep=8 with dp=2 and cp=2: experts are shared by groups of the dp*cp data ranks | set ep to a divisor of dp*cp, a multiple "
         "of cp");
+  const auto whole = [&](const Sizes& sizes, bool canonical = false) {
+    return refused(case_of(subject, with_whole_experts(sizes), canonical));
+  };
+  CHECK(whole({.dp = 2, .ep = 4, .tp = 2}) == "accepted");
+  CHECK(whole({.tp = 2}) ==
+        "expert_tp=1 with ep=1: every rank of tp would have all experts whole, and the same | set ep to a multiple of tp, so that "
+        "ranks of tp share the experts, or expert_tp: 0");
+  CHECK(
+      refused(case_of(subject, {.ep = 2, .tp = 2, .expert_tp = 1}, false)) ==
+      "expert_tp=1 with sequence_parallel=false: every rank of tp would route all tokens, and send each row as often as there are "
+      "ranks | set sequence_parallel: true, so that a rank routes its own part of each sequence, or expert_tp: 0");
+  CHECK(whole({.ep = 2, .tp = 4}) ==
+        "ep=2 with tp=4 and expert_tp=1: ranks that have the parts of a sequence share the experts together | set ep to a multiple "
+        "of tp: 4");
+  CHECK(whole({.ep = 2, .cp = 2, .tp = 2}) ==
+        "ep=2 with cp=2, tp=2 and expert_tp=1: ranks that have the parts of a sequence share the experts together | set ep to a "
+        "multiple of cp*tp: 4");
+  CHECK(whole({.dp = 2, .ep = 8, .tp = 2}) ==
+        "ep=8 with dp=2 and tp=2 and expert_tp=1: experts are shared by groups of the dp*tp ranks with other tokens | set ep to a "
+        "divisor of dp*tp, a multiple of tp");
+  CHECK(refused(case_of(subject, {.dp = 2, .ep = 2, .tp = 4, .sequence_parallel = true, .expert_tp = 2}, false)) ==
+        "expert_tp=2 with tp=4: experts are whole, or cut by every rank of tp | set expert_tp: 1, or leave it out, which is 4");
+  CHECK(refused(case_of(subject, {.dp = 2, .ep = 2, .tp = 2, .expert_tp = 2}, false)) == "accepted");
+  CHECK(whole({.ep = 2, .accumulation = 4, .tp = 2}, true) ==
+        "canonical with tp=2, expert_tp=1 and micro_batch=2 | the tree over sequences stands above that over parts of each: set "
+        "micro_batch: 1 and raise grad_accumulation");
+  subject.model.experts.capacity_factor = 1;
+  CHECK(whole({.ep = 2, .tp = 2})
+            .starts_with("expert_tp=1 with model.capacity_factor=1: an expert takes rows of a sequence in the order"));
+  subject.model.experts.capacity_factor = 0;
+  Case on_gpu = case_of(subject, with_whole_experts({.ep = 2, .tp = 2}), false);
+  on_gpu.backend = BackendKind::kCuda, on_gpu.transport = TransportKind::kOneGpu;
+  CHECK(refused(on_gpu) ==
+        "expert_tp=1 with backend=cuda is not implemented in this version | set expert_tp: 0, or use backend: cpu");
+  Case dense = case_of(subject, {.tp = 2, .expert_tp = 1}, false);
+  dense.model.experts = {};
+  CHECK(refused(dense) == "expert_tp=1 of a model without experts | leave expert_tp out, or set model.experts");
   subject.train.precision = Precision::kFp16;
   CHECK(refused(case_of(subject, {.dp = 2}, false)) ==
         "model.experts=8 with precision=fp16 and balance_loss=0.05: the loss scale does not reach the router's own losses | use "
@@ -1234,6 +1348,7 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
   CHECK(
       refused(case_of(wide, {.tp = 2}, false)) ==
       "fp8_scaling=block with tp=2: a rank's 192 of the 384 moe_ffn are no whole blocks of 128 | lower tp, or use precision: bf16");
+  CHECK(refused(case_of(wide, with_whole_experts({.ep = 2, .tp = 2}), false)) == "accepted");
   wide.model.experts.ffn = 256;
   CHECK(refused(case_of(wide, {.tp = 2}, false)) == "accepted");  // no layer has the 40 columns of a dense feed-forward
   subject.train.fp8_scaling = Fp8Scaling::kCurrent;
@@ -1252,11 +1367,13 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
 TEST_CASE(
     "experts: memory is the plan's to the byte under every layout, and so are wire bytes, but for rows, which go as routes have "
     "it") {
-  constexpr Sizes kSizes[] = {{.dp = 2, .accumulation = 4, .cp = 2},
-                              {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2},
-                              {.dp = 2, .ep = 2, .zero = 1, .tp = 2},
-                              {.dp = 2, .ep = 2, .zero = 3, .tp = 2, .sequence_parallel = true},
-                              {.dp = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true}};
+  const Sizes kSizes[] = {{.dp = 2, .accumulation = 4, .cp = 2},
+                          {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2},
+                          {.dp = 2, .ep = 2, .zero = 1, .tp = 2},
+                          {.dp = 2, .ep = 2, .zero = 3, .tp = 2, .sequence_parallel = true},
+                          {.dp = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
+                          with_whole_experts({.dp = 2, .ep = 2, .accumulation = 4, .tp = 2}),
+                          with_whole_experts({.dp = 2, .ep = 8, .zero = 2, .accumulation = 4, .cp = 2, .tp = 2})};
   Subject layers = layered(false, Optimizer::kAdamW, 0, 0.5f), one_gated = gated(false, Optimizer::kAdamW);
   layers.train.seq_len = 24;
   one_gated.model.experts.every = 2;  // of one layer, as the count below
@@ -1275,13 +1392,14 @@ TEST_CASE(
                                            {scaled, false},
                                            {scaled, true}})
     for (const Sizes& sizes : kSizes) {
-      if (subject.model.experts.drops() && sizes.cp > 1) continue;
+      if (subject.model.experts.drops() && (sizes.cp > 1 || sizes.expert_tp == 1)) continue;
       const Case config = case_of(subject, sizes, canonical);
       Running run(config);
       INFO(config.name << (canonical ? " canonical" : ""));
       REQUIRE(std::isfinite(*run.session->step(0).loss));
       const Mesh& mesh = run.placed.plan->mesh;
-      const int64_t rows = config.train.micro_batch * config.train.seq_len / config.layout.cp * config.model.experts.top_k;
+      const int64_t rows =
+          config.train.micro_batch * config.train.seq_len / config.layout.routed_parts() * config.model.experts.top_k;
       const int64_t counts = int64_t{4} * kContractionLeaves * config.train.micro_batch * config.model.experts.count;
       for (int rank = 0; rank < mesh.world_size(); ++rank) {
         CHECK(run.session->ledger(rank).peak(Space::kDevice) ==
@@ -1604,6 +1722,52 @@ TEST_CASE("experts beside slices: a missing sum, a sum too many or another's tok
                      {"layer.B", "moe.norm.y", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, "gradient"},
                      {"layer.F", "moe.shared", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, ""},
                      {"layer.F", "mlp.g", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""}});
+}
+
+TEST_CASE("whole experts: a router's gradient of one rank's tokens, an expert's summed over tp and a load of a part are refused") {
+  Subject subject = layered(false, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  const auto fast = lower(case_of(subject, with_whole_experts({.dp = 2, .ep = 4, .tp = 2}), false)),
+             canonical = lower(case_of(subject, with_whole_experts({.dp = 2, .ep = 2, .accumulation = 4, .tp = 2}), true));
+  REQUIRE(fast.ok());
+  REQUIRE(canonical.ok());
+  const auto sum_over_tp = [](Plan& plan, std::string_view gradient) {
+    for (Segment& s : plan.segments)
+      for (size_t i = 0; i < s.slots.size(); ++i)
+        if (s.slots[i].name == gradient) return std::pair{&s, SlotId(static_cast<int32_t>(i))};
+    SHARDLAB_CHECK(false, "no segment has {}", gradient);
+  };
+  for (const auto* plan : {&*fast, &*canonical}) {
+    refuse_all(
+        *plan,
+        {{"layer.B", "moe.router", Phase::kW, [](Segment& s, Op& op) { op.writes[0] = slot(s, "d.moe.router"); },
+          "it must be reduced before it is read as replicated"},
+         {"layer.B", "moe.router.sum", Phase::kNone, [](Segment& s, Op& op) { op.reads[0] = slot(s, "d.moe.router.part"); }, "tp"},
+         {"layer.B", "moe.router.all", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""},
+         {"layer.B", "moe.load.all", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""},
+         {"layer.B", "moe.route", Phase::kI, [](Segment& s, Op& op) { op.reads[3] = slot(s, "moe.load.part"); }, "unreduced sum"},
+         {"layer.F", "moe.router", Phase::kF, [](Segment& s, Op& op) { op.reads[0] = slot(s, "mlp.norm.y.all"); }, ""},
+         {"layer.F", "moe.combine", Phase::kF, [](Segment& s, Op& op) { op.reads[0] = slot(s, "rows.out.there"); }, ""}});
+    // What an expert's rows add up to is summed over ranks of tp, which have other experts.
+    Plan summed = *plan;
+    auto [segment, gradient] = sum_over_tp(summed, "d.moe.wup");
+    const auto tp = std::ranges::find(summed.comms, "tp", &Comm::name);
+    REQUIRE(tp != summed.comms.end());
+    Op all;
+    all.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, CommId(static_cast<int32_t>(tp - summed.comms.begin())),
+                          Algorithm::kDirect};
+    all.reads = all.writes = {gradient};
+    all.label = "moe.up.all";
+    const auto made = std::ranges::find_if(segment->steps, [](const Step& step) {
+      const Op* op = std::get_if<Op>(&step);
+      return op != nullptr && op->label == "moe.up" && phase_of(op->work) == Phase::kW;
+    });
+    REQUIRE(made != segment->steps.end());
+    segment->steps.insert(made + 1, all);
+    const std::string said = verdict(summed);
+    INFO(said);
+    CHECK(said.find("along tp") != std::string::npos);
+  }
 }
 
 }  // namespace shardlab::testing::of_experts

@@ -366,7 +366,7 @@ TEST_CASE("shardlab's parts of sequences and of experts are proposed, with the b
     REQUIRE(prepared.ok());
     const std::vector<Study> studies{{8, *prepared}};
     Estimator estimator(studies[0].prepared);
-    space.can = prepared->profile().can;
+    space.can = prepared->profile().can, space.slices_experts = true;
     const Ranked ranked = rank(studies, space, {.top = 4, .lower = lower});
     REQUIRE(ranked.found.best.size() == 4);
     for (const Candidate& c : ranked.found.best) {
@@ -388,6 +388,14 @@ TEST_CASE("shardlab's parts of sequences and of experts are proposed, with the b
   Space space = sequences;
   space.ep = {4}, space.precision = Precision::kFp32;
   CHECK(held(small(mixtral_8x7b(), 16), space).estimate.wire[static_cast<size_t>(analytic::WireUse::kExpert)] > 0);
+  // Beside tp experts are slices or whole: what a point says is what is lowered.
+  space.tp = {2}, space.sequence_parallel = {1};
+  for (const int32_t slices : {2, 1}) {
+    space.expert_tp = {slices};
+    const Candidate best = held(small(mixtral_8x7b(), 16), space);
+    CHECK(best.point.expert_tp == slices);
+    CHECK(best.point.ep == 4);
+  }
 }
 
 TEST_CASE("layouts of a model have what no shape says of it") {

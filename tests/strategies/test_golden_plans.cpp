@@ -177,6 +177,9 @@ std::vector<Golden> goldens() {
   layered.layout.sequence_parallel = true;
   layered.model.experts.balance = 0.01f;
   all.push_back({"experts-sliced", layered});
+  Case whole = layered;
+  whole.layout.expert_tp = 1;
+  all.push_back({"experts-whole", whole});
   Case gated = layered;
   gated.model.qk_norm = false, gated.model.qkv_biases = true;
   gated.model.experts.shared_gate = true;

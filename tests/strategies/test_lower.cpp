@@ -194,7 +194,7 @@ TEST_CASE("an unknown pass is refused with the list of passes") {
   REQUIRE_FALSE(plan.ok());
   REQUIRE(plan.error().message == "there is no pass called `fusion`");
   REQUIRE(plan.error().hint.starts_with(
-      "passes, in order: mixed-precision, tensor-parallel, sequence-parallel, tensor-overlap, context-parallel, "
+      "passes, in order: mixed-precision, tensor-parallel, whole-experts, sequence-parallel, tensor-overlap, context-parallel, "
       "expert-parallel, expert-bound, expert-overlap, fp8, scaled-loss, chunked-loss, full-recompute"));
 }
 

@@ -46,7 +46,7 @@ bool read(std::string_view word, Compression* v);
 /// One layout and batch: what varies in a search. Same words as the command line.
 struct Point {
   int32_t dp = 1, tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1;
-  int32_t expert_tp = 1;  ///< cuts each expert; ep * expert_tp divides dp * cp * tp
+  int32_t expert_tp = 1;  ///< cuts each expert, as tp or less does; ep * expert_tp divides dp * cp * tp
   int32_t hybrid_shard =
       0;  ///< ranks that share one copy of the state under zero 1 to 3 (HSDP, instances of the optimizer); 0: all
   int32_t zero = 0;
@@ -84,6 +84,8 @@ struct Point {
 
   int64_t world_size() const { return int64_t{dp} * tp * pp * cp; }
   int64_t tokens_per_step() const { return int64_t{dp} * micro_batch * grad_accumulation * seq_len; }
+  /// Whether fewer ranks cut experts, which ranks share, than cut all else of a layer.
+  bool cuts_experts_apart() const { return ep > 1 && expert_tp != tp; }
 };
 
 /// Why a point is no legal layout. `explain` says it with values.
@@ -234,6 +236,8 @@ Result<Prepared> prepare(const Case& config, const MeasuredFabric& measured = {}
 /// whose executor has no plan of it.
 Result<Prepared> prepare(const Case& config, const ModelShape& shape, const MeasuredFabric& measured = {});
 Result<Point> point_of(const Case& config);
+/// `Point::expert_tp` of a layout: tp where it does not say. 1 of a model without experts, or what is refused for it.
+int32_t expert_slices_of(const Layout& layout, bool moe);
 
 /// Estimates points of one study. Not thread-safe: one a thread. Remembers the cost of a layer by (tp, cp, ep, micro_batch, ...),
 /// so that the first point of a kind takes tens of microseconds and those after it below one; only a new kind may allocate.

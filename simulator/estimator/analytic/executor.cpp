@@ -48,7 +48,7 @@ std::optional<Model> model_of(const ModelShape& s) {
 bool sayable(const Point& p) {
   constexpr uint16_t kNamed = Recompute::kAttentionCore | Recompute::kActivation;
   const bool recompute = p.recompute.full() || p.recompute.modules == Recompute::kSelective || (p.recompute.modules & ~kNamed) == 0;
-  return recompute && p.expert_tp == 1 && p.tensor_overlap == 0 && p.precision != Precision::kFp4;
+  return recompute && (p.expert_tp == 1 || p.expert_tp == p.tp) && p.tensor_overlap == 0 && p.precision != Precision::kFp4;
 }
 
 OffloadTo place_of(Medium m) {
@@ -65,6 +65,7 @@ constexpr std::pair<CpKind, ContextKind> kContextKinds[] = {{CpKind::kRing, Cont
 void set_layout(const Point& p, Case& c) {
   c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero, c.layout.hybrid_shard = p.hybrid_shard;
   c.layout.cp = p.cp, c.layout.ep = p.ep;
+  c.layout.expert_tp = c.model.is_mixture() && p.expert_tp != p.tp ? p.expert_tp : 0;
   c.layout.cp_kind =
       p.cp > 1 ? std::ranges::find(kContextKinds, p.cp_kind, &std::pair<CpKind, ContextKind>::first)->second : ContextKind::kNone;
   c.layout.overlap = p.overlap != 0;
@@ -286,9 +287,12 @@ Result<void> read_compression(const shardlab::Compression& given, Point& p) {
 
 }  // namespace
 
+int32_t expert_slices_of(const Layout& layout, bool moe) { return moe ? layout.expert_slices() : std::max(1, layout.expert_tp); }
+
 Result<Point> point_of(const Case& c) {
   SHARDLAB_TRY(check_known(c));
   Point p{.dp = c.layout.dp, .tp = c.layout.tp, .pp = c.layout.pp, .vpp = c.layout.vpp, .cp = c.layout.cp, .ep = c.layout.ep};
+  p.expert_tp = expert_slices_of(c.layout, c.model.is_mixture());
   p.zero = c.layout.zero;
   p.hybrid_shard = c.layout.hybrid_shard;
   // What a sweep file has where it does not say is, of another framework, as that has it.

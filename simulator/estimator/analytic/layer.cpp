@@ -170,13 +170,10 @@ void Pricer::add_feed_forward(LayerCost& cost) const {
 
 void Pricer::add_experts(LayerCost& cost) const {
   const bool again = remade(Recompute::kExperts);
-  const double routed = rows_of(n_.tokens);  // copies that leave this rank, and on average those that come
-  const double own_tokens = key_.sequence_parallel ? n_.tokens / n_.t : n_.tokens;
+  // With sequence parallelism a rank routes its own part of the sequence; experts cut by tp gather what each other received.
+  const auto [own_tokens, sent, received] = routed();
   const bool frozen_router = shape_.trained.freezes(Trained::kRouter);
   add_linear({.rows = own_tokens, .in = n_.h, .out = of(shape_.experts), .remade = again, .frozen = frozen_router}, cost);
-  // With sequence parallelism a rank routes its own part of the sequence; experts cut by tp gather what each other received.
-  const double sent = key_.sequence_parallel ? routed / n_.t : routed;
-  const double received = sent * skew() * key_.expert_tp;
   const double local = std::max(of(shape_.experts) / key_.ep, 1.0);
   add_mlp(Trained::kExperts, std::max(received / local, 1.0), of(shape_.moe_ffn) / key_.expert_tp, local, again, again, cost);
   if (shape_.shared_experts > 0)
@@ -195,7 +192,7 @@ void Pricer::add_experts(LayerCost& cost) const {
     if (again) cost.recompute.expert_s += 2 * exchange;
     cost.wire.expert += (again ? 6 : 4) * ring_bytes(bytes, key_.ep);
   }
-  if (key_.expert_tp > 1) {
+  if (key_.expert_tp > 1 && !slices_take_all_tokens()) {
     const Group group = group_of(key_.expert_tp, 1, fabric_.devices_per_node());
     const double bytes = e_ * received * n_.h;
     const double gather = collective_s(CollectiveUse::kAllGather, bytes, group);

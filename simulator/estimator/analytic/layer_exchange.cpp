@@ -87,8 +87,8 @@ Pricer::Shelter Pricer::shelter(int pair, bool moe) const {
 
 void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   if (key_.tp == 1) return;
-  // A layer of experts exchanges among them what a dense one exchanges over tp; its shared experts still do.
-  const double pairs = moe && shape_.shared_experts == 0 ? 1 : 2;
+  // A layer of experts exchanges among them what a dense one exchanges over tp; its shared experts still do, and slices that take all tokens.
+  const double pairs = moe && shape_.shared_experts == 0 && !slices_take_all_tokens() ? 1 : 2;
   if (key_.sequence_parallel) return add_sequence_exchange(pairs, moe, cost);
   const double bytes = e_ * n_.tokens * n_.h;
   const double all_again = key_.recompute.full() ? pairs : alternate() ? 1 : 0;

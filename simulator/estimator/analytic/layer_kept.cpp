@@ -70,8 +70,7 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
   // Operator-wise checkpointing keeps the result of the last projection besides.
   if (alternate()) kept.add("feed-forward result", p_.saved.result * wide_ * n_.residual, 0, 1);
   if (!moe) return inner(t, of(shape_.ffn) / n_.t);
-  const double own = key_.sequence_parallel ? t / n_.t : t;
-  const double sent = rows_of(own), received = sent * skew() * key_.expert_tp;
+  const auto [own, sent, received] = routed();
   kept.add("router", p_.saved.router * own * of(shape_.experts), Recompute::kExperts);
   if (reads)
     kept.add("permuted tokens", received * n_.h * (narrow_inputs() ? 0.5 : wide_) * p_.saved.permuted, Recompute::kExperts);

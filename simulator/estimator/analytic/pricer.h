@@ -234,6 +234,18 @@ class Pricer {
     const double taken = shape_.capacity_factor > 0 ? std::min(1.0, shape_.capacity_factor) : 1;
     return tokens * static_cast<double>(shape_.top_k) * taken;
   }
+  /// Whether experts are cut by tp as a feed-forward is: each rank routes all tokens, and has its slice's rows of them. shardlab's executor does so;
+  /// others gather the rows that ranks received for a part of the tokens each.
+  bool slices_take_all_tokens() const { return p_.model.own_collectives && key_.expert_tp > 1; }
+  /// Of a rank, a layer and a micro-batch: tokens that it routes, rows that they make, and rows that its experts work at.
+  struct Routed {
+    double tokens = 0, sent = 0, received = 0;
+  };
+  Routed routed() const {
+    const double tokens = key_.sequence_parallel && !slices_take_all_tokens() ? n_.tokens / n_.t : n_.tokens,
+                 sent = rows_of(tokens);
+    return {tokens, sent, sent * skew() * (slices_take_all_tokens() ? 1 : key_.expert_tp)};
+  }
   /// Rows of the busiest expert-parallel rank over the mean: its experts take no more than their capacity.
   double skew() const {
     return shape_.capacity_factor > 0 ? std::min(key_.expert_skew, std::max(1.0, shape_.capacity_factor)) : key_.expert_skew;

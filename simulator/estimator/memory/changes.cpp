@@ -36,13 +36,13 @@ bool take_from_dp(Point& p, int32_t factor) {
   return true;
 }
 
-/// Multiplies `member` by 2, 4 and 8.
-Steps doublings(int32_t Point::*member, bool at_the_expense_of_dp) {
+/// Multiplies `member` by 2, 4 and 8. `slices`: tp cuts experts too where none has been said.
+Steps doublings(int32_t Point::*member, bool at_the_expense_of_dp, bool slices = false) {
   Steps steps;
   for (int32_t factor = 2; factor <= kMostParts; factor *= 2)
     steps.push_back([=](Point& p) {
       if (at_the_expense_of_dp && !take_from_dp(p, factor)) return false;
-      const bool experts_follow = member == &Point::tp && p.expert_tp == p.tp && p.tp > 1;
+      const bool experts_follow = member == &Point::tp && p.expert_tp == p.tp && (p.tp > 1 || slices);
       p.*member *= factor;
       if (experts_follow) p.expert_tp = p.tp;
       if (p.pp > 1 && p.schedule == Schedule::kNone) p.schedule = Schedule::k1F1B;
@@ -88,11 +88,11 @@ Steps offload_steps() {
 
 /// In this order: ranks of the model before those of the sequence before those of the experts, so that each combination
 /// is made once.
-std::vector<Steps> all_steps(const FrameworkProfile& profile, const Point& point, bool bf16) {
+std::vector<Steps> all_steps(const FrameworkProfile& profile, const Point& point, bool bf16, bool slices) {
   std::vector<Steps> keys{recompute_steps(profile),
                           zero_steps(),
                           micro_batch_steps(point.micro_batch),
-                          doublings(&Point::tp, true),
+                          doublings(&Point::tp, true, slices),
                           doublings(&Point::pp, true),
                           doublings(&Point::cp, true),
                           doublings(&Point::ep, false),
@@ -139,6 +139,7 @@ Words words_of(const Point& p) {
   };
   count("dp", p.dp, 0), count("tp", p.tp, 0), count("pp", p.pp, 0);
   count("vpp", p.vpp, 1), count("cp", p.cp, 1), count("ep", p.ep, 1);
+  if (p.cuts_experts_apart()) add("expert_tp", fmt::format("{}", p.expert_tp));
   count("zero", p.zero, -1);
   if (p.schedule != Schedule::kNone) add("schedule", std::string(name_of(p.schedule)));
   add("sequence_parallel", p.sequence_parallel ? "true" : "false");
@@ -231,7 +232,9 @@ Advice advise(Estimator& estimator, const FrameworkProfile& profile, const Point
   advice.looked_at = 1;
   std::vector<Change> fitting, least{change_of(point, point, now, now.step_s)};
   const double limit = 0.98 * static_cast<double>(options.capacity);
-  combine(all_steps(profile, point, options.bf16), 0, kMostSteps, point, [&](const Point& changed) {
+  const Case* own = estimator.executed(point);
+  const bool slices = own != nullptr && own->model.is_mixture();
+  combine(all_steps(profile, point, options.bf16, slices), 0, kMostSteps, point, [&](const Point& changed) {
     const Estimate e = estimator(changed);
     if (!told.usable(changed, e)) return;
     ++advice.looked_at;

@@ -59,6 +59,7 @@ int distance(const Point& a, const Point& b) {
                           a.vpp != b.vpp,
                           a.cp != b.cp,
                           a.ep != b.ep,
+                          a.expert_tp != b.expert_tp,
                           a.zero != b.zero,
                           a.hybrid_shard != b.hybrid_shard,
                           a.schedule != b.schedule,

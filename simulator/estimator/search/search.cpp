@@ -19,8 +19,8 @@ constexpr std::string_view kObjectives[] = {"time", "memory", "cost"};
 
 /// All axes of a point, in the order in which equal candidates are told apart.
 auto axes(const Point& p) {
-  return std::tuple(p.dp, p.tp, p.pp, p.cp, p.ep, p.zero, p.hybrid_shard, p.schedule, p.vpp, p.sequence_parallel, p.cp_kind,
-                    p.recompute.modules, p.offload_activations, p.offload_optimizer, p.offload_parameters, p.micro_batch,
+  return std::tuple(p.dp, p.tp, p.pp, p.cp, p.ep, p.expert_tp, p.zero, p.hybrid_shard, p.schedule, p.vpp, p.sequence_parallel,
+                    p.cp_kind, p.recompute.modules, p.offload_activations, p.offload_optimizer, p.offload_parameters, p.micro_batch,
                     p.algorithm, p.bucket_bytes);
 }
 

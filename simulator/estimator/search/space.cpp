@@ -65,11 +65,12 @@ class Cuts {
           p.cp == 1 ? std::vector<CpKind>{CpKind::kZigzag} : either(space_.cp_kind, kinds_of(space_.can));
       const std::vector<AlgorithmChoice> algorithms =
           p.world_size() == 1 ? std::vector{AlgorithmChoice::kAuto} : either(space_.collective_algorithm, {AlgorithmChoice::kAuto});
-      for (const CpKind kind : kinds)
-        for (const AlgorithmChoice algorithm : algorithms) {
-          p.cp_kind = kind, p.algorithm = algorithm;
-          of_layers(p);
-        }
+      for (const int32_t slices : slices_of(p))
+        for (const CpKind kind : kinds)
+          for (const AlgorithmChoice algorithm : algorithms) {
+            p.expert_tp = slices, p.cp_kind = kind, p.algorithm = algorithm;
+            of_layers(p);
+          }
     }
   }
 
@@ -82,6 +83,13 @@ class Cuts {
         p.sequence_parallel = sequence_parallel != 0, p.recompute = recompute;
         visit_(p);
       }
+  }
+
+  /// Ranks that cut each expert.
+  std::vector<int32_t> slices_of(const Point& p) const {
+    if (!shape_.moe() || p.tp == 1) return {1};
+    if (!space_.slices_experts) return either(space_.expert_tp, {1});
+    return either(space_.expert_tp, p.ep > 1 ? std::vector<int32_t>{p.tp, 1} : std::vector<int32_t>{p.tp});
   }
 
   bool has_axis(int bit) const { return in(space_.can.axes, bit); }
@@ -133,6 +141,7 @@ Result<void> check(const Space& space) {
                                                                             {"vpp", &space.vpp},
                                                                             {"cp", &space.cp},
                                                                             {"ep", &space.ep},
+                                                                            {"expert_tp", &space.expert_tp},
                                                                             {"micro_batch", &space.micro_batch},
                                                                             {"grad_accumulation", &space.grad_accumulation}};
   for (const auto& [name, values] : sizes)

@@ -30,12 +30,13 @@ struct Offload {
 /// offload to the processor's memory, none, selective and full recompute. Sizes of buckets and algorithms of collectives are varied
 /// only if they are listed; an empty list is the framework's own size, and `auto`.
 struct Space {
+  bool slices_experts = false;   ///< the framework cuts experts by tp, unless it is told to keep them whole; others keep them whole
   analytic::Abilities can;       ///< the framework's; a technique that it lacks is not in the space, unless a list below names it
   std::vector<int32_t> devices;  ///< numbers of ranks; at least one
   int64_t seq_len = 0;
   int64_t sequences = 0;  ///< of a step over all ranks
   Precision precision = Precision::kBf16;
-  std::vector<int32_t> dp, tp, pp, vpp, cp, ep, zero, micro_batch, grad_accumulation, hybrid_shard;
+  std::vector<int32_t> dp, tp, pp, vpp, cp, ep, expert_tp, zero, micro_batch, grad_accumulation, hybrid_shard;
   std::vector<Schedule> schedule;
   std::vector<uint8_t> sequence_parallel;
   std::vector<analytic::Recompute> recompute;

@@ -1,0 +1,41 @@
+#include "strategies/expert_loads.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardlab::strategies {
+namespace {
+
+constexpr std::string_view kLoad = "moe.load";
+
+void sum_loads_of(Draft& draft, UnitTemplate& layer, AxisSet axes, std::string_view strategy) {
+  for (DraftSegment* segment : {&layer.forward, &layer.backward}) {
+    auto& steps = segment->segment.steps;
+    const auto at = std::ranges::find_if(steps, [](const Step& s) { return std::holds_alternative<Route>(std::get<Op>(s).work); });
+    SHARDLAB_CHECK(at != steps.end(), "{} has no router", segment->segment.name);
+    Op& router = std::get<Op>(*at);
+    std::get<Route>(router.work).sequence = draft.config.train.seq_len;
+    if (segment == &layer.forward) continue;
+    Type type = segment->slot(segment->find("moe.logits")).type;  // which says how sequences are dealt
+    type.shape = {type.shape[0], type.shape[2]};
+    const SlotId load =
+        segment->add(std::string(kLoad), placed(type, axes, Placement::replicate()), Use::kLocal, BufferClass::kTemporary);
+    const SlotId part = segment->add_view(std::string(kLoad) + ".part", load, placed(type, axes, Placement::partial()));
+    router.reads.push_back(load);
+    const CommId comm = draft.comm(draft.config.layout.cp > 1 ? "cp.load" : "tp.load", axes);
+    const Collective sum{CollectiveKind::kAllReduce, ReduceOp::kSum, comm, draft.algorithm()};
+    steps.insert(at, {make_op(ExpertLoad{}, {segment->find("moe.choice")}, {part}, std::string(kLoad), strategy),
+                      make_op(sum, {part}, {load}, "moe.load.all", strategy)});
+  }
+}
+
+}  // namespace
+
+void sum_loads(Draft& draft, AxisSet axes, std::string_view strategy) {
+  if (draft.config.model.experts.balance == 0) return;
+  for (const UnitKind kind : draft.mixture_kinds()) sum_loads_of(draft, draft.of(kind), axes, strategy);
+}
+
+}  // namespace shardlab::strategies

@@ -1,0 +1,9 @@
+#pragma once
+
+#include "strategies/draft.h"
+
+namespace shardlab::strategies {
+
+void whole_experts(Draft& draft);
+
+}  // namespace shardlab::strategies
