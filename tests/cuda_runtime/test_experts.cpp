@@ -1,0 +1,279 @@
+// Experts that ranks share, on GPUs: whole trainings over both transports with the CPU's bits, rows counted, peaks and wire bytes exact; and which
+// counts the host reads.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/expert_places.h"
+#include "runtime/host_counts.h"
+#include "strategies/lower.h"
+#include "tests/cuda_runtime/rig.h"
+#include "tests/deal.h"
+#include "tests/namespaces.h"
+#include "tests/strategies/cases.h"
+#include "tests/test.h"
+
+namespace shardlab::testing::of_shared_experts {
+namespace {
+
+/// Llama with mixtures of experts: Mixtral's router with both losses; DeepSeek-V3's, with groups, biases, a gated shared expert and a dense first
+/// layer; and one that drops rows.
+std::vector<std::pair<std::string, Case>> subjects() {
+  std::vector<std::pair<std::string, Case>> all;
+  const auto add = [&](const std::string& name, const Experts& experts) {
+    Case c = training_subject(Family::kLlama);
+    c.model.experts = experts;
+    all.emplace_back(name, c);
+  };
+  add("softmax", {.count = 4, .top_k = 2, .ffn = 24, .balance = 0.05f, .z_loss = 0.01f});
+  add("sigmoid", {.count = 8,
+                  .top_k = 3,
+                  .ffn = 16,
+                  .sigmoid = true,
+                  .factor = 2.5f,
+                  .balance = 0.02f,
+                  .shared = 1,
+                  .shared_gate = true,
+                  .dense_layers = 1,
+                  .groups = 4,
+                  .groups_chosen = 2,
+                  .bias_update_rate = 0.01f});
+  add("capacity", {.count = 4, .top_k = 2, .ffn = 24, .normalise = false, .shared = 1, .capacity_factor = 1});
+  return all;
+}
+
+/// Layouts of eight sequences in which ranks share experts, those that `subject` cannot have left out.
+std::vector<std::pair<std::string, Case>> layouts(const Case& subject) {
+  std::vector<std::pair<std::string, Case>> all;
+  const auto add = [&](const std::string& name, const auto& change) {
+    Case c = subject;
+    change(c);
+    c.train.micro_batch = 8 / c.layout.dp / c.train.grad_accumulation;
+    c.train.global_batch_tokens = c.train.seq_len * 8;
+    if (check(c).ok()) all.emplace_back(name, c);
+  };
+  const auto shared = [](Case& c, int dp, int ep, int zero = 0, int micro_batches = 1) {
+    c.layout.dp = dp, c.layout.ep = ep, c.layout.zero = zero, c.train.grad_accumulation = micro_batches;
+  };
+  add("dp2 ep2", [&](Case& c) { shared(c, 2, 2); });
+  add("dp4 ep2 zero2", [&](Case& c) { shared(c, 4, 2, 2, 2); });
+  add("dp4 ep4 zero2", [&](Case& c) { shared(c, 4, 4, 2); });
+  add("dp2 ep2 zero3", [&](Case& c) { shared(c, 2, 2, 3, 2); });
+  add("dp2 ep2 pp2", [&](Case& c) {
+    shared(c, 2, 2);
+    c = with_pipeline(c, 2, Schedule::k1F1B, 4);
+  });
+  add("dp2 ep2 tp2 sequence parallel", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.tp = 2, c.layout.sequence_parallel = true;
+  });
+  add("dp2 ep2 recompute", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.recompute = Recompute::kFull;
+  });
+  add("dp2 ep2 activations on the host", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.offload.activations = OffloadTo::kCpu;
+  });
+  add("dp2 ep2 beside the layer", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.expert_overlap = ExpertOverlap::kLayer;
+  });
+  add("dp2 ep2 braided", [&](Case& c) {
+    shared(c, 2, 2, 0, 4);
+    c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
+  });
+  add("dp2 ep2 pp2 braided", [&](Case& c) {
+    shared(c, 2, 2);
+    c = with_pipeline(c, 2, Schedule::kZbH2, 4);
+    c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
+  });
+  add("dp2 ep2 placed", [&](Case& c) {
+    shared(c, 2, 2);
+    c.layout.expert_placement = c.model.experts.count == 4 ? "1:3,0,2,1" : "1:6,0,3,1,7,2,4,5";
+  });
+  for (const ContextKind kind : {ContextKind::kZigzag, ContextKind::kUlysses})
+    add(fmt::format("dp2 cp2 ep4 {}", name_of(kind)), [&](Case& c) {
+      shared(c, 2, 4, 0, 4);
+      c.layout.cp = 2, c.layout.cp_kind = kind;
+    });
+  return all;
+}
+
+void require_same(const Run& run, const Run& cpu) {
+  REQUIRE(run.losses == cpu.losses);
+  REQUIRE(run.norms == cpu.norms);
+  for (const auto& [parameter, values] : cpu.parameters) {
+    INFO(parameter);
+    REQUIRE(same_bits(run.parameters.at(parameter), values));
+  }
+}
+
+HostCounts counts_of(const Case& config) {
+  const PlacedPlan placed = lowered(config);
+  const auto counts =
+      host_counts(*placed.plan, placed.programs[0], RowCounting(*placed.plan, placed.plan->roles[0], placed.programs[0]));
+  REQUIRE(counts.ok());
+  return *counts;
+}
+
+}  // namespace
+
+TEST_CASE("experts that ranks share: every layout has the CPU's bits on one GPU and over NCCL, and the CPU's rows of experts") {
+  uint64_t number = 0;
+  int trained = 0;
+  std::set<std::string> names;
+  for (const auto& [name, subject] : subjects())
+    for (const auto& [layout, config] : layouts(subject)) {
+      names.insert(layout);
+      if (number++ % dealt(1, 4) != 0 && !layout.ends_with("placed")) continue;
+      INFO(name << " " << layout);
+      const Run cpu = train_on_cpu(config, {.steps = 3});
+      REQUIRE(cpu.losses[2] != cpu.losses[0]);
+      for (const bool nccl : {false, true}) {
+        if (nccl && config.layout.cp_kind == ContextKind::kZigzag) continue;  // halves of a hop, which NCCL takes as one call
+        INFO((nccl ? "NCCL" : "one GPU"));
+        const Run run = train_on_fake(config, {.steps = 3, .seed = number, .nccl = nccl});
+        require_same(run, cpu);
+        REQUIRE(run.sent_bytes == cpu.sent_bytes);
+        REQUIRE(run.peaks == run.planned);
+        REQUIRE(run.experts == cpu.experts);
+        REQUIRE(run.experts[0].size() == static_cast<size_t>(subject.model.layers - subject.model.experts.dense_layers));
+      }
+      ++trained;
+    }
+  REQUIRE(names.size() == 14);
+  REQUIRE(trained >= (thorough() ? 37 : 11));
+}
+
+TEST_CASE("a plan for GPUs has a table of each placed layer's experts and places, and 8 bytes for each of its experts") {
+  Case c = subjects()[0].second;
+  c.layout.dp = c.layout.ep = 2, c.train.micro_batch = 4;
+  c.train.global_batch_tokens = c.train.seq_len * 8;
+  const auto table = [](const PlacedPlan& placed) -> std::optional<Type> {
+    const std::vector<Buffer>& buffers = placed.plan->roles[0].buffers;
+    const auto found = std::ranges::find(buffers, kExpertPlaces, &Buffer::name);
+    return found == buffers.end() ? std::nullopt : std::optional(found->type);
+  };
+  CHECK(!table(lowered(c)));
+  c.layout.expert_placement = "1:3,0,2,1";
+  const PlacedPlan placed = lowered(c);
+  REQUIRE(table(placed));
+  CHECK(table(placed)->bytes() == 8 * 4);
+  CHECK(expert_places_at(*placed.plan, placed.plan->roles[0], 1) == 0);
+  CHECK(expert_places_at(*placed.plan, placed.plan->roles[0], 0) == std::nullopt);
+  c.layout.expert_placement = "0:1,0,3,2 1:3,0,2,1";
+  CHECK(table(lowered(c))->bytes() == 2 * 8 * 4);
+  c = with_pipeline(c, 2, Schedule::k1F1B, 2);
+  c.train.micro_batch = 2;
+  const PlacedPlan stages = lowered(c);
+  CHECK(table(stages)->bytes() == 8 * 4);  // of the stage's own layer
+  CHECK(expert_places_at(*stages.plan, stages.plan->roles[1], 1) == 0);
+}
+
+TEST_CASE("a bound on rows of experts on GPUs: steps without room run again in the same arena, with the bits of the worst case") {
+  const Case subject = subjects()[0].second;
+  int again = 0;
+  for (const bool nccl : {false, true})
+    for (const ExpertOverlap overlap : {ExpertOverlap::kNone, ExpertOverlap::kLayer}) {
+      Case worst = subject;
+      worst.layout.dp = worst.layout.ep = 2, worst.train.grad_accumulation = 2, worst.train.micro_batch = 2;
+      worst.train.global_batch_tokens = worst.train.seq_len * 8;
+      worst.layout.expert_overlap = overlap;
+      const Run cpu = train_on_cpu(worst, {.steps = 4});
+      for (const float bound : {1.01f, 1.95f}) {
+        Case config = worst;
+        config.layout.expert_bound = bound;
+        INFO("bound " << bound << " NCCL " << nccl << " overlap " << name_of(overlap));
+        const Run run = train_on_fake(config, {.steps = 4, .seed = 5, .nccl = nccl});
+        require_same(run, cpu);
+        REQUIRE(run.peaks == run.planned);
+        REQUIRE(run.skipped == 0);
+        double peak = 0;
+        for (const auto& rows : cpu.experts) peak = std::max(peak, *imbalance_of(rows).peak);
+        if (bound > peak) REQUIRE(run.reruns == 0);
+        if (bound < 1.1f) REQUIRE(run.reruns > 0);
+        for (size_t step = 0; step < cpu.experts.size(); ++step)
+          REQUIRE(imbalance_of(run.experts[step]).by_expert == imbalance_of(cpu.experts[step]).by_expert);
+        again += run.reruns;
+      }
+    }
+  REQUIRE(again > 0);
+}
+
+TEST_CASE("rows of experts are counted on a GPU without ep too, without a wait of the host") {
+  for (const auto& [name, subject] : subjects()) {
+    INFO(name);
+    Case c = subject;
+    c.layout.dp = 2, c.train.micro_batch = 2, c.train.grad_accumulation = 2;
+    c.train.global_batch_tokens = c.train.seq_len * 8;
+    const HostCounts counts = counts_of(c);
+    const auto layers = static_cast<size_t>(c.model.layers - c.model.experts.dense_layers);
+    REQUIRE(counts.copies.size() == layers * 2);  // of two micro-batches
+    REQUIRE(counts.events == 0);
+    const Run cpu = train_on_cpu(c, {.steps = 2}), run = train_on_fake(c, {.steps = 2});
+    require_same(run, cpu);
+    REQUIRE(run.experts == cpu.experts);
+    REQUIRE(run.experts[1].size() == layers);
+    REQUIRE(run.most_pending > 50);
+  }
+}
+
+TEST_CASE("the host reads the counts of a layer and micro-batch once: the way back and backward have them from there") {
+  Case c = subjects()[0].second;
+  c.layout.dp = c.layout.ep = 2, c.train.micro_batch = 2, c.train.grad_accumulation = 2;
+  c.train.global_batch_tokens = c.train.seq_len * 8;
+  constexpr size_t kCalls = 4;  // two layers, two micro-batches
+  const auto expect = [&](const Case& config, size_t forwards) {
+    INFO(name_of(config.layout.recompute) << " " << name_of(config.layout.expert_overlap));
+    const HostCounts counts = counts_of(config);
+    // Each forward's: what the router says goes, and what the exchange of counts says comes.
+    CHECK(counts.copies.size() == 2 * kCalls * forwards);
+    CHECK(counts.events == static_cast<int32_t>(counts.copies.size()));
+    // Both of each exchange, of which a forward has two and backward two; and those of one gradient of weights, for the rows of experts.
+    CHECK(counts.reads.size() == kCalls * (2 * 2 * (forwards + 1) + 1));
+    std::set<int32_t> read;
+    for (const CountRead& r : counts.reads) {
+      read.insert(r.copy);
+      CHECK(counts.copies[static_cast<size_t>(r.copy)].instruction < r.instruction);
+    }
+    CHECK(read.size() == counts.copies.size());
+  };
+  expect(c, 1);
+  Case other = c;
+  other.layout.expert_overlap = ExpertOverlap::kLayer;
+  expect(other, 1);
+  other = c;
+  other.layout.recompute = Recompute::kFull;
+  expect(other, 2);
+  // Counts that wait in host memory and come back are the same counts.
+  other = c;
+  other.layout.offload.activations = OffloadTo::kCpu;
+  expect(other, 1);
+}
+
+TEST_CASE("counts that no single op makes are refused where a device would have to go by them") {
+  Case c = subjects()[0].second;
+  c.layout.dp = c.layout.ep = 2, c.train.micro_batch = 4;
+  c.train.global_batch_tokens = c.train.seq_len * 8;
+  auto plan = lower(c);
+  REQUIRE(plan.ok());
+  for (Segment& segment : plan->segments)
+    std::erase_if(segment.steps, [](const Step& step) {
+      const Op* op = std::get_if<Op>(&step);
+      return op != nullptr && op->label == "moe.counts";
+    });
+  const PlacedPlan placed = place(std::move(*plan));
+  const auto counts =
+      host_counts(*placed.plan, placed.programs[0], RowCounting(*placed.plan, placed.plan->roles[0], placed.programs[0]));
+  REQUIRE(!counts.ok());
+  CHECK(counts.error().message.ends_with("goes by counts of rows that no single op of the step has made"));
+  CHECK(counts.error().message.find("moe.go") != std::string::npos);
+}
+
+}  // namespace shardlab::testing::of_shared_experts
