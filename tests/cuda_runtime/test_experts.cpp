@@ -206,6 +206,38 @@ TEST_CASE("a bound on rows of experts on GPUs: steps without room run again in t
   REQUIRE(again > 0);
 }
 
+TEST_CASE("experts that ranks share on the GPU's own kernels, emulated: the CPU's values in fp32, and losses near them in bf16") {
+#ifdef __SANITIZE_THREAD__
+  WARN("skipped: the thread sanitizer cannot follow the fibers that the emulation runs kernels on");
+  return;
+#endif
+  int again = 0;
+  for (const auto& [name, subject] : subjects()) {
+    INFO(name);
+    Case c = subject;
+    c.layout.dp = c.layout.ep = 2;
+    c.train.seq_len = 8, c.train.micro_batch = 2, c.train.global_batch_tokens = 32;
+    if (!c.model.experts.drops()) {
+      c.layout.expert_bound = 1.01f;
+      c.layout.expert_placement = c.model.experts.count == 4 ? "1:3,0,2,1" : "1:6,0,3,1,7,2,4,5";
+    }
+    const Run run = train_on_fake(c, {.steps = 1, .kernels = Behind::kEmulated}), cpu = train_on_cpu(c, {.steps = 1});
+    REQUIRE(run.losses[0] == Approx(cpu.losses[0]).epsilon(1e-5));
+    REQUIRE(run.experts == cpu.experts);
+    REQUIRE(run.reruns == cpu.reruns);
+    again += run.reruns;
+    for (const auto& [parameter, values] : run.parameters) {
+      INFO(parameter);
+      REQUIRE(worst(values, cpu.parameters.at(parameter)) < 2e-5);
+    }
+    c.train.precision = Precision::kBf16;
+    const Run narrow = train_on_fake(c, {.steps = 1, .kernels = Behind::kEmulated, .nccl = true}),
+              there = train_on_cpu(c, {.steps = 1});
+    REQUIRE(narrow.losses[0] == Approx(there.losses[0]).epsilon(2e-3));
+  }
+  REQUIRE(again > 0);
+}
+
 TEST_CASE("rows of experts are counted on a GPU without ep too, without a wait of the host") {
   for (const auto& [name, subject] : subjects()) {
     INFO(name);
