@@ -162,6 +162,29 @@ Case training_subject(Family family) {
   return c;
 }
 
+std::vector<std::pair<std::string, Case>> mixtures() {
+  std::vector<std::pair<std::string, Case>> all;
+  const auto add = [&](const std::string& name, const Experts& experts) {
+    Case c = training_subject(Family::kLlama);
+    c.model.experts = experts;
+    all.emplace_back(name, c);
+  };
+  add("softmax", {.count = 4, .top_k = 2, .ffn = 24, .balance = 0.05f, .z_loss = 0.01f});
+  add("sigmoid", {.count = 8,
+                  .top_k = 3,
+                  .ffn = 16,
+                  .sigmoid = true,
+                  .factor = 2.5f,
+                  .balance = 0.02f,
+                  .shared = 1,
+                  .dense_layers = 1,
+                  .groups = 4,
+                  .groups_chosen = 2,
+                  .bias_update_rate = 0.01f});
+  add("capacity", {.count = 4, .top_k = 2, .ffn = 24, .normalise = false, .shared = 1, .shared_gate = true, .capacity_factor = 1});
+  return all;
+}
+
 double worst(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());
   double most = 0;

@@ -66,6 +66,9 @@ PlacedPlan lowered(const Case& config);
 
 /// A tiny model in canonical mode, SGD at lr 1; the GPT has tied embeddings and dropout.
 Case training_subject(Family family);
+/// Llama with mixtures of experts: Mixtral's router with both losses; DeepSeek-V3's, with groups, biases, shared experts and a dense first
+/// layer; and one that drops rows, with the gate of Qwen2-MoE.
+std::vector<std::pair<std::string, Case>> mixtures();
 /// The layouts of eight sequences that `subject` can be trained with, the single rank first.
 std::vector<std::pair<std::string, Case>> training_layouts(const Case& subject);
 

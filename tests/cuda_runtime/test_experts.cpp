@@ -21,32 +21,6 @@
 namespace shardlab::testing::of_shared_experts {
 namespace {
 
-/// Llama with mixtures of experts: Mixtral's router with both losses; DeepSeek-V3's, with groups, biases, a gated shared expert and a dense first
-/// layer; and one that drops rows.
-std::vector<std::pair<std::string, Case>> subjects() {
-  std::vector<std::pair<std::string, Case>> all;
-  const auto add = [&](const std::string& name, const Experts& experts) {
-    Case c = training_subject(Family::kLlama);
-    c.model.experts = experts;
-    all.emplace_back(name, c);
-  };
-  add("softmax", {.count = 4, .top_k = 2, .ffn = 24, .balance = 0.05f, .z_loss = 0.01f});
-  add("sigmoid", {.count = 8,
-                  .top_k = 3,
-                  .ffn = 16,
-                  .sigmoid = true,
-                  .factor = 2.5f,
-                  .balance = 0.02f,
-                  .shared = 1,
-                  .shared_gate = true,
-                  .dense_layers = 1,
-                  .groups = 4,
-                  .groups_chosen = 2,
-                  .bias_update_rate = 0.01f});
-  add("capacity", {.count = 4, .top_k = 2, .ffn = 24, .normalise = false, .shared = 1, .capacity_factor = 1});
-  return all;
-}
-
 /// Layouts of eight sequences in which ranks share experts, those that `subject` cannot have left out.
 std::vector<std::pair<std::string, Case>> layouts(const Case& subject) {
   std::vector<std::pair<std::string, Case>> all;
@@ -128,7 +102,7 @@ TEST_CASE("experts that ranks share: every layout has the CPU's bits on one GPU 
   uint64_t number = 0;
   int trained = 0;
   std::set<std::string> names;
-  for (const auto& [name, subject] : subjects())
+  for (const auto& [name, subject] : mixtures())
     for (const auto& [layout, config] : layouts(subject)) {
       names.insert(layout);
       if (number++ % dealt(1, 4) != 0 && !layout.ends_with("placed")) continue;
@@ -152,7 +126,7 @@ TEST_CASE("experts that ranks share: every layout has the CPU's bits on one GPU 
 }
 
 TEST_CASE("a plan for GPUs has a table of each placed layer's experts and places, and 8 bytes for each of its experts") {
-  Case c = subjects()[0].second;
+  Case c = mixtures()[0].second;
   c.layout.dp = c.layout.ep = 2, c.train.micro_batch = 4;
   c.train.global_batch_tokens = c.train.seq_len * 8;
   const auto table = [](const PlacedPlan& placed) -> std::optional<Type> {
@@ -177,7 +151,7 @@ TEST_CASE("a plan for GPUs has a table of each placed layer's experts and places
 }
 
 TEST_CASE("a bound on rows of experts on GPUs: steps without room run again in the same arena, with the bits of the worst case") {
-  const Case subject = subjects()[0].second;
+  const Case subject = mixtures()[0].second;
   int again = 0;
   for (const bool nccl : {false, true})
     for (const ExpertOverlap overlap : {ExpertOverlap::kNone, ExpertOverlap::kLayer}) {
@@ -212,7 +186,7 @@ TEST_CASE("experts that ranks share on the GPU's own kernels, emulated: the CPU'
   return;
 #endif
   int again = 0;
-  for (const auto& [name, subject] : subjects()) {
+  for (const auto& [name, subject] : mixtures()) {
     INFO(name);
     Case c = subject;
     c.layout.dp = c.layout.ep = 2;
@@ -239,7 +213,7 @@ TEST_CASE("experts that ranks share on the GPU's own kernels, emulated: the CPU'
 }
 
 TEST_CASE("rows of experts are counted on a GPU without ep too, without a wait of the host") {
-  for (const auto& [name, subject] : subjects()) {
+  for (const auto& [name, subject] : mixtures()) {
     INFO(name);
     Case c = subject;
     c.layout.dp = 2, c.train.micro_batch = 2, c.train.grad_accumulation = 2;
@@ -257,7 +231,7 @@ TEST_CASE("rows of experts are counted on a GPU without ep too, without a wait o
 }
 
 TEST_CASE("the host reads the counts of a layer and micro-batch once: the way back and backward have them from there") {
-  Case c = subjects()[0].second;
+  Case c = mixtures()[0].second;
   c.layout.dp = c.layout.ep = 2, c.train.micro_batch = 2, c.train.grad_accumulation = 2;
   c.train.global_batch_tokens = c.train.seq_len * 8;
   constexpr size_t kCalls = 4;  // two layers, two micro-batches
@@ -290,7 +264,7 @@ TEST_CASE("the host reads the counts of a layer and micro-batch once: the way ba
 }
 
 TEST_CASE("counts that no single op makes are refused where a device would have to go by them") {
-  Case c = subjects()[0].second;
+  Case c = mixtures()[0].second;
   c.layout.dp = c.layout.ep = 2, c.train.micro_batch = 4;
   c.train.global_batch_tokens = c.train.seq_len * 8;
   auto plan = lower(c);
