@@ -1,5 +1,7 @@
 #include "tests/cuda_runtime/rig.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -182,6 +184,63 @@ std::vector<std::pair<std::string, Case>> mixtures() {
                   .groups_chosen = 2,
                   .bias_update_rate = 0.01f});
   add("capacity", {.count = 4, .top_k = 2, .ffn = 24, .normalise = false, .shared = 1, .shared_gate = true, .capacity_factor = 1});
+  return all;
+}
+
+std::vector<std::pair<std::string, Case>> expert_layouts(const Case& subject) {
+  std::vector<std::pair<std::string, Case>> all;
+  const auto add = [&](const std::string& name, const auto& change) {
+    Case c = subject;
+    change(c);
+    c.train.micro_batch = 8 / c.layout.dp / c.train.grad_accumulation;
+    c.train.global_batch_tokens = c.train.seq_len * 8;
+    if (check(c).ok()) all.emplace_back(name, c);
+  };
+  const auto shared = [](Case& c, int dp, int ep, int zero = 0, int micro_batches = 1) {
+    c.layout.dp = dp, c.layout.ep = ep, c.layout.zero = zero, c.train.grad_accumulation = micro_batches;
+  };
+  add("dp2 ep2", [&](Case& c) { shared(c, 2, 2); });
+  add("dp4 ep2 zero2", [&](Case& c) { shared(c, 4, 2, 2, 2); });
+  add("dp4 ep4 zero2", [&](Case& c) { shared(c, 4, 4, 2); });
+  add("dp2 ep2 zero3", [&](Case& c) { shared(c, 2, 2, 3, 2); });
+  add("dp2 ep2 pp2", [&](Case& c) {
+    shared(c, 2, 2);
+    c = with_pipeline(c, 2, Schedule::k1F1B, 4);
+  });
+  add("dp2 ep2 tp2 sequence parallel", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.tp = 2, c.layout.sequence_parallel = true;
+  });
+  add("dp2 ep2 recompute", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.recompute = Recompute::kFull;
+  });
+  add("dp2 ep2 activations on the host", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.offload.activations = OffloadTo::kCpu;
+  });
+  add("dp2 ep2 beside the layer", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.expert_overlap = ExpertOverlap::kLayer;
+  });
+  add("dp2 ep2 braided", [&](Case& c) {
+    shared(c, 2, 2, 0, 4);
+    c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
+  });
+  add("dp2 ep2 pp2 braided", [&](Case& c) {
+    shared(c, 2, 2);
+    c = with_pipeline(c, 2, Schedule::kZbH2, 4);
+    c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
+  });
+  add("dp2 ep2 placed", [&](Case& c) {
+    shared(c, 2, 2);
+    c.layout.expert_placement = c.model.experts.count == 4 ? "1:3,0,2,1" : "1:6,0,3,1,7,2,4,5";
+  });
+  for (const ContextKind kind : {ContextKind::kZigzag, ContextKind::kUlysses})
+    add(fmt::format("dp2 cp2 ep4 {}", name_of(kind)), [&](Case& c) {
+      shared(c, 2, 4, 0, 4);
+      c.layout.cp = 2, c.layout.cp_kind = kind;
+    });
   return all;
 }
 

@@ -72,6 +72,9 @@ std::vector<std::pair<std::string, Case>> mixtures();
 /// The layouts of eight sequences that `subject` can be trained with, the single rank first.
 std::vector<std::pair<std::string, Case>> training_layouts(const Case& subject);
 
+/// Layouts of eight sequences in which ranks share experts, those that `subject` cannot have left out.
+std::vector<std::pair<std::string, Case>> expert_layouts(const Case& subject);
+
 /// The largest difference; every value must be finite.
 double worst(const std::vector<float>& a, const std::vector<float>& b);
 /// Trains on the fake GPU by the one-gpu transport, or on one for each rank over an NCCL of the tests' own. A bound on rows of experts has its

@@ -21,64 +21,6 @@
 namespace shardlab::testing::of_shared_experts {
 namespace {
 
-/// Layouts of eight sequences in which ranks share experts, those that `subject` cannot have left out.
-std::vector<std::pair<std::string, Case>> layouts(const Case& subject) {
-  std::vector<std::pair<std::string, Case>> all;
-  const auto add = [&](const std::string& name, const auto& change) {
-    Case c = subject;
-    change(c);
-    c.train.micro_batch = 8 / c.layout.dp / c.train.grad_accumulation;
-    c.train.global_batch_tokens = c.train.seq_len * 8;
-    if (check(c).ok()) all.emplace_back(name, c);
-  };
-  const auto shared = [](Case& c, int dp, int ep, int zero = 0, int micro_batches = 1) {
-    c.layout.dp = dp, c.layout.ep = ep, c.layout.zero = zero, c.train.grad_accumulation = micro_batches;
-  };
-  add("dp2 ep2", [&](Case& c) { shared(c, 2, 2); });
-  add("dp4 ep2 zero2", [&](Case& c) { shared(c, 4, 2, 2, 2); });
-  add("dp4 ep4 zero2", [&](Case& c) { shared(c, 4, 4, 2); });
-  add("dp2 ep2 zero3", [&](Case& c) { shared(c, 2, 2, 3, 2); });
-  add("dp2 ep2 pp2", [&](Case& c) {
-    shared(c, 2, 2);
-    c = with_pipeline(c, 2, Schedule::k1F1B, 4);
-  });
-  add("dp2 ep2 tp2 sequence parallel", [&](Case& c) {
-    shared(c, 2, 2, 0, 2);
-    c.layout.tp = 2, c.layout.sequence_parallel = true;
-  });
-  add("dp2 ep2 recompute", [&](Case& c) {
-    shared(c, 2, 2, 0, 2);
-    c.layout.recompute = Recompute::kFull;
-  });
-  add("dp2 ep2 activations on the host", [&](Case& c) {
-    shared(c, 2, 2, 0, 2);
-    c.layout.offload.activations = OffloadTo::kCpu;
-  });
-  add("dp2 ep2 beside the layer", [&](Case& c) {
-    shared(c, 2, 2, 0, 2);
-    c.layout.expert_overlap = ExpertOverlap::kLayer;
-  });
-  add("dp2 ep2 braided", [&](Case& c) {
-    shared(c, 2, 2, 0, 4);
-    c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
-  });
-  add("dp2 ep2 pp2 braided", [&](Case& c) {
-    shared(c, 2, 2);
-    c = with_pipeline(c, 2, Schedule::kZbH2, 4);
-    c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
-  });
-  add("dp2 ep2 placed", [&](Case& c) {
-    shared(c, 2, 2);
-    c.layout.expert_placement = c.model.experts.count == 4 ? "1:3,0,2,1" : "1:6,0,3,1,7,2,4,5";
-  });
-  for (const ContextKind kind : {ContextKind::kZigzag, ContextKind::kUlysses})
-    add(fmt::format("dp2 cp2 ep4 {}", name_of(kind)), [&](Case& c) {
-      shared(c, 2, 4, 0, 4);
-      c.layout.cp = 2, c.layout.cp_kind = kind;
-    });
-  return all;
-}
-
 void require_same(const Run& run, const Run& cpu) {
   REQUIRE(run.losses == cpu.losses);
   REQUIRE(run.norms == cpu.norms);
@@ -102,13 +44,15 @@ TEST_CASE("experts that ranks share: every layout has the CPU's bits on one GPU 
   uint64_t number = 0;
   int trained = 0;
   std::set<std::string> names;
-  for (const auto& [name, subject] : mixtures())
-    for (const auto& [layout, config] : layouts(subject)) {
+  for (const auto& [name, subject] : mixtures()) {
+    const Run single = train_on_cpu(training_layouts(subject).front().second, {.steps = 3});
+    for (const auto& [layout, config] : expert_layouts(subject)) {
       names.insert(layout);
       if (number++ % dealt(1, 4) != 0 && !layout.ends_with("placed")) continue;
       INFO(name << " " << layout);
       const Run cpu = train_on_cpu(config, {.steps = 3});
       REQUIRE(cpu.losses[2] != cpu.losses[0]);
+      if (config.layout.cp == 1) REQUIRE(cpu.losses == single.losses);  // which has the tokens in the order of the text
       for (const bool nccl : {false, true}) {
         if (nccl && config.layout.cp_kind == ContextKind::kZigzag) continue;  // halves of a hop, which NCCL takes as one call
         INFO((nccl ? "NCCL" : "one GPU"));
@@ -121,6 +65,7 @@ TEST_CASE("experts that ranks share: every layout has the CPU's bits on one GPU 
       }
       ++trained;
     }
+  }
   REQUIRE(names.size() == 14);
   REQUIRE(trained >= (thorough() ? 37 : 11));
 }
