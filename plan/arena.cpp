@@ -18,6 +18,7 @@
 #include <optional>
 #include <set>
 
+#include "plan/expert_places.h"
 #include "plan/memory.h"
 #include "plan/rope_table.h"
 
@@ -305,7 +306,7 @@ std::vector<Resident> items_of(const Role& role, const Program& program, Space s
 
 bool outlives_steps(const Buffer& buffer) {
   return buffer.persistent && !buffer.view && buffer.kind != BufferClass::kMetric &&
-         (buffer.kind != BufferClass::kWorkspace || buffer.name.starts_with(kRopeTable));
+         (buffer.kind != BufferClass::kWorkspace || buffer.name.starts_with(kRopeTable) || buffer.name == kExpertPlaces);
 }
 
 ArenaLayout place_arena(const Plan& plan, const Program& program) {

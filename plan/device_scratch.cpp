@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plan/base/tree.h"
+#include "plan/expert_places.h"
 #include "plan/named_kernels.h"
 #include "plan/type.h"
 
@@ -161,6 +162,9 @@ void add_device_workspaces(Plan& plan, const DeviceKernels& kernels) {
     if (!works_on_host(segment, op)) return device_scratch_bytes(segment, op, plan.mesh, kernels);
     return lends[op.stream.index()] ? 0 : scratch_bytes(segment, op, kernels.canonical);
   });
+  for (Role& role : plan.roles)
+    if (const int64_t elements = expert_places_elements(plan, role); elements > 0)
+      add_workspace(plan, role, kExpertPlaces, DType::i32, elements, Space::kDevice);
 }
 
 }  // namespace shardlab

@@ -58,6 +58,9 @@ class DeviceTracer {
   /// Everything that this thread hands to the device from here to `end_op` belongs to the op. Not nested. `now`: session's clock.
   virtual void begin_op(const OpKey& op, double now) = 0;
   virtual void end_op(const OpKey& op) = 0;
+  /// Everything that this thread hands to the device from here to `end_op` goes with the op and was not launched by it: copies of counts to the
+  /// host, which a rank makes of its own where another carries the op.
+  virtual void begin_aside(const OpKey& op) = 0;
 
   /// Some rank hands over the device work of `by` for several ranks: one kernel for all ranks of a collective, one copy for a send
   /// and its receive. That work counts as the work of `op` too; `op` itself is not begun. `now`: when the rank of `op` had arrived.

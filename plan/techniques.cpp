@@ -295,7 +295,6 @@ constexpr Apart kAverageApart[] = {
     {kDilocoAtAll, "each worker has weights of its own until the outer step", "set diloco.steps: 0"},
 };
 constexpr Apart kExpertParallelApart[] = {
-    {kCuda, ", which has no exchange of rows by counts", "use backend: cpu, or simulate with a described machine"},
     {kDense, "there are no experts to share", "set ep: 1, or model.experts"},
     {kHybridShard, kMissing, "set hybrid_shard: 0"},
     {kZeroPlusPlus, kMissing, "leave zero_plus_plus out"},

@@ -727,6 +727,25 @@ void add_workspaces(Plan& plan, bool canonical) {
   add_workspaces(plan, [&](const Segment& segment, const Op& op) { return scratch_bytes(segment, op, canonical); });
 }
 
+void add_workspace(const Plan& plan, Role& role, std::string name, DType dtype, int64_t elements, Space space) {
+  if (elements == 0) return;
+  if (const auto known = std::ranges::find(role.buffers, name, &Buffer::name); known != role.buffers.end()) {
+    known->type.shape = {elements};
+    return;
+  }
+  Buffer b;
+  b.name = std::move(name);
+  b.type.dtype = dtype;
+  b.type.shape = {elements};
+  // Nothing is said of its values, on any rank.
+  for (size_t a = 0; a < plan.mesh.axes.size(); ++a)
+    if (plan.mesh.axes[a].size > 1) b.type.place[a] = Placement::local();
+  b.kind = BufferClass::kWorkspace;
+  b.space = space;
+  b.persistent = true;
+  role.buffers.push_back(std::move(b));
+}
+
 void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, const Op&)>& scratch) {
   struct Needs {
     std::vector<int64_t> scratch;     ///< by stream
@@ -754,28 +773,10 @@ void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, cons
         for (size_t i = 0; i < needs.scratch.size(); ++i) needs.scratch[i] = std::max(needs.scratch[i], n.scratch[i]);
         for (const auto& [base, elements] : n.tables) needs.tables[base] = std::max(needs.tables[base], elements);
       }
-    const auto add = [&](std::string name, DType dtype, int64_t elements, Space where) {
-      if (elements == 0) return;
-      if (const auto known = std::ranges::find(role.buffers, name, &Buffer::name); known != role.buffers.end()) {
-        known->type.shape = {elements};
-        return;
-      }
-      Buffer b;
-      b.name = std::move(name);
-      b.type.dtype = dtype;
-      b.type.shape = {elements};
-      // Nothing is said of its values, on any rank.
-      for (size_t a = 0; a < plan.mesh.axes.size(); ++a)
-        if (plan.mesh.axes[a].size > 1) b.type.place[a] = Placement::local();
-      b.kind = BufferClass::kWorkspace;
-      b.space = where;
-      b.persistent = true;
-      role.buffers.push_back(std::move(b));
-    };
     for (size_t i = 0; i < needs.scratch.size(); ++i)
-      add("workspace." + plan.streams[i], DType::f32, needs.scratch[i] / 4, space[i]);
+      add_workspace(plan, role, "workspace." + plan.streams[i], DType::f32, needs.scratch[i] / 4, space[i]);
     for (const auto& [base, elements] : needs.tables)
-      add(needs.tables.size() == 1 ? kRopeTable : rope_table_of(base), DType::f32, elements, Space::kDevice);
+      add_workspace(plan, role, needs.tables.size() == 1 ? kRopeTable : rope_table_of(base), DType::f32, elements, Space::kDevice);
   }
 }
 

@@ -63,6 +63,9 @@ bool works_on_host(const Segment& segment, const Op& op);
 /// already has them, they get the size that its program needs.
 void add_workspaces(Plan& plan, bool canonical);
 
+/// Gives a role one such buffer, or gives the buffer that it has the size.
+void add_workspace(const Plan& plan, Role& role, std::string name, DType dtype, int64_t elements, Space space);
+
 /// The same buffers for another set of kernels: `scratch` gives the bytes that an op needs there (plan/device_scratch.h
 /// for a GPU's).
 void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, const Op&)>& scratch);

@@ -67,7 +67,8 @@ Arena::Arena(const std::array<int64_t, kSpaces>& bytes, const Options& options) 
     if (static_cast<Space>(s) == Space::kNvme) continue;  // a file of the rank's
     const size_t n = static_cast<size_t>(bytes_[s]);
     if (options_.device != nullptr) {
-      storage_[s] = {options_.device->reserve(static_cast<Space>(s), bytes_[s]), Unmap{}};
+      std::byte* const lent = options_.storage[s];
+      storage_[s] = {lent != nullptr ? lent : options_.device->reserve(static_cast<Space>(s), bytes_[s]), Unmap{}};
       continue;
     }
     if (options_.storage[s] != nullptr) {

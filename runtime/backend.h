@@ -40,8 +40,10 @@ struct BoundOp {
   std::vector<Tensor> reads, writes;
   std::span<std::byte> workspace;  ///< of the op's stream: `scratch_bytes` and more
   float* rope_table = nullptr;     ///< the rank's table of cosines and sines; zero until `Backend::enter_thread`
-  bool on_host = false;            ///< no operand is in device memory: the host does the work
-  int32_t parameter = -1;          ///< ParameterId of the first operand whose storage belongs to a parameter, or -1
+  int32_t* expert_places =
+      nullptr;  ///< the layer's table in `expert.places` (plan/expert_places.h), as the table above; none: experts lie in order
+  bool on_host = false;    ///< no operand is in device memory: the host does the work
+  int32_t parameter = -1;  ///< ParameterId of the first operand whose storage belongs to a parameter, or -1
 
   const Op& op() const { return *instruction->op; }
   const Mesh& mesh() const { return plan->mesh; }

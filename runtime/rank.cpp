@@ -12,6 +12,7 @@
 #include "plan/base/check.h"
 #include "plan/base/world_error.h"
 #include "plan/collective_steps.h"
+#include "plan/expert_places.h"
 #include "plan/period.h"
 #include "plan/rope_table.h"
 
@@ -46,12 +47,11 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_, .storage = storage}),
       is_beside_(beside != nullptr),
       counting_(plan_, role_, program_, options.rows_together) {
-  SHARDLAB_CHECK(!is_beside_ || device_ == nullptr, "rank {}: sessions share no arena on a device", rank);
   if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage())
     store_ = is_beside_ ? beside->store_ : open_store(options_, rank, bytes);
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
-  if (backend_->has_storage() && device_ == nullptr) expert_rows_.resize(counting_.numbers());
+  if (backend_->has_storage()) expert_rows_.resize(counting_.numbers());
   for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);
 }
 
@@ -96,6 +96,12 @@ void* Rank::address(const Operand& operand) const { return arena_.at(space_of(op
 
 Result<void> Rank::bind(Transport& transport, const BatchSource* source) {
   const std::vector<int32_t> steps = steps_of_calls(plan_, role_);
+  if (device_ != nullptr) {
+    auto counts = host_counts(plan_, program_, counting_);
+    if (!counts.ok()) return counts.error();
+    host_counts_ = std::move(*counts);
+    if (host_counts_.bytes > 0) count_bytes_ = device_->reserve(Space::kHost, host_counts_.bytes);
+  }
   for (size_t s = 0; s < plan_.streams.size(); ++s) {
     streams_.push_back(std::make_unique<Stream>());
     streams_.back()->instructions.reserve(program_.streams[s].size());
@@ -105,10 +111,12 @@ Result<void> Rank::bind(Transport& transport, const BatchSource* source) {
       bound.id = id;
       if (instruction.call >= 0) bound.step = steps[static_cast<size_t>(instruction.call)];
       bound.waits = program_.waits_of(instruction);
-      if (instruction.kind == Instruction::Kind::kRun)
+      if (instruction.kind == Instruction::Kind::kRun) {
         SHARDLAB_TRY(bind_run(instruction, bound, transport, source));
-      else
+        bind_counts(instruction, bound);
+      } else {
         bind_storage(instruction, bound);
+      }
     }
   }
   if (device_ != nullptr) {
@@ -116,6 +124,21 @@ Result<void> Rank::bind(Transport& transport, const BatchSource* source) {
     bind_events();
   }
   return {};
+}
+
+/// What an instruction has to do with counts that the host of a device reads.
+void Rank::bind_counts(const Instruction& instruction, BoundInstruction& bound) {
+  bound.makes = host_counts_.made_by(instruction.id);
+  if (device_ != nullptr && moves_packed_rows(*instruction.op)) bound.awaits = host_counts_.read_by(instruction.id);
+}
+
+/// Counts that an instruction reads: where the processor that runs, or issues, it finds them. Null without storage.
+const int32_t* Rank::host_counts_of(const Instruction& instruction, size_t read) const {
+  if (device_ == nullptr) return static_cast<const int32_t*>(address(program_.reads(instruction)[read]));
+  const auto reads = host_counts_.read_by(instruction.id);
+  const auto found = std::ranges::find(reads, read, &CountRead::read);
+  SHARDLAB_CHECK(found != reads.end(), "`{}` reads no counts that the host has", describe(plan_, instruction));
+  return reinterpret_cast<const int32_t*>(count_bytes_ + host_counts_.copies[static_cast<size_t>(found->copy)].offset);
 }
 
 /// Many updates of a step hang on one word: where it is written once, before all of them, each stream fetches it once.
@@ -148,7 +171,7 @@ void Rank::bind_events() {
     }
   const bool times = options_.tracer != nullptr && options_.tracer->wants_events();
   device_->prepare({.streams = static_cast<int>(plan_.streams.size()),
-                    .events = stream_program_.events,
+                    .events = stream_program_.events + host_counts_.events,
                     .marks = times ? 1 + 2 * static_cast<int>(program_.instructions.size()) : 0});
   host_bytes_ = device_->reserve(Space::kHost, static_cast<int64_t>(own_bytes_.size()));
 }
@@ -187,7 +210,7 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   bound.kind = BoundInstruction::Kind::kLaunch;
   bound.launch = std::move(launch).value();
   if (const int layer = counting_.of(instruction); layer >= 0 && !expert_rows_.empty()) {
-    bound.counts = static_cast<const int32_t*>(address(program_.reads(instruction)[RowCounting::read_of(instruction)]));
+    bound.counts = host_counts_of(instruction, RowCounting::read_of(instruction));
     bound.layer = layer, bound.micro_batch = instruction.micro_batch;
   }
   return {};
@@ -233,6 +256,9 @@ void Rank::bind_workspace(BoundOp& op) const {
     const auto own = find(rope_table_of(*base)), table = own ? own : find(kRopeTable);
     if (table) op.rope_table = static_cast<float*>(address(*table));
   }
+  if (const auto table = find(kExpertPlaces))
+    if (const auto at = expert_places_at(plan_, role_, op.instruction->layer))
+      op.expert_places = static_cast<int32_t*>(address(*table)) + *at;
 }
 
 Communicator& Rank::communicator(CommId comm, Transport& transport) {
@@ -259,15 +285,18 @@ Result<void> Rank::bind_collective(const Instruction& instruction, const Collect
   bound.call = {work.kind, work.reduce,     work.algorithm,  whole.dtype, whole.shape.elements(),
                 work.root, address(source), address(target), strips,      work.per_node};
   if (packed) {
-    const Operand &sent = program_.reads(instruction)[1], &received = program_.reads(instruction)[2];
     bound.call.elements = std::min(source.type->shape.elements(), target.type->shape.elements());
-    bound.call.sent = static_cast<const int32_t*>(address(sent));
-    bound.call.received = static_cast<const int32_t*>(address(received));
-    bound.call.counts = sent.type->shape.elements() / bound.comm->size();
+    bound.call.sent = host_counts_of(instruction, 1);
+    bound.call.received = host_counts_of(instruction, 2);
+    bound.call.counts = program_.reads(instruction)[1].type->shape.elements() / bound.comm->size();
     bound.call.row_bytes = bytes_of(source.type->dtype, source.type->shape.last());
     bound.call.source_room = rows_of(*source.type);
     bound.call.room = rows_of(*target.type);
     bound.call.levels = row_levels(*instruction.segment, *instruction.op);
+    if (bound.call.levels && device_ != nullptr)
+      return Error{ExitCode::kUsage,
+                   fmt::format("`{}` moves rows by node, and on GPUs they go from rank to rank", describe(plan_, instruction)),
+                   "lower the case with backend: cuda", ""};
     if (bound.call.levels) bound.call.stage = workspace_of(instruction);
   }
   const auto prepared = bound.comm->prepare(bound.call);
@@ -355,6 +384,7 @@ void Rank::take_arena() {
     const Buffer& b = role_.buffers[i];
     if (b.persistent && !b.view && !outlives_steps(b)) arena_.allocate(b.space, layout_.buffers[i], b.type.bytes());
   }
+  if (device_ != nullptr) device_->synchronise();  // other streams write there in the next step
 }
 
 void Rank::read(BufferId buffer, int64_t offset, std::span<std::byte> to) const {
@@ -467,6 +497,7 @@ bool Rank::issues(const BoundInstruction& bound) {
 void Rank::issue(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
   await_events(bound, stream, task);
   if (bound.on_host) await_idle(stream, task);  // its operands are complete
+  await_counts(bound, task);
   if (!skipped(bound, stream, task)) {
     const bool book_keeping = bound.kind == BoundInstruction::Kind::kAlloc || bound.kind == BoundInstruction::Kind::kFree;
     DeviceTracer* const tracer = book_keeping ? nullptr : options_.tracer;
@@ -488,6 +519,7 @@ void Rank::issue(const BoundInstruction& bound, int stream, const StepFrame& fra
       }
       if (tracer != nullptr) tracer->end_op(key);
     }
+    fetch_counts(bound, stream, frame);
   }
   if (bound.record >= 0) device_->record(bound.record, stream);
 }
@@ -501,11 +533,12 @@ void Rank::await_events(const BoundInstruction& bound, int stream, Task& task) {
   }
 }
 
-/// Returns once the device has run what the stream was given. Asks ever more rarely, so that the asking costs less than a hundredth
-/// of the step and what it adds to the step's time is less than that too.
-void Rank::await_idle(int stream, Task& task) {
+/// Returns once `done` says so of the device. Asks ever more rarely, so that the asking costs less than a hundredth of the step and what it
+/// adds to the step's time is less than that too.
+template <class Done>
+void Rank::await_device(Task& task, const Done& done) {
   const double begin = task.now();
-  while (!device_->idle(stream)) {
+  while (!done()) {
     task.pause();
     const double waited = task.now() - begin;
     if (waited > options_.timeout_s)
@@ -513,6 +546,33 @@ void Rank::await_idle(int stream, Task& task) {
                        "raise the time-out (measure.timeout) if a step may really take so long");
     if (waited > 1e-4) std::this_thread::sleep_for(std::chrono::duration<double>(std::min(waited / 200, 1e-3)));
   }
+}
+
+/// Returns once the device has run what the stream was given.
+void Rank::await_idle(int stream, Task& task) {
+  await_device(task, [&] { return device_->idle(stream); });
+}
+
+/// Returns once the host has the counts by which the instruction's rows are cut into messages. The op that makes them was issued before:
+/// the instruction is ordered behind it.
+void Rank::await_counts(const BoundInstruction& bound, Task& task) {
+  for (const CountRead& read : bound.awaits) {
+    const int32_t event = stream_program_.events + host_counts_.copies[static_cast<size_t>(read.copy)].event;
+    await_device(task, [&] { return device_->reached(event); });
+  }
+}
+
+/// Copies counts that the instruction has made to the host, in the stream's order.
+void Rank::fetch_counts(const BoundInstruction& bound, int stream, const StepFrame& frame) {
+  if (bound.makes.empty()) return;
+  const OpKey key{frame.number, rank_, bound.id};
+  if (options_.tracer != nullptr) options_.tracer->begin_aside(key);
+  const Instruction& maker = program_.instructions[static_cast<size_t>(bound.id)];
+  for (const CountCopy& copy : bound.makes) {
+    device_->copy(count_bytes_ + copy.offset, address(program_.writes(maker)[copy.write]), copy.bytes, stream);
+    if (copy.event >= 0) device_->record(stream_program_.events + copy.event, stream);
+  }
+  if (options_.tracer != nullptr) options_.tracer->end_op(key);
 }
 
 /// How far the device has come, for messages: what each stream that still works has come past.
@@ -571,7 +631,7 @@ Moved Rank::perform(const BoundInstruction& bound, const StepState& state, Task&
   switch (bound.kind) {
     case Kind::kLaunch:
       bound.launch(state);
-      if (bound.counts != nullptr) count_rows(bound);
+      if (bound.counts != nullptr && device_ == nullptr) count_rows(bound);
       return moved;
     case Kind::kBlockRead:
       task.aside([&] {
@@ -625,6 +685,13 @@ double Rank::end_of_step() const {
 void Rank::count_rows(const BoundInstruction& bound) {
   const CountedLayer& layer = counting_.layers()[static_cast<size_t>(bound.layer)];
   add_rows(bound.counts, layer, bound.micro_batch, std::span(expert_rows_).subspan(layer.first, layer.numbers()));
+}
+
+void Rank::count_rows_of_step() {
+  if (device_ == nullptr) return;
+  for (const auto& stream : streams_)
+    for (const BoundInstruction& bound : stream->instructions)
+      if (bound.counts != nullptr) count_rows(bound);
 }
 
 /// Copies a metric out of its buffer, in the order of stream 0.

@@ -14,6 +14,7 @@
 #include "runtime/arena.h"
 #include "runtime/backend.h"
 #include "runtime/crew.h"
+#include "runtime/host_counts.h"
 #include "runtime/session.h"
 #include "runtime/stream_program.h"
 #include "runtime/transport.h"
@@ -36,14 +37,17 @@ struct BoundInstruction {
   CollectiveCall call;           ///< of kCollective; of kSend and kBlockWrite `source`, of kReceive and kBlockRead `target`
   Space space = Space::kDevice;  ///< of kAlloc and kFree, as the four below
   BufferClass cls = BufferClass::kTemporary;
-  int64_t offset = 0;                 ///< also of kBlockRead and kBlockWrite: in the rank's BlockStore
-  int64_t bytes = 0;                  ///< also of those, and of kSend and kReceive
-  const int32_t* counts = nullptr;    ///< of a kLaunch whose rows of experts are counted
-  int layer = -1;                     ///< of these: which step and layer of `RowCounting`
-  int micro_batch = -1;               ///< of these
-  int metric = -1;                    ///< of a kFree that ends the life of a metric: which
+  int64_t offset = 0;  ///< also of kBlockRead and kBlockWrite: in the rank's BlockStore
+  int64_t bytes = 0;   ///< also of those, and of kSend and kReceive
+  const int32_t* counts =
+      nullptr;           ///< of a kLaunch whose rows of experts are counted; on a device in host memory, when the step has ended
+  int layer = -1;        ///< of these: which step and layer of `RowCounting`
+  int micro_batch = -1;  ///< of these
+  int metric = -1;       ///< of a kFree that ends the life of a metric: which
   std::span<const EventWait> events;  ///< on a device, instead of `waits`
   int32_t record = -1;                ///< on a device: the event recorded behind it, or -1
+  std::span<const CountCopy> makes;   ///< on a device: counts that it makes and the host reads
+  std::span<const CountRead> awaits;  ///< on a device, of packed rows: counts that the host must have first
 };
 
 /// Data that the session shares with its ranks during a step.
@@ -101,8 +105,10 @@ class Rank {
   /// Where the device times the ops: its reference for the step, recorded now; and what the step came to, once all have ended.
   void mark_begin();
   void report_times(int32_t step);
+  /// After a step whose streams have all ended: counts the rows of experts that a device's ops have worked at.
+  void count_rows_of_step();
   std::span<const int64_t> sent_by_comm() const { return sent_by_comm_; }
-  /// Rows that the rank's experts have worked at in the step, the `numbers` of one step and layer after another (`RowCounting`); empty on a device.
+  /// Rows that the rank's experts have worked at in the step, the `numbers` of one step and layer after another (`RowCounting`); empty without storage.
   std::span<const int64_t> expert_rows() const { return expert_rows_; }
 
   /// Copies bytes of a buffer, from `offset` on, to or from memory of this process. Between steps, from one thread.
@@ -146,12 +152,18 @@ class Rank {
   void* address(const Operand& operand) const;
   Tensor tensor(const Operand& operand) const { return {address(operand), operand.type}; }
 
+  void bind_counts(const Instruction& instruction, BoundInstruction& bound);
+  const int32_t* host_counts_of(const Instruction& instruction, size_t read) const;
   void bind_events();
   void settle_predicates();
   static bool issues(const BoundInstruction& bound);
   void await(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
   void await_events(const BoundInstruction& bound, int stream, Task& task);
   void await_idle(int stream, Task& task);
+  void await_counts(const BoundInstruction& bound, Task& task);
+  template <class Done>
+  void await_device(Task& task, const Done& done);
+  void fetch_counts(const BoundInstruction& bound, int stream, const StepFrame& frame);
   std::string progress() const;
   bool skipped(const BoundInstruction& bound, int stream, Task& task);
   Moved run_one(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
@@ -189,8 +201,10 @@ class Rank {
   std::array<std::byte, 8 * (kMetrics + kMaxStreams)> own_bytes_{};
   std::byte* host_bytes_ = own_bytes_.data();
   std::array<bool, kMetrics> metric_kept_{};
-  StreamProgram stream_program_;  ///< on a device
-  std::vector<uint8_t> marked_;   ///< by instruction: whether its marks were recorded in this step. Each by its stream's thread
+  StreamProgram stream_program_;      ///< on a device
+  HostCounts host_counts_;            ///< on a device; their events follow those of the stream program
+  std::byte* count_bytes_ = nullptr;  ///< on a device: host memory, of HostCounts::bytes
+  std::vector<uint8_t> marked_;       ///< by instruction: whether its marks were recorded in this step. Each by its stream's thread
 };
 
 }  // namespace shardlab::runtime

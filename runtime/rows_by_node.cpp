@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plan/base/check.h"
+#include "runtime/packed_rows.h"
 #include "runtime/stepped_communicator.h"
 
 namespace shardlab::runtime {
@@ -42,10 +43,9 @@ std::byte* row_at(void* base, int64_t offset) { return static_cast<std::byte*>(b
 std::byte* count_bytes(int32_t* counts) { return reinterpret_cast<std::byte*>(counts); }
 
 /// At home rows of one peer lie behind those of another, and none on top of others: rows for, and from, a node are one run.
-template <class Rows>
-void check_runs(const std::vector<Rows>& home, int rank) {
+void check_runs(const std::vector<RowRun>& home, int rank) {
   int64_t end = 0;
-  for (const Rows& rows : home) {
+  for (const RowRun& rows : home) {
     SHARDLAB_CHECK(rows.begin == end, "rank {} has more rows than room at home: some begin at byte {} and not at {}", rank,
                    rows.begin, end);
     end += rows.bytes;
@@ -62,10 +62,9 @@ void copy_rows(std::byte* to, const std::byte* from, int64_t n) {
 /// that a message within the node is one run of bytes. Rows for this rank go straight to the target.
 Moved SteppedCommunicator::send_rows_by_node(const CollectiveCall& call, Task& task) {
   const int N = call.levels->nodes, L = call.levels->per_node, node = index_ / L, place = index_ % L;
-  const std::vector<Rows> out = rows_of_peers(call, call.sent, call.source_room, "for", task),
-                          in = rows_of_peers(call, call.received, call.room, "from", task);
-  const auto to_rank = [&](int p, int q) -> const Rows& { return out[static_cast<size_t>(p * L + q)]; };
-  const auto from_rank = [&](int m, int l) -> const Rows& { return in[static_cast<size_t>(m * L + l)]; };
+  const std::vector<RowRun> out = rows_sent(call, size(), task.rank()), in = rows_received(call, size(), task.rank());
+  const auto to_rank = [&](int p, int q) -> const RowRun& { return out[static_cast<size_t>(p * L + q)]; };
+  const auto from_rank = [&](int m, int l) -> const RowRun& { return in[static_cast<size_t>(m * L + l)]; };
   check_runs(out, task.rank());
   Moved moved;
   RowStage stage(call, task.rank());
@@ -89,7 +88,7 @@ Moved SteppedCommunicator::send_rows_by_node(const CollectiveCall& call, Task& t
         where = stage.take(heard_bytes(m, q));
         continue;
       }
-      const Rows& mine = from_rank(m, place);
+      const RowRun& mine = from_rank(m, place);
       SHARDLAB_CHECK(heard_bytes(m, q) == mine.bytes, "rank {} expects {} bytes of rows from rank {} of the group, which has {}",
                      task.rank(), mine.bytes, m * L + place, heard_bytes(m, q));
       where = row_at(call.target, mine.begin);
@@ -116,7 +115,7 @@ Moved SteppedCommunicator::send_rows_by_node(const CollectiveCall& call, Task& t
     for (int m = 0; m < N; ++m) run.bytes += heard_bytes(m, to);
     pieces.clear();
     for (int64_t m = 0, there = 0; m < N; ++m) {
-      const Rows& rows = from_rank(static_cast<int>(m), from);
+      const RowRun& rows = from_rank(static_cast<int>(m), from);
       pieces.push_back({there, rows.bytes, row_at(call.target, rows.begin)});
       there += rows.bytes;
     }
@@ -129,10 +128,9 @@ Moved SteppedCommunicator::send_rows_by_node(const CollectiveCall& call, Task& t
 /// place, so that a message across is one run of bytes, which lies in one run at home too.
 Moved SteppedCommunicator::return_rows_by_node(const CollectiveCall& call, Task& task) {
   const int N = call.levels->nodes, L = call.levels->per_node, node = index_ / L, place = index_ % L;
-  const std::vector<Rows> out = rows_of_peers(call, call.sent, call.source_room, "for", task),
-                          in = rows_of_peers(call, call.received, call.room, "from", task);
-  const auto to_rank = [&](int m, int l) -> const Rows& { return out[static_cast<size_t>(m * L + l)]; };
-  const auto from_rank = [&](int p, int q) -> const Rows& { return in[static_cast<size_t>(p * L + q)]; };
+  const std::vector<RowRun> out = rows_sent(call, size(), task.rank()), in = rows_received(call, size(), task.rank());
+  const auto to_rank = [&](int m, int l) -> const RowRun& { return out[static_cast<size_t>(m * L + l)]; };
+  const auto from_rank = [&](int p, int q) -> const RowRun& { return in[static_cast<size_t>(p * L + q)]; };
   check_runs(in, task.rank());
   Moved moved;
   RowStage stage(call, task.rank());
@@ -162,7 +160,7 @@ Moved SteppedCommunicator::return_rows_by_node(const CollectiveCall& call, Task&
         where = stage.take(heard_bytes(q, m));
         continue;
       }
-      const Rows& mine = from_rank(node, q);
+      const RowRun& mine = from_rank(node, q);
       SHARDLAB_CHECK(heard_bytes(q, m) == mine.bytes, "rank {} expects {} bytes of rows from rank {} of the group, which has {}",
                      task.rank(), mine.bytes, node * L + q, heard_bytes(q, m));
       where = row_at(call.target, mine.begin);

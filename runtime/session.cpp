@@ -426,7 +426,10 @@ StepResult ThreadSession::step(int64_t step) {
   for (const auto& rank : ranks_) rank->mark_begin();
   if (options_.tracer != nullptr) options_.tracer->begin_step(frame_.number, frame_.begin, options_.clock->now() - frame_.begin);
   run_round([this](Rank& rank, int stream, Task& task) { rank.run(stream, frame_, task); });
-  for (const auto& rank : ranks_) rank->report_times(frame_.number);
+  for (const auto& rank : ranks_) {
+    rank->report_times(frame_.number);
+    rank->count_rows_of_step();
+  }
 
   collect_reports();
 

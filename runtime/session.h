@@ -77,7 +77,7 @@ struct StepResult {
   bool rolled_back = false;                             ///< the plan took all steps of its period back (kRolledBack)
   bool overflowed = false;     ///< more rows came to experts than there is room for (kOverflowed): nothing that is kept has changed
   std::optional<Fault> fault;  ///< of a skipped step, where the guard found one
-  std::vector<ExpertRows> experts;  ///< by step of the period and layer with experts; empty on devices, and where workers run apart
+  std::vector<ExpertRows> experts;   ///< by step of the period and layer with experts; empty where workers run apart
   std::optional<double> loss_scale;  ///< after the step, where the plan has one that lives on
 };
 

@@ -11,6 +11,7 @@
 
 #include "plan/base/check.h"
 #include "plan/collective_steps.h"
+#include "runtime/packed_rows.h"
 #include "runtime/reduction.h"
 
 namespace shardlab::runtime {
@@ -95,24 +96,6 @@ Result<void> SteppedCommunicator::prepare(const CollectiveCall& call) {
   return {};
 }
 
-std::vector<SteppedCommunicator::Rows> SteppedCommunicator::rows_of_peers(const CollectiveCall& call, const int32_t* counts,
-                                                                          int64_t room, std::string_view side,
-                                                                          const Task& task) const {
-  std::vector<Rows> all(static_cast<size_t>(size()));
-  const int64_t end = room * call.row_bytes;
-  int64_t begin = 0;
-  for (int peer = 0; peer < size(); ++peer) {
-    int64_t rows = 0;
-    for (int64_t i = 0; i < call.counts; ++i) rows += counts[peer * call.counts + i];
-    const int64_t bytes = rows * call.row_bytes;
-    SHARDLAB_CHECK(bytes <= end, "rank {} has {} bytes of rows {} rank {} of the group and room for {}", task.rank(), bytes, side,
-                   peer, end);
-    all[static_cast<size_t>(peer)] = {std::min(begin, end - bytes), bytes};
-    begin += bytes;
-  }
-  return all;
-}
-
 /// Offers `slices` of `buffer` to `to`, reads the message of `from` in pieces, and returns once `to` has read.
 void SteppedCommunicator::swap(int to, const void* buffer, std::span<const Slice> slices, int from, std::span<const Piece> pieces,
                                Moved& moved, Task& task) {
@@ -138,15 +121,14 @@ void SteppedCommunicator::swap(int to, const void* buffer, std::span<const Slice
 Moved SteppedCommunicator::exchange_rows(const CollectiveCall& call, Task& task) {
   if (call.levels) return call.levels->goes ? send_rows_by_node(call, task) : return_rows_by_node(call, task);
   Moved moved;
-  const std::vector<Rows> out = rows_of_peers(call, call.sent, call.source_room, "for", task),
-                          in = rows_of_peers(call, call.received, call.room, "from", task);
-  const Rows &mine_out = out[static_cast<size_t>(index_)], &mine_in = in[static_cast<size_t>(index_)];
+  const std::vector<RowRun> out = rows_sent(call, size(), task.rank()), in = rows_received(call, size(), task.rank());
+  const RowRun &mine_out = out[static_cast<size_t>(index_)], &mine_in = in[static_cast<size_t>(index_)];
   SHARDLAB_CHECK(mine_out.bytes == mine_in.bytes, "rank {} sends itself {} bytes of rows and expects {}", task.rank(),
                  mine_out.bytes, mine_in.bytes);
   std::memcpy(bytes_at(call.target, mine_in.begin), bytes_at(call.source, mine_out.begin), static_cast<size_t>(mine_in.bytes));
   for (int k = 1; k < size(); ++k) {
     const int to = (index_ + k) % size(), from = (index_ - k + size()) % size();
-    const Rows &going = out[static_cast<size_t>(to)], &coming = in[static_cast<size_t>(from)];
+    const RowRun &going = out[static_cast<size_t>(to)], &coming = in[static_cast<size_t>(from)];
     const Slice slice{bytes_at(call.source, going.begin), going.bytes};
     const Piece piece{0, coming.bytes, bytes_at(call.target, coming.begin)};
     swap(to, slice.at, std::span(&slice, 1), from, std::span(&piece, 1), moved, task);

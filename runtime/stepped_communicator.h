@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -64,13 +63,6 @@ class SteppedCommunicator final : public Communicator {
     int64_t there = 0, bytes = 0;
     std::byte* to = nullptr;
   };
-  /// The rows of one peer in a buffer of packed rows: first byte and bytes.
-  struct Rows {
-    int64_t begin = 0, bytes = 0;
-  };
-  /// By group index.
-  std::vector<Rows> rows_of_peers(const CollectiveCall& call, const int32_t* counts, int64_t room, std::string_view side,
-                                  const Task& task) const;
   Moved exchange_rows(const CollectiveCall& call, Task& task);
   Moved send_rows_by_node(const CollectiveCall& call, Task& task);
   Moved return_rows_by_node(const CollectiveCall& call, Task& task);

@@ -4,7 +4,7 @@
 //
 // Counts travel before rows, so that a rank knows when its exchange begins whether all that come fit. Its peers have rows to give and wait for
 // some, so it takes and gives each message in its true size: one that would reach beyond the room lies at its end, on top of others
-// (runtime/stepped_communicator.cpp). Behind each exchange of forward `fit_rows` cuts the counts off where the room ends, by which experts go
+// (runtime/packed_rows.h). Behind each exchange of forward `fit_rows` cuts the counts off where the room ends, by which experts go
 // through the rows, and notes in a flag of the step whether some were cut off. At the end of backward the flag becomes the greatest over all
 // ranks and stages: all updates are left out, or none. Rows of such a step are wrong and finite, for each place in the room was written.
 //

@@ -339,6 +339,28 @@ struct MovedBias {
   }
 };
 
+/// Counts in order, cut off where the room ends. One block, whose threads have as many neighbouring counts each.
+struct FittedCounts {
+  static constexpr int kThreads = geometry::kFitThreads;
+  using Args = FitRows;
+  SHARDLAB_DEVICE static void run(const Thread& t, const Args& a) {
+    auto* sums = reinterpret_cast<int64_t*>(t.shared());
+    const int64_t each = divided_up(a.n, kThreads), first = t.index() * each, end = first + each < a.n ? first + each : a.n;
+    int64_t sum = 0;
+    for (int64_t i = first; i < end; ++i) sum += a.counts[i];
+    sums[t.index()] = sum;
+    t.barrier();
+    int64_t room = a.room;
+    for (int before = 0; before < t.index(); ++before) room -= sums[before];
+    if (room >= 0 && sum > room) *a.overflow = 1;  // the one thread among whose counts the room ends
+    for (int64_t i = first; i < end; ++i) {
+      const int64_t left = room > 0 ? room : 0, fits = a.counts[i] < left ? a.counts[i] : left;
+      a.fitted[i] = static_cast<int32_t>(fits);
+      room -= fits;
+    }
+  }
+};
+
 // ---- rows of tokens
 
 template <class T>
@@ -507,6 +529,8 @@ void expert_load(const ExpertLoad& a, Stream s) {
 void update_router_bias(const UpdateRouterBias& a, Stream s) {
   elementwise<1>("update_router_bias", MovedBias{a}, a.experts, false, s);
 }
+
+void fit_rows(const FitRows& a, Stream s) { launch<FittedCounts>("fit_rows", geometry::fit_rows(), a, s); }
 
 void dispatch(const Dispatch& a, Stream s) {
   expect_type(a.to.dtype, a.from.dtype, false, "dispatch: tokens and rows are of one type");

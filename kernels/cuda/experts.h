@@ -23,6 +23,14 @@ struct UpdateRouterBias {
   int64_t experts = 1;
 };
 
+/// As kernels::fit_rows: counts[n] -> fitted[n], apart. `overflow` becomes 1 where some are cut off, and else stays.
+struct FitRows {
+  const int32_t* counts = nullptr;
+  int32_t* fitted = nullptr;
+  int32_t* overflow = nullptr;
+  int64_t n = 0, room = 0;
+};
+
 /// As kernels::Dispatch, of T.
 struct Dispatch {
   Input from;

@@ -70,6 +70,8 @@ Geometry expert_counts(int64_t experts, int64_t segments) {
 }
 Geometry expert_sums(int64_t experts) { return {.threads = 32 * kCountWarps, .shared = experts * 4}; }
 
+Geometry fit_rows() { return {.threads = kFitThreads, .shared = kFitThreads * 8}; }
+
 Geometry route(int64_t rows, int64_t experts) {
   return {.x = divided_up(rows, kRouteRows), .threads = kRouteThreads, .shared = kRouteRows * experts * 4 * 4};
 }

@@ -67,6 +67,9 @@ inline constexpr int64_t kMostExperts = 1024, kSpanTokens = 32;
 inline constexpr int kCountWarps = 8;
 Geometry expert_counts(int64_t experts, int64_t segments);
 Geometry expert_sums(int64_t experts);
+/// Counts that are cut off: one block.
+inline constexpr int kFitThreads = 256;
+Geometry fit_rows();
 /// Routers: half a warp a token, with four numbers an expert in shared memory.
 inline constexpr int kRouteThreads = 128, kRouteRows = kRouteThreads / 16;
 Geometry route(int64_t rows, int64_t experts);

@@ -595,6 +595,7 @@ struct Kernels {
   void (*route_input)(const RouteInput&, Stream);
   void (*expert_load)(const ExpertLoad&, Stream);
   void (*update_router_bias)(const UpdateRouterBias&, Stream);
+  void (*fit_rows)(const FitRows&, Stream);
   void (*dispatch)(const Dispatch&, Stream);
   void (*combine_forward)(const CombineForward&, Stream);
   void (*combine_input)(const CombineInput&, Stream);

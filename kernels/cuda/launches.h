@@ -35,6 +35,7 @@ void route_forward(const RouteForward& a, Stream s);
 void route_input(const RouteInput& a, Stream s);
 void expert_load(const ExpertLoad& a, Stream s);
 void update_router_bias(const UpdateRouterBias& a, Stream s);
+void fit_rows(const FitRows& a, Stream s);
 void dispatch(const Dispatch& a, Stream s);
 void combine_forward(const CombineForward& a, Stream s);
 void combine_input(const CombineInput& a, Stream s);

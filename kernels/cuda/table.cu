@@ -44,6 +44,7 @@ constexpr Kernels table(std::string_view name) {
           .route_input = route_input,
           .expert_load = expert_load,
           .update_router_bias = update_router_bias,
+          .fit_rows = fit_rows,
           .dispatch = dispatch,
           .combine_forward = combine_forward,
           .combine_input = combine_input,

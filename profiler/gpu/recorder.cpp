@@ -86,6 +86,10 @@ class Recording final : public GpuRecorder {
     if (on_ && source_) source_->pop();
   }
 
+  void begin_aside(const OpKey& op) override {
+    if (on_ && source_) source_->push(op_id(op));
+  }
+
   void op_carried(const OpKey& op, const OpKey& by, double now) override {
     if (!on_) return;
     Lane& lane = lane_of(op.rank);

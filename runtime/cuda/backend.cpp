@@ -113,6 +113,12 @@ class CudaBackend final : public Backend {
   template <class Args, class Move>
   Launch by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move);
   Launch sum_sequences(const BoundOp& op, bool accumulate);
+  /// Tables of a layer's placement in device memory; null where its experts lie in order.
+  struct Places {
+    const int32_t* of_experts = nullptr;  ///< the place of each expert
+    const int32_t* experts = nullptr;     ///< the expert at each place
+  };
+  Places want_places(const BoundOp& op);
   RopeRows want_rope_table(const BoundOp& op, const Type& qkv, int width, float theta);
   /// A matrix product: by the library's method or, in canonical mode and with factors of two types, by the fixed-order kernel.
   template <class Args>
@@ -142,6 +148,7 @@ class CudaBackend final : public Backend {
   std::vector<std::unique_ptr<std::byte[]>> host_scratch_;  ///< for such ops on streams whose workspace is the device's
   std::map<int, StreamLibraries> libraries_;                ///< by stream; addresses stay
   std::map<float*, std::vector<float>> rope_values_;        ///< of the role's tables, by table; none without Rope
+  std::map<int32_t*, std::vector<int32_t>> place_values_;   ///< of layers whose experts do not lie in order, by table
 };
 
 // ---- what can be bound
@@ -273,6 +280,12 @@ Result<void> check_copy(const BoundOp& op) {
                 "convert between f32, bf16, f16 and f64");
 }
 
+Result<void> check_fill(const BoundOp& op, const Fill& w) {
+  if (op.writes[0].type->dtype != DType::i32 || w.value == 0) return {};
+  return refuse(op, fmt::format("fills i32 with {}, for which there is no CUDA kernel", w.value),
+                "fill with 0, or a buffer of f32");
+}
+
 /// Plans lowered for another back end lend what that one's kernels need.
 Result<void> check_workspace(const BoundOp& op, const CudaOptions& options) {
   const DeviceKernels kernels{options.canonical, options.attention != AttentionBy::kOwn};
@@ -291,6 +304,7 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
   else
     SHARDLAB_TRY(check_types(op));
   if (const Linear* linear = std::get_if<Linear>(&work)) SHARDLAB_TRY(check_factors(op, *linear));
+  if (const Fill* fill = std::get_if<Fill>(&work)) SHARDLAB_TRY(check_fill(op, *fill));
   SHARDLAB_TRY(check_workspace(op, options_));
   if (const Attention* a = std::get_if<Attention>(&work)) return bind_attention(op, *a);
   if (const AttentionBlock* a = std::get_if<AttentionBlock>(&work)) return bind_block(op, *a);
@@ -320,10 +334,12 @@ Result<Launch> CudaBackend::bind_kernel(const BoundOp& op, const Kernel& w) {
 }
 
 void CudaBackend::enter_thread(int stream) {
-  if (stream == 0 && !rope_values_.empty()) {
+  if (stream == 0) {
     for (const auto& [table, values] : rope_values_)
       device_.copy(table, values.data(), static_cast<int64_t>(values.size() * sizeof(float)), 0);
-    device_.synchronise();
+    for (const auto& [table, values] : place_values_)
+      device_.copy(table, values.data(), static_cast<int64_t>(values.size() * sizeof(int32_t)), 0);
+    if (!rope_values_.empty() || !place_values_.empty()) device_.synchronise();
   }
   const auto found = libraries_.find(stream);
   if (found == libraries_.end() || !found->second.multiplies) return;
@@ -842,15 +858,29 @@ Result<void> CudaBackend::prepare_cudnn(StreamLibraries& shared, const gpu::Atte
 
 // ---- mixtures of experts
 
+/// Has the layer's table filled before the first step.
+CudaBackend::Places CudaBackend::want_places(const BoundOp& op) {
+  const ExpertPlacement* placement = placement_of(op.plan->expert_placement, op.instruction->layer);
+  if (placement == nullptr) return {};
+  SHARDLAB_CHECK(op.expert_places != nullptr, "`{}` has no table: the role lacks `expert.places`",
+                 describe(*op.plan, *op.instruction));
+  std::vector<int32_t>& values = place_values_[op.expert_places];
+  values = placement->places;
+  values.insert(values.end(), placement->experts.begin(), placement->experts.end());
+  return {op.expert_places, op.expert_places + placement->places.size()};
+}
+
 Launch CudaBackend::bind_work(const BoundOp& op, const Route& w) {
   const bool forward = w.phase == Phase::kF;
   const Tensor &logits = op.reads[forward ? 0 : 1], &choice = forward ? op.writes[1] : op.reads[2];
   const kernels::RouteShape shape = route_shape(w, logits, choice);
+  const Places placed = want_places(op);
   if (forward)
     return launch(op, k_.route_forward,
                   gpu::RouteForward{.shape = shape,
                                     .logits = logits.as<const float>(),
                                     .bias = w.biased ? op.reads[1].as<const float>() : nullptr,
+                                    .places = placed.of_experts,
                                     .weights = op.writes[0].as<float>(),
                                     .choice = choice.as<int32_t>(),
                                     .counts = op.writes[2].as<int32_t>(),
@@ -862,6 +892,7 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Route& w) {
                                 .dweights = op.reads[0].as<const float>(),
                                 .logits = logits.as<const float>(),
                                 .choice = choice.as<const int32_t>(),
+                                .by_place = placed.experts,
                                 .load = w.sequence != 0 ? op.reads[3].as<const float>() : nullptr,
                                 .whole_tokens = w.sequence,
                                 .dlogits = op.writes[0].as<float>(),
@@ -878,7 +909,8 @@ Launch CudaBackend::bind_work(const BoundOp& op, const ExpertLoad& w) {
                                 .tokens = choice[1],
                                 .top_k = choice[2],
                                 .experts = op.writes[0].shape().last(),
-                                .accumulate = w.accumulate});
+                                .accumulate = w.accumulate,
+                                .by_place = want_places(op).experts});
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Dispatch& w) {
@@ -1065,7 +1097,12 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Add&) {
                 gpu::Add{input(op.reads[0]), input(op.reads[1]), output(op.writes[0]), op.writes[0].shape().elements()});
 }
 
+/// Whole numbers become 0, which is 0 in every byte.
 Launch CudaBackend::bind_work(const BoundOp& op, const Fill& w) {
+  if (op.writes[0].type->dtype == DType::i32)
+    return [this, to = op.writes[0].data, bytes = op.writes[0].type->bytes(), s = op.instruction->stream](const StepState&) {
+      device_.fill(to, 0, bytes, s);
+    };
   return launch(op, k_.fill, gpu::Fill{output(op.writes[0]), op.writes[0].shape().elements(), w.value});
 }
 

@@ -501,6 +501,22 @@ Result<Enqueue> bind_update_router_bias(const BoundOp& op, const NamedTools& too
                                                                         number(op.reads[2]), elements_of(op.writes[0])});
 }
 
+Result<Enqueue> bind_fit_rows(const BoundOp& op, const NamedTools& tools) {
+  Operands check(op);
+  if (check.count(3, 2).good())
+    check.type(op.reads[1], DType::i32)
+        .type(op.writes[0], DType::i32)
+        .same_size(op.reads[1], op.writes[0])
+        .number(op.reads[2], DType::i32)
+        .in_place(op.writes[1], op.reads[2]);
+  if (!check.good()) return check.refusal();
+  return launch(tools.kernels.fit_rows, gpu::FitRows{.counts = op.reads[1].as<const int32_t>(),
+                                                     .fitted = op.writes[0].as<int32_t>(),
+                                                     .overflow = op.writes[1].as<int32_t>(),
+                                                     .n = elements_of(op.writes[0]),
+                                                     .room = rows_of(*op.reads[0].type)});
+}
+
 struct Binder {
   std::string_view name;
   Result<Enqueue> (*bind)(const BoundOp& op, const NamedTools& tools);
@@ -526,6 +542,7 @@ constexpr std::array kTable{
     Binder{"outer_step", bind_outer_step},
     Binder{"subtract", bind_subtract},
     Binder{"update_router_bias", bind_update_router_bias},
+    Binder{"fit_rows", bind_fit_rows},
     Binder{"subtract_share", bind_subtract_share},
     Binder{"project", bind_project},
     Binder{"orthogonalise", bind_orthogonalise},

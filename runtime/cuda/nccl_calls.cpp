@@ -4,14 +4,19 @@
 
 #include <algorithm>
 
+#include "plan/base/check.h"
 #include "plan/collective_steps.h"
 #include "runtime/cuda/nccl_api.h"
+#include "runtime/packed_rows.h"
 
 namespace shardlab::runtime::cuda {
 
 namespace {
 
 using Kind = NcclCall::Kind;
+
+/// In what packed rows of a type are moved.
+DType unit_of(DType rows) { return bits_of(rows) > 8 && nccl_type(rows) >= 0 ? rows : DType::u8; }
 
 class Deriver {
  public:
@@ -54,7 +59,10 @@ class Deriver {
     const int size = group_size(plan_.mesh, plan_.comms[c.comm.index()]);
     const Operand& whole = c.kind == CollectiveKind::kAllGather ? program_.writes(i)[0] : program_.reads(i)[0];
     const DType dtype = whole.type->dtype;
-    const int64_t elements = whole.type->shape.elements();
+    const bool packed = moves_packed_rows(*i.op);
+    (*op)->counted = packed;
+    const int64_t elements = packed ? std::min(whole.type->shape.elements(), program_.writes(i)[0].type->shape.elements())
+                                    : whole.type->shape.elements();
     const bool reduces = c.kind == CollectiveKind::kAllReduce || c.kind == CollectiveKind::kReduceScatter;
     const bool parts = c.kind != CollectiveKind::kAllReduce && c.kind != CollectiveKind::kBroadcast;
     if (bits_of(dtype) < 8) return refusal(i, "parts may end within a byte", "view the buffer as u8");
@@ -80,9 +88,10 @@ class Deriver {
       case CollectiveKind::kAllToAll:
         calls = {{Kind::kGroupStart, c.comm}};
         for (int peer = 0; peer < size; ++peer) {
-          const int64_t part = bytes / size, at = part * peer;
-          calls.push_back({Kind::kSend, c.comm, part, DType::u8, ReduceOp::kSum, peer, at, at});
-          calls.push_back({Kind::kReceive, c.comm, part, DType::u8, ReduceOp::kSum, peer, at, at});
+          const DType unit = packed ? unit_of(dtype) : DType::u8;
+          const int64_t part = bytes / size, at = part * peer, count = part * 8 / bits_of(unit);
+          calls.push_back({Kind::kSend, c.comm, count, unit, ReduceOp::kSum, peer, at, at});
+          calls.push_back({Kind::kReceive, c.comm, count, unit, ReduceOp::kSum, peer, at, at});
         }
         calls.push_back({Kind::kGroupEnd, c.comm});
         break;
@@ -149,6 +158,25 @@ std::string_view verb_of(Kind kind) {
 
 Result<std::vector<NcclOp>> nccl_calls(const Plan& plan, const Program& program, int rank) {
   return Deriver(plan, program, rank).derive();
+}
+
+std::vector<NcclCall> counted_calls(CommId comm, const CollectiveCall& call, int size, int index, int rank) {
+  const std::vector<RowRun> out = rows_sent(call, size, rank), in = rows_received(call, size, rank);
+  const auto own = static_cast<size_t>(index);
+  SHARDLAB_CHECK(out[own].bytes == in[own].bytes, "rank {} sends itself {} bytes of rows and expects {}", rank, out[own].bytes,
+                 in[own].bytes);
+  const DType unit = unit_of(call.dtype);
+  const auto message = [&](Kind kind, int peer, const RowRun& rows) {
+    return NcclCall{kind, comm, rows.bytes * 8 / bits_of(unit), unit, ReduceOp::kSum, peer, rows.begin, rows.begin};
+  };
+  std::vector<NcclCall> calls{{Kind::kGroupStart, comm}};
+  for (int peer = 0; peer < size; ++peer) {
+    const RowRun &going = out[static_cast<size_t>(peer)], &coming = in[static_cast<size_t>(peer)];
+    if (going.bytes > 0) calls.push_back(message(Kind::kSend, peer, going));
+    if (coming.bytes > 0) calls.push_back(message(Kind::kReceive, peer, coming));
+  }
+  calls.push_back({Kind::kGroupEnd, comm});
+  return calls;
 }
 
 std::string to_text(const Plan& plan, const NcclCall& call) {

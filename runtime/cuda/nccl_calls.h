@@ -8,10 +8,12 @@
 #include "plan/base/result.h"
 #include "plan/plan.h"
 #include "plan/program.h"
+#include "runtime/transport.h"
 
 namespace shardlab::runtime::cuda {
 
-/// One call of one rank. Reductions are in the plan's element type; whatever is only moved is moved as bytes.
+/// One call of one rank. Reductions are in the plan's element type; whatever is only moved is moved as bytes. Packed rows are moved in their
+/// element type: where messages lie on top of one another (CollectiveCall::room), each element is of one of them, and so a number.
 struct NcclCall {
   enum class Kind : uint8_t { kGroupStart, kGroupEnd, kAllReduce, kReduceScatter, kAllGather, kBroadcast, kSend, kReceive } kind;
   CommId comm;
@@ -28,6 +30,8 @@ struct NcclOp {
   int32_t instruction = -1;
   int32_t stream = 0;
   std::vector<NcclCall> calls;
+  /// It moves packed rows. `calls` are those of an even route, which a rehearsal makes; a run makes `counted_calls`.
+  bool counted = false;
 };
 
 /// The calls of `rank`, in issue order. They are made in that order whatever their streams, because NCCL asks for one order of
@@ -37,6 +41,9 @@ struct NcclOp {
 ///
 /// Refuses what NCCL cannot do: parts of unequal size, element types that it does not reduce, a cyclic message alone, a predicate.
 Result<std::vector<NcclOp>> nccl_calls(const Plan& plan, const Program& program, int rank);
+
+/// The calls of an all_to_all of packed rows whose counts are on the host: a group of sends and receives of true sizes, and none of no rows.
+std::vector<NcclCall> counted_calls(CommId comm, const CollectiveCall& call, int size, int index, int rank);
 
 /// "#12 @comm: all_reduce dp.grads f32 x 1024 sum", one line an op; calls of one op are joined by "; ".
 std::string to_text(const Plan& plan, const std::vector<NcclOp>& ops);

@@ -7,6 +7,7 @@
 #include "plan/base/check.h"
 #include "plan/base/world_error.h"
 #include "plan/collective_steps.h"
+#include "runtime/packed_rows.h"
 
 namespace shardlab::runtime::cuda {
 
@@ -82,10 +83,19 @@ void NcclCommunicator::issue(const NcclCall& call, const void* source, void* tar
 Moved NcclCommunicator::collective(const CollectiveCall& call, Task& task) {
   const NcclOp& op = await_turn(task);
   const StreamHandle stream = transport_.stream(rank_, task.stream());
-  for (const NcclCall& c : op.calls) issue(c, bytes_at(call.source, c.source), bytes_at(call.target, c.target), stream);
-  end_turn();
+  const auto issue_all = [&](const std::vector<NcclCall>& calls) {
+    for (const NcclCall& c : calls) issue(c, bytes_at(call.source, c.source), bytes_at(call.target, c.target), stream);
+    end_turn();
+  };
   Moved moved;
-  moved.sent_bytes = sent_elements(call.kind, call.algorithm, call.elements, size(), index_, call.root, call.per_node) * bits_of(call.dtype) / 8;
+  if (op.counted && call.sent != nullptr) {
+    issue_all(counted_calls(op.calls.front().comm, call, size(), index_, rank_));
+    moved.sent_bytes = bytes_to_others(rows_sent(call, size(), rank_), index_);
+    return moved;
+  }
+  issue_all(op.calls);
+  moved.sent_bytes =
+      sent_elements(call.kind, call.algorithm, call.elements, size(), index_, call.root, call.per_node) * bits_of(call.dtype) / 8;
   return moved;
 }
 

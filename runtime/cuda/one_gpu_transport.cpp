@@ -8,6 +8,7 @@
 #include "plan/base/check.h"
 #include "plan/base/world_error.h"
 #include "plan/collective_steps.h"
+#include "runtime/packed_rows.h"
 
 namespace shardlab::runtime::cuda {
 
@@ -42,6 +43,7 @@ class OneGpuCommunicator final : public Communicator {
   void all_gather(StreamHandle stream);
   void broadcast(StreamHandle stream, int root);
   void all_to_all(StreamHandle stream);
+  void exchange_rows(StreamHandle stream);
   void spread(const void* from, const std::vector<void*>& to, int64_t bytes, StreamHandle stream);
   const CollectiveCall& call_of(int i) const { return meeting_.members[static_cast<size_t>(i)]->call; }
 
@@ -75,7 +77,10 @@ Result<void> OneGpuCommunicator::prepare(const CollectiveCall& call) {
 Moved OneGpuCommunicator::collective(const CollectiveCall& call, Task& task) {
   Meeting::Member& own = *meeting_.members[static_cast<size_t>(index_)];
   const StreamHandle stream = device().stream(task.stream());
-  const int64_t sent = sent_elements(call.kind, call.algorithm, call.elements, size(), index_, call.root, call.per_node) * bits_of(call.dtype) / 8;
+  const int64_t sent = call.sent != nullptr
+                           ? bytes_to_others(rows_sent(call, size(), task.rank()), index_)
+                           : sent_elements(call.kind, call.algorithm, call.elements, size(), index_, call.root, call.per_node) *
+                                 bits_of(call.dtype) / 8;
   own.call = call;
   check(node_.api(), node_.api().record_event(own.ready, stream), "cudaEventRecord");
   own.arrived.advance();
@@ -119,7 +124,7 @@ void OneGpuCommunicator::launch(StreamHandle stream) {
     case CollectiveKind::kReduceScatter: return reduce_scatter(stream);
     case CollectiveKind::kAllGather: return all_gather(stream);
     case CollectiveKind::kBroadcast: return broadcast(stream, call.root);
-    case CollectiveKind::kAllToAll: return all_to_all(stream);
+    case CollectiveKind::kAllToAll: return call.sent != nullptr ? exchange_rows(stream) : all_to_all(stream);
   }
 }
 
@@ -192,6 +197,26 @@ void OneGpuCommunicator::all_to_all(StreamHandle stream) {
       check(node_.api(),
             node_.api().copy(bytes_at(call_of(to).target, bytes * from), bytes_at(call_of(from).source, bytes * to), bytes, stream),
             "cudaMemcpyAsync");
+}
+
+/// Packed rows, as many as the ranks have counted: a copy for each pair of ranks with rows.
+void OneGpuCommunicator::exchange_rows(StreamHandle stream) {
+  std::vector<std::vector<RowRun>> in;
+  for (int to = 0; to < size(); ++to) in.push_back(rows_received(call_of(to), size(), meeting_.ranks[static_cast<size_t>(to)]));
+  for (int from = 0; from < size(); ++from) {
+    const int rank = meeting_.ranks[static_cast<size_t>(from)];
+    const std::vector<RowRun> out = rows_sent(call_of(from), size(), rank);
+    for (int to = 0; to < size(); ++to) {
+      const RowRun &going = out[static_cast<size_t>(to)], &coming = in[static_cast<size_t>(to)][static_cast<size_t>(from)];
+      SHARDLAB_CHECK(going.bytes == coming.bytes, "rank {} sends {} bytes of rows to rank {}, which expects {}", rank, going.bytes,
+                     meeting_.ranks[static_cast<size_t>(to)], coming.bytes);
+      if (going.bytes > 0)
+        check(node_.api(),
+              node_.api().copy(bytes_at(call_of(to).target, coming.begin), bytes_at(call_of(from).source, going.begin), going.bytes,
+                               stream),
+              "cudaMemcpyAsync");
+    }
+  }
 }
 
 /// Copies the same bytes to several places; one that already is the source is left out. 32-bit words go in one launch, as integers

@@ -206,6 +206,26 @@ TEST_CASE("biases of routers move by the CPU's rule") {
   }
 }
 
+TEST_CASE("counts are cut off where the room ends, as the CPU's, and a flag that is set stays set") {
+  for (const int64_t n : {1, 7, 255, 256, 700, 5000})
+    for (const double share : {0.0, 0.3, 0.99, 1.0, 1.5}) {
+      Ints counts;
+      int64_t all = 0;
+      for (int64_t i = 0; i < n; ++i) counts.push_back(static_cast<int32_t>((i * 7 + 3) % 5)), all += counts.back();
+      const auto room = static_cast<int64_t>(share * static_cast<double>(all));
+      INFO(n << " counts of " << all << " rows, room for " << room);
+      Ints want(counts.size());
+      const bool cut = kernels::fit_rows(counts, room, want);
+      REQUIRE(cut == (room < all));
+      for (const int32_t flag : {0, 1}) {
+        const Numbers<int32_t> there(counts), fitted(poisoned_ints(n)), overflow(Ints{flag});
+        table().fit_rows({there.data(), fitted.data(), overflow.data(), n, room}, stream());
+        CHECK(fitted.read() == want);
+        CHECK(overflow.read() == Ints{flag == 1 || cut ? 1 : 0});
+      }
+    }
+}
+
 namespace {
 
 struct Rows {

@@ -18,9 +18,9 @@ constexpr Status kLaunchFailure = 719;
 constexpr size_t kAlign = 256;
 }  // namespace
 
-void FakeStream::push(std::function<void()> work) {
+void FakeStream::push(std::function<void()> work, std::function<bool()> ready) {
   const std::lock_guard lock(api->mutex_);
-  api->push(*api->streams_.at(this), {std::move(work)});
+  api->push(*api->streams_.at(this), {std::move(work), nullptr, 0, std::move(ready)});
 }
 
 FakeApi::~FakeApi() {
@@ -132,14 +132,16 @@ Status FakeApi::release_host(void* at) { return release(at); }
 Status FakeApi::fill(void* at, uint8_t value, int64_t bytes, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   const Status status = note("cudaMemsetAsync");
-  if (status == cuda::kSuccess) push(queue(stream), {[=] { std::memset(at, value, static_cast<size_t>(bytes)); }});
+  if (status == cuda::kSuccess)
+    push(queue(stream), {[=] { std::memset(at, value, static_cast<size_t>(bytes)); }, nullptr, 0, nullptr});
   return status;
 }
 
 Status FakeApi::copy(void* to, const void* from, int64_t bytes, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   const Status status = note("cudaMemcpyAsync");
-  if (status == cuda::kSuccess) push(queue(stream), {[=] { std::memmove(to, from, static_cast<size_t>(bytes)); }});
+  if (status == cuda::kSuccess)
+    push(queue(stream), {[=] { std::memmove(to, from, static_cast<size_t>(bytes)); }, nullptr, 0, nullptr});
   return status;
 }
 
@@ -185,9 +187,10 @@ Status FakeApi::record_event(EventHandle event, StreamHandle stream) {
   Event* e = events_.at(event.value).get();
   const uint64_t version = ++e->recorded;
   push(queue(stream), {[this, e, version] {
-         e->reached = std::max(e->reached, version);
-         e->at = clock_;
-       }});
+                         e->reached = std::max(e->reached, version);
+                         e->at = clock_;
+                       },
+                       nullptr, 0, nullptr});
   return cuda::kSuccess;
 }
 
@@ -197,12 +200,14 @@ Status FakeApi::wait_event(StreamHandle stream, EventHandle event) {
   const Status status = note("cudaStreamWaitEvent");
   if (status != cuda::kSuccess) return status;
   Event* e = events_.at(event.value).get();
-  if (e->recorded > 0 && !forget_waits) push(queue(stream), {nullptr, e, e->recorded});
+  if (e->recorded > 0 && !forget_waits) push(queue(stream), {nullptr, e, e->recorded, nullptr});
   return cuda::kSuccess;
 }
 
 Status FakeApi::query_event(EventHandle event) {
   const std::lock_guard lock(mutex_);
+  if (const Status status = note("cudaEventQuery"); status != cuda::kSuccess) return status;
+  run_some();
   const Event& e = *events_.at(event.value);
   return e.reached == e.recorded ? cuda::kSuccess : cuda::kNotReady;
 }
@@ -224,8 +229,9 @@ void FakeApi::push(Queue& queue, Work work) {
 }
 
 bool FakeApi::runnable(const Queue& queue) const {
-  return !queue.work.empty() &&
-         (queue.work.front().waits == nullptr || queue.work.front().waits->reached >= queue.work.front().target);
+  if (queue.work.empty()) return false;
+  const Work& next = queue.work.front();
+  return (next.waits == nullptr || next.waits->reached >= next.target) && (!next.ready || next.ready());
 }
 
 /// Runs the next piece of work of the stream that is ahead, among those that can go on. Now and then the order is drawn anew.

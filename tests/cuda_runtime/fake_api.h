@@ -23,8 +23,8 @@ class FakeApi;
 struct FakeStream {
   FakeApi* api = nullptr;
   int number = 0;
-  /// Appends work: what a kernel's launch does.
-  void push(std::function<void()> work);
+  /// Appends work: what a kernel's launch does. `ready`: the stream stands still before it until this holds, which other streams' work brings about.
+  void push(std::function<void()> work, std::function<bool()> ready = nullptr);
 };
 
 class FakeApi final : public cuda::Api {
@@ -98,6 +98,7 @@ class FakeApi final : public cuda::Api {
     std::function<void()> run;
     Event* waits = nullptr;
     uint64_t target = 0;
+    std::function<bool()> ready;  ///< none: at once
   };
   struct Queue {
     FakeStream handle;

@@ -215,6 +215,10 @@ void expert_load(const gpu::ExpertLoad& a, gpu::Stream) { kernels::expert_load(a
 void update_router_bias(const gpu::UpdateRouterBias& a, gpu::Stream) {
   kernels::update_router_bias({a.load, a.bias, a.experts, *a.rate});
 }
+void fit_rows(const gpu::FitRows& a, gpu::Stream) {
+  const auto n = static_cast<size_t>(a.n);
+  if (kernels::fit_rows({a.counts, n}, a.room, {a.fitted, n})) *a.overflow = 1;
+}
 void dispatch(const gpu::Dispatch& a, gpu::Stream) {
   with_scratch(kernels::dispatch, kernels::Dispatch{in(a.from), out(a.to), a.choice, a.tokens, a.top_k, a.experts, a.width, a.back},
                kernels::places_scratch_bytes(a.tokens, a.top_k, a.experts));
@@ -361,6 +365,7 @@ constexpr gpu::Kernels kTable{
     .route_input = route_input,
     .expert_load = expert_load,
     .update_router_bias = update_router_bias,
+    .fit_rows = fit_rows,
     .dispatch = dispatch,
     .combine_forward = combine_forward,
     .combine_input = combine_input,

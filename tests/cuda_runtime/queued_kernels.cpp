@@ -125,13 +125,13 @@ gpu::Kernels make_table() {
           &K::linear_input, &K::linear_weight, &K::rope, &K::attention_forward, &K::attention_input, &K::split_heads,
           &K::attention_block_forward, &K::attention_block_input, &K::attention_merge_forward, &K::attention_merge_input,
           &K::regroup, &K::activation_forward, &K::activation_input, &K::route_forward, &K::route_input, &K::expert_load,
-          &K::update_router_bias, &K::dispatch, &K::combine_forward, &K::combine_input, &K::gate_forward, &K::gate_input,
-          &K::grouped_linear, &K::grouped_linear_weight, &K::grouped_activation, &K::residual_forward, &K::bias_weight, &K::dropout,
-          &K::add, &K::fill, &K::cast, &K::cross_entropy_fused, &K::cross_entropy_loss_only, &K::cross_entropy_max,
-          &K::cross_entropy_sum, &K::cross_entropy_grad, &K::sum_scalars, &K::squared_norm, &K::combine, &K::sgd, &K::adamw,
-          &K::lion, &K::adamw8bit, &K::numbers, &K::amax, &K::multiply, &K::subtract, &K::quantise, &K::dequantise,
-          &K::dequantise_sum, &K::sum_rows, &K::swap_leading, &K::select, &K::scatter, &K::zero_selected, &K::orthogonalise,
-          &K::start_basis, &K::fold_momentum, &K::frozen_adam, &K::outer_step>(table);
+          &K::update_router_bias, &K::fit_rows, &K::dispatch, &K::combine_forward, &K::combine_input, &K::gate_forward,
+          &K::gate_input, &K::grouped_linear, &K::grouped_linear_weight, &K::grouped_activation, &K::residual_forward,
+          &K::bias_weight, &K::dropout, &K::add, &K::fill, &K::cast, &K::cross_entropy_fused, &K::cross_entropy_loss_only,
+          &K::cross_entropy_max, &K::cross_entropy_sum, &K::cross_entropy_grad, &K::sum_scalars, &K::squared_norm, &K::combine,
+          &K::sgd, &K::adamw, &K::lion, &K::adamw8bit, &K::numbers, &K::amax, &K::multiply, &K::subtract, &K::quantise,
+          &K::dequantise, &K::dequantise_sum, &K::sum_rows, &K::swap_leading, &K::select, &K::scatter, &K::zero_selected,
+          &K::orthogonalise, &K::start_basis, &K::fold_momentum, &K::frozen_adam, &K::outer_step>(table);
   table.matmul = &queued_matmul<Base>;
   return table;
 }

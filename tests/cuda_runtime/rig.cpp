@@ -1,14 +1,23 @@
 #include "tests/cuda_runtime/rig.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <optional>
 
 #include "kernels/kernels.h"
 #include "plan/base/philox.h"
 #include "plan/memory.h"
+#include "plan/placed_plan.h"
+#include "plan/techniques.h"
+#include "runtime/cuda/nccl_transport.h"
 #include "runtime/cuda/one_gpu_transport.h"
+#include "runtime/made_again.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
+#include "tests/cuda_runtime/moving_nccl.h"
 #include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
@@ -17,7 +26,10 @@ namespace shardlab::testing {
 
 namespace {
 
-RunOptions options_for(const Case& config, RunOptions options) {
+/// `beside`: the session in whose arenas the ranks lie, of a step's second run; none: the first.
+RunOptions options_for(const Case& config, RunOptions options, const Session* beside = nullptr) {
+  options.beside = beside;
+  if (beside != nullptr) options.rows_together = static_cast<int>(config.train.micro_batch);
   options.seed = config.train.seed;
   options.learning_rate = config.train.learning_rate;
   options.timeout_s = 120;
@@ -31,12 +43,21 @@ cuda::CudaOptions options_of(const Case& config, const RunSettings& settings) {
   return options;
 }
 
-Run train(Session& session, const Case& config, const PlacedPlan& placed, int steps) {
+/// `in_step`: the session in which steps without room are made again; none: there is room for every row.
+Run train(Session& session, const Case& config, const PlacedPlan& placed, int steps, const InStep& in_step = {}) {
   Run run;
   session.initialise_parameters();
   const int period = placed.plan->period;
+  const auto results_of = [&](int step) -> std::vector<StepResult> {
+    if (!in_step) return session.run(step, period);
+    auto judged = run_judged(session, step, in_step);
+    REQUIRE(judged.ok());
+    run.reruns += judged->again.empty() ? 0 : 1;
+    const auto counted = judged->counted();
+    return {counted.begin(), counted.end()};
+  };
   for (int step = 0; step + period <= steps; step += period)
-    for (const StepResult& result : session.run(step, period)) {
+    for (const StepResult& result : results_of(step)) {
       for (const auto& loss : result.losses) {
         REQUIRE(loss.has_value());
         run.losses.push_back(*loss);
@@ -44,6 +65,7 @@ Run train(Session& session, const Case& config, const PlacedPlan& placed, int st
       if (result.grad_norm2) run.norms.push_back(*result.grad_norm2);
       run.sent_bytes = result.sent_bytes;
       run.skipped += result.skipped ? 1 : 0;
+      run.experts.push_back(result.experts);
     }
   for (const ModelParameter& p : parameters_of(config.model)) {
     auto value = session.parameter(p.name);
@@ -61,11 +83,28 @@ Run train(Session& session, const Case& config, const PlacedPlan& placed, int st
   return run;
 }
 
+Case on_gpu(Case config) {
+  config.backend = BackendKind::kCuda;
+  config.transport = TransportKind::kOneGpu;
+  return config;
+}
+
 PlacedPlan placed_plan(const Case& config) {
   auto plan = lower(config);
   INFO((plan.ok() ? std::string() : to_string(plan.error())));
   REQUIRE(plan.ok());
   return place(std::move(*plan));
+}
+
+/// The plan of a step's second run in the arenas of the first, where there is a bound on rows of experts.
+std::optional<PlacedPlan> placed_again(const Case& config, PlacedPlan& first) {
+  if (!bounds_experts(config)) return std::nullopt;
+  auto plan = lower_in_step(config);
+  INFO((plan.ok() ? std::string() : to_string(plan.error())));
+  REQUIRE(plan.ok());
+  PlacedPlan again = place(std::move(*plan));
+  REQUIRE(share_arenas(first, again).ok());
+  return again;
 }
 
 }  // namespace
@@ -125,6 +164,86 @@ Case training_subject(Family family) {
   return c;
 }
 
+std::vector<std::pair<std::string, Case>> mixtures() {
+  std::vector<std::pair<std::string, Case>> all;
+  const auto add = [&](const std::string& name, const Experts& experts) {
+    Case c = training_subject(Family::kLlama);
+    c.model.experts = experts;
+    all.emplace_back(name, c);
+  };
+  add("softmax", {.count = 4, .top_k = 2, .ffn = 24, .balance = 0.05f, .z_loss = 0.01f});
+  add("sigmoid", {.count = 8,
+                  .top_k = 3,
+                  .ffn = 16,
+                  .sigmoid = true,
+                  .factor = 2.5f,
+                  .balance = 0.02f,
+                  .shared = 1,
+                  .dense_layers = 1,
+                  .groups = 4,
+                  .groups_chosen = 2,
+                  .bias_update_rate = 0.01f});
+  add("capacity", {.count = 4, .top_k = 2, .ffn = 24, .normalise = false, .shared = 1, .shared_gate = true, .capacity_factor = 1});
+  return all;
+}
+
+std::vector<std::pair<std::string, Case>> expert_layouts(const Case& subject) {
+  std::vector<std::pair<std::string, Case>> all;
+  const auto add = [&](const std::string& name, const auto& change) {
+    Case c = subject;
+    change(c);
+    c.train.micro_batch = 8 / c.layout.dp / c.train.grad_accumulation;
+    c.train.global_batch_tokens = c.train.seq_len * 8;
+    if (check(c).ok()) all.emplace_back(name, c);
+  };
+  const auto shared = [](Case& c, int dp, int ep, int zero = 0, int micro_batches = 1) {
+    c.layout.dp = dp, c.layout.ep = ep, c.layout.zero = zero, c.train.grad_accumulation = micro_batches;
+  };
+  add("dp2 ep2", [&](Case& c) { shared(c, 2, 2); });
+  add("dp4 ep2 zero2", [&](Case& c) { shared(c, 4, 2, 2, 2); });
+  add("dp4 ep4 zero2", [&](Case& c) { shared(c, 4, 4, 2); });
+  add("dp2 ep2 zero3", [&](Case& c) { shared(c, 2, 2, 3, 2); });
+  add("dp2 ep2 pp2", [&](Case& c) {
+    shared(c, 2, 2);
+    c = with_pipeline(c, 2, Schedule::k1F1B, 4);
+  });
+  add("dp2 ep2 tp2 sequence parallel", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.tp = 2, c.layout.sequence_parallel = true;
+  });
+  add("dp2 ep2 recompute", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.recompute = Recompute::kFull;
+  });
+  add("dp2 ep2 activations on the host", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.offload.activations = OffloadTo::kCpu;
+  });
+  add("dp2 ep2 beside the layer", [&](Case& c) {
+    shared(c, 2, 2, 0, 2);
+    c.layout.expert_overlap = ExpertOverlap::kLayer;
+  });
+  add("dp2 ep2 braided", [&](Case& c) {
+    shared(c, 2, 2, 0, 4);
+    c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
+  });
+  add("dp2 ep2 pp2 braided", [&](Case& c) {
+    shared(c, 2, 2);
+    c = with_pipeline(c, 2, Schedule::kZbH2, 4);
+    c.layout.expert_overlap = ExpertOverlap::kMicroBatches;
+  });
+  add("dp2 ep2 placed", [&](Case& c) {
+    shared(c, 2, 2);
+    c.layout.expert_placement = c.model.experts.count == 4 ? "1:3,0,2,1" : "1:6,0,3,1,7,2,4,5";
+  });
+  for (const ContextKind kind : {ContextKind::kZigzag, ContextKind::kUlysses})
+    add(fmt::format("dp2 cp2 ep4 {}", name_of(kind)), [&](Case& c) {
+      shared(c, 2, 4, 0, 4);
+      c.layout.cp = 2, c.layout.cp_kind = kind;
+    });
+  return all;
+}
+
 double worst(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());
   double most = 0;
@@ -149,33 +268,62 @@ void Tokens64::packed(int64_t number, const PackedSequence& out) const {
   }
 }
 
-PlacedPlan lowered(Case config) {
-  config.backend = BackendKind::kCuda;
-  config.transport = TransportKind::kOneGpu;
-  return placed_plan(config);
-}
+PlacedPlan lowered(const Case& config) { return placed_plan(on_gpu(config)); }
 
 FakeRun::FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda, Behind kernels)
     : FakeRun(placed, api, options, cuda, queued_kernels(kernels), nullptr) {}
 
+namespace {
+
+/// Devices by rank.
+std::vector<int> devices_of(const PlacedPlan& placed, bool apart) {
+  std::vector<int> devices(static_cast<size_t>(placed.plan->mesh.world_size()), 0);
+  if (apart) std::iota(devices.begin(), devices.end(), 0);
+  return devices;
+}
+
+std::unique_ptr<Transport> transport_of(const PlacedPlan& placed, cuda::Node& node, cuda::NcclApi* nccl) {
+  if (nccl == nullptr) return std::make_unique<cuda::OneGpuTransport>(node);
+  auto made = cuda::NcclTransport::create(*nccl, placed, &node);
+  INFO((made.ok() ? std::string() : to_string(made.error())));
+  REQUIRE(made.ok());
+  return std::move(*made);
+}
+
+}  // namespace
+
 FakeRun::FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda,
-                 const gpu::Kernels& kernels, cuda::MemoryAccount* account)
-    : node(api, kernels, std::vector<int>(static_cast<size_t>(placed.plan->mesh.world_size()), 0), account),
-      transport(std::make_unique<cuda::OneGpuTransport>(node)),
+                 const gpu::Kernels& kernels, cuda::MemoryAccount* account, cuda::NcclApi* nccl)
+    : node(api, kernels, devices_of(placed, nccl != nullptr), account),
+      transport(transport_of(placed, node, nccl)),
       session(Session::create(placed, options, *transport, cuda::cuda_backend(node, cuda), &tokens)) {}
 
 Run train_on_fake(const Case& config, const RunSettings& settings) {
-  const PlacedPlan placed = lowered(config);
-  FakeApi api(settings.seed);
+  PlacedPlan placed = lowered(config);
+  std::optional<PlacedPlan> again = placed_again(on_gpu(config), placed);
+  FakeApi api(settings.seed, settings.nccl ? placed.plan->mesh.world_size() : 1);
   api.forget_waits = settings.forget_waits;
+  MovingNccl nccl;
   Run run;
   {
-    FakeRun fake(placed, api, options_for(config, settings.options), options_of(config, settings), settings.kernels);
-    INFO((fake.session.ok() ? std::string() : to_string(fake.session.error())));
-    REQUIRE(fake.session.ok());
-    run = train(**fake.session, config, placed, settings.steps);
+    const auto fake_run = [&](const PlacedPlan& of, const Session* beside) {
+      auto made = std::make_unique<FakeRun>(of, api, options_for(config, settings.options, beside), options_of(config, settings),
+                                            queued_kernels(settings.kernels), nullptr, settings.nccl ? &nccl : nullptr);
+      INFO((made->session.ok() ? std::string() : to_string(made->session.error())));
+      REQUIRE(made->session.ok());
+      return made;
+    };
+    const auto first = fake_run(placed, nullptr);
+    std::unique_ptr<FakeRun> second;
+    const InStep in_step = [&]() -> Result<Session*> {
+      if (second == nullptr) second = fake_run(*again, first->session->get());
+      return second->session->get();
+    };
+    run = train(**first->session, config, placed, settings.steps, again ? in_step : InStep{});
   }
   if (!settings.forget_waits) REQUIRE(run.replicas_agree);
+  REQUIRE(nccl.fault() == "");
+  REQUIRE((nccl.messages() > 0 || !settings.nccl || config.layout.ep == 1));
   REQUIRE_FALSE(api.deadlocked());
   REQUIRE(api.live_allocations() == 0);
   REQUIRE(api.live_streams() == 0);
@@ -199,14 +347,24 @@ Run train_on_gpu(cuda::Api& api, const gpu::Kernels& kernels, const Case& config
 }
 
 Run train_on_cpu(const Case& config, const RunSettings& settings) {
-  const PlacedPlan placed = placed_plan(config);
+  PlacedPlan placed = placed_plan(config);
+  std::optional<PlacedPlan> again = placed_again(config, placed);
   const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
-  ThreadTransport transport(kernels);
+  ThreadTransport transport(kernels), second_transport(kernels);
   const Tokens64 tokens;
-  auto session = Session::create(placed, options_for(config, settings.options), transport,
-                                 cpu_backend(kernels, {config.canonical, 1}), &tokens);
-  REQUIRE(session.ok());
-  return train(**session, config, placed, settings.steps);
+  const auto session_of = [&](const PlacedPlan& of, Transport& by, const Session* beside) {
+    auto session = Session::create(of, options_for(config, settings.options, beside), by,
+                                   cpu_backend(kernels, {config.canonical, 1}), &tokens);
+    REQUIRE(session.ok());
+    return std::move(*session);
+  };
+  const auto first = session_of(placed, transport, nullptr);
+  std::unique_ptr<Session> second;
+  const InStep in_step = [&]() -> Result<Session*> {
+    if (second == nullptr) second = session_of(*again, second_transport, first.get());
+    return second.get();
+  };
+  return train(*first, config, placed, settings.steps, again ? in_step : InStep{});
 }
 
 }  // namespace shardlab::testing

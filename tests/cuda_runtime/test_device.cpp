@@ -8,6 +8,7 @@
 #include "plan/named_kernels.h"
 #include "plan/text.h"
 #include "runtime/cuda/named.h"
+#include "runtime/host_counts.h"
 #include "strategies/lower.h"
 #include "tests/cuda_runtime/queued_kernels.h"
 #include "tests/cuda_runtime/rig.h"
@@ -58,6 +59,10 @@ class TracerFake final : public DeviceTracer {
     const std::lock_guard lock(mutex_);
     ++closed[op];
   }
+  void begin_aside(const OpKey& op) override {
+    const std::lock_guard lock(mutex_);
+    ++aside[op];
+  }
   void op_carried(const OpKey& op, const OpKey& by, double) override {
     const std::lock_guard lock(mutex_);
     carried[op] = by;
@@ -66,7 +71,7 @@ class TracerFake final : public DeviceTracer {
 
   bool events = true;
   std::vector<int32_t> steps;
-  std::map<OpKey, int> open, closed;
+  std::map<OpKey, int> open, closed, aside;
   std::map<OpKey, OpKey> carried;
   std::map<OpKey, std::array<double, 2>> timed;
 
@@ -246,6 +251,35 @@ TEST_CASE("a tracer hears of every op that works, by its key; carried ones of wh
     REQUIRE(tracer.carried.size() == collectives);
     REQUIRE(collectives > 0);
   }
+}
+
+TEST_CASE("copies of counts to the host are told apart from the op, which another rank may carry") {
+  Case c = tiny_case(Family::kLlama);
+  c.model.experts = {.count = 4, .top_k = 2, .ffn = 24};
+  c.layout.dp = c.layout.ep = 2;
+  const PlacedPlan placed = lowered(c);
+  const auto counts =
+      host_counts(*placed.plan, placed.programs[0], RowCounting(*placed.plan, placed.plan->roles[0], placed.programs[0]));
+  REQUIRE(counts.ok());
+  FakeApi api;
+  TracerFake tracer;
+  RunOptions options = run_options();
+  options.tracer = &tracer;
+  FakeRun fake(placed, api, options);
+  REQUIRE(fake.session.ok());
+  (*fake.session)->initialise_parameters();
+  (*fake.session)->step(0);
+  std::map<OpKey, int> want;
+  int carried = 0;
+  for (const int rank : {0, 1})
+    for (const CountCopy& copy : counts->copies) {
+      const OpKey key{0, rank, copy.instruction};
+      want[key] = 1;
+      REQUIRE(tracer.closed[key] == tracer.open[key] + 1);
+      carried += static_cast<int>(tracer.carried.count(key));
+    }
+  REQUIRE(tracer.aside == want);
+  REQUIRE(carried == 2);  // of two layers, on the rank that does not lead
 }
 
 TEST_CASE("kernels by name: the CUDA back end binds those that the table says it has") {

@@ -255,6 +255,57 @@ role 0
   CHECK((*ops)[1].calls == scatter);
 }
 
+TEST_CASE(
+    "packed rows over NCCL: messages of true sizes in their element type, none of no rows, and at the end of the room what would "
+    "reach beyond") {
+  const std::vector<int32_t> sent{2, 1, 0, 0, 3, 1}, received{4, 0, 0, 0, 2, 3};  // two counts a rank
+  CollectiveCall call{.kind = CollectiveKind::kAllToAll, .dtype = DType::bf16};
+  call.sent = sent.data(), call.received = received.data(), call.counts = 2, call.row_bytes = 10, call.source_room = 7,
+  call.room = 9;
+  const CommId ep(0);
+  const auto message = [&](Kind kind, int peer, int64_t rows, int64_t begin, DType dtype = DType::bf16) {
+    return cuda::NcclCall{kind, ep, rows * 10 / (dtype == DType::u8 ? 1 : 2), dtype, ReduceOp::kSum, peer, begin * 10, begin * 10};
+  };
+  const cuda::NcclCall open{Kind::kGroupStart, ep}, close{Kind::kGroupEnd, ep};
+  const std::vector<cuda::NcclCall> want{open,
+                                         message(Kind::kSend, 0, 3, 0),
+                                         message(Kind::kReceive, 0, 4, 0),
+                                         message(Kind::kSend, 2, 4, 3),
+                                         message(Kind::kReceive, 2, 5, 4),
+                                         close};
+  CHECK(cuda::counted_calls(ep, call, 3, 1, 1) == want);
+  call.room = 6;  // five rows begin at the second, on top of the first message
+  CHECK(cuda::counted_calls(ep, call, 3, 1, 1)[4] == message(Kind::kReceive, 2, 5, 1));
+  call.dtype = DType::f8e4m3;
+  CHECK(cuda::counted_calls(ep, call, 3, 1, 1)[3] == message(Kind::kSend, 2, 4, 3, DType::u8));
+}
+
+TEST_CASE("experts over NCCL without storage: counts in equal parts, rows as an even route has them") {
+  Case c = layout(2, 1, 1);
+  c.model = tiny_case(Family::kLlama).model;
+  c.model.experts = {.count = 4, .top_k = 2, .ffn = 24};
+  c.layout.ep = 2;
+  const PlacedPlan placed = lowered(c);
+  const auto ops = cuda::nccl_calls(*placed.plan, program_of(placed, 0), 0);
+  REQUIRE(ops.ok());
+  int exchanges = 0;
+  for (const cuda::NcclOp& op : *ops) {
+    if (!op.counted) continue;
+    ++exchanges;
+    // Half of the rows that the rank's tokens choose go to each rank, in two reads of one message: [2, rows, h] f32.
+    const int64_t elements = c.train.micro_batch * c.train.seq_len * c.model.experts.top_k * c.model.hidden / 2;
+    REQUIRE(op.calls.size() == 6);
+    for (size_t i = 1; i < 5; ++i) {
+      CHECK(op.calls[i].count == elements);
+      CHECK(op.calls[i].dtype == DType::f32);
+      CHECK(op.calls[i].source == op.calls[i].peer * elements * 4);
+    }
+  }
+  CHECK(exchanges == 8);  // of two layers
+  DryNccl dry(placed);
+  dry.session->step(0);
+}
+
 TEST_CASE("NCCL's numbers of types and reductions are those of its header") {
 #ifdef SHARDLAB_TEST_NCCL_HEADER
   REQUIRE(cuda::nccl_type(DType::i8) == ncclInt8);

@@ -150,6 +150,56 @@ TEST_CASE("a one-gpu all_to_all") {
   });
 }
 
+TEST_CASE("one-gpu exchanges of packed rows: as many to each as are counted, none and all to one among them") {
+  constexpr int kRanks = 4, kWidth = 3;
+  constexpr int64_t kRoom = 40, kRowBytes = kWidth * 4;
+  // rows[round][from][to]
+  const auto rows = [](int round, int from, int to) {
+    return round == 0 ? 0 : round == 1 ? (to == 2 ? 9 : 0) : (7 * from + 3 * to + round) % 6;
+  };
+  const auto value = [](int round, int from, int to, int64_t i) {
+    return static_cast<float>(((round * 8 + from) * 8 + to) * 100) + static_cast<float>(i);
+  };
+  Meetings m(kRanks, 9);
+  cuda::OneGpuTransport transport(m.node);
+  run_tasks(kRanks, 1, [&](Task& task) {
+    const int rank = task.rank();
+    const auto comm = transport.join(rank, CommId(0), m.members);
+    cuda::RankDevice& device = m.node.rank(rank);
+    float *const source = m.floats(rank, kRoom * kWidth), *const target = m.floats(rank, kRoom * kWidth);
+    for (int round = 0; round < 6; ++round) {
+      std::vector<int32_t> sent, received;
+      std::vector<float> values;
+      for (int peer = 0; peer < kRanks; ++peer) {
+        const int going = rows(round, rank, peer), coming = rows(round, peer, rank);
+        for (const int part : {going / 2, going - going / 2}) sent.push_back(part);
+        for (const int part : {coming / 2, coming - coming / 2}) received.push_back(part);
+        for (int64_t i = 0; i < going * kWidth; ++i) values.push_back(value(round, rank, peer, i));
+      }
+      values.resize(kRoom * kWidth, -1);
+      device.copy(source, values.data(), kRoom * kRowBytes, 0);
+      CollectiveCall call{
+          CollectiveKind::kAllToAll, ReduceOp::kSum, Algorithm::kDirect, DType::f32, kRoom * kWidth, 0, source, target};
+      call.sent = sent.data(), call.received = received.data(), call.counts = 2, call.row_bytes = kRowBytes;
+      call.source_room = call.room = kRoom;
+      if (!comm->prepare(call).ok()) throw WorldError("cannot prepare");
+      const Moved moved = comm->collective(call, task);
+      std::vector<float> got(kRoom * kWidth);
+      device.copy(got.data(), target, kRoom * kRowBytes, 0);
+      device.synchronise();
+      int64_t at = 0, bytes = 0;
+      for (int from = 0; from < kRanks; ++from)
+        for (int64_t i = 0; i < rows(round, from, rank) * kWidth; ++i)
+          if (got[static_cast<size_t>(at++)] != value(round, from, rank, i))
+            throw WorldError(fmt::format("round {}: a row of rank {} went astray", round, from));
+      for (int to = 0; to < kRanks; ++to) bytes += to != rank ? rows(round, rank, to) * kRowBytes : 0;
+      if (moved.sent_bytes != bytes)
+        throw WorldError(fmt::format("round {}: {} bytes are said to be sent, not {}", round, moved.sent_bytes, bytes));
+    }
+  });
+  REQUIRE_FALSE(m.api.deadlocked());
+}
+
 TEST_CASE("what the one-gpu transport cannot do is refused when it is bound") {
   Meetings m(3, 1);
   cuda::OneGpuTransport transport(m.node);

@@ -114,35 +114,6 @@ TEST_CASE("latent attention: every layout on the device has the CPU's bits, and 
   train_emulated(with_latent_attention());
 }
 
-namespace {
-
-/// Llama with mixtures of experts: Mixtral's router with both losses; DeepSeek-V3's, with groups, biases, shared experts and a dense first
-/// layer; and one that drops rows, with the gate of Qwen2-MoE.
-std::vector<std::pair<std::string, Case>> mixtures() {
-  std::vector<std::pair<std::string, Case>> all;
-  const auto add = [&](const std::string& name, const Experts& experts) {
-    Case c = training_subject(Family::kLlama);
-    c.model.experts = experts;
-    all.emplace_back(name, c);
-  };
-  add("softmax", {.count = 4, .top_k = 2, .ffn = 24, .balance = 0.05f, .z_loss = 0.01f});
-  add("sigmoid", {.count = 8,
-                  .top_k = 3,
-                  .ffn = 16,
-                  .sigmoid = true,
-                  .factor = 2.5f,
-                  .balance = 0.02f,
-                  .shared = 1,
-                  .dense_layers = 1,
-                  .groups = 4,
-                  .groups_chosen = 2,
-                  .bias_update_rate = 0.01f});
-  add("capacity", {.count = 4, .top_k = 2, .ffn = 24, .normalise = false, .shared = 1, .shared_gate = true, .capacity_factor = 1});
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("mixtures of experts: every layout without ep has the CPU's bits on the device, and the GPU's own kernels its values") {
   uint64_t part = 2;
   for (const auto& [name, subject] : mixtures()) {

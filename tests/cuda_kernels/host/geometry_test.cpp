@@ -51,6 +51,10 @@ TEST_CASE("geometry: a row's threads hold it whole up to 16384 elements of two b
     }
 }
 
+TEST_CASE("geometry: counts of any number are cut off by one block") {
+  REQUIRE((fits(geometry::fit_rows()) && geometry::fit_rows().blocks() == 1));
+}
+
 TEST_CASE("geometry: cross-entropy keeps a row in shared memory where it fits") {
   REQUIRE(geometry::cross_entropy(7, 50304, 16, 2).cached);
   REQUIRE(!geometry::cross_entropy(7, 128256, 16, 2).cached);

@@ -52,6 +52,26 @@ TEST_CASE("every layout on the GPU gives the bits of one rank, and the CPU's val
   }
 }
 
+TEST_CASE("experts that ranks share on the GPU: every layout gives the bits of one rank") {
+  const auto api = usable_gpu();
+  if (api == nullptr) return;
+  for (const auto& [name, subject] : mixtures()) {
+    const RunSettings settings{.steps = 3};
+    const Run one = train_on_gpu(*api, *cuda::built_kernels(), training_layouts(subject).front().second, settings);
+    for (const auto& [layout, config] : expert_layouts(subject)) {
+      if (config.layout.cp > 1) continue;  // tokens in another order
+      INFO(name << " " << layout);
+      const Run run = train_on_gpu(*api, *cuda::built_kernels(), config, settings);
+      REQUIRE(run.losses == one.losses);
+      for (const auto& [parameter, values] : one.parameters) {
+        INFO(parameter);
+        REQUIRE(same_bits(run.parameters.at(parameter), values));
+      }
+      REQUIRE(run.peaks == run.planned);
+    }
+  }
+}
+
 TEST_CASE("the library's matmul on the GPU trains as the CPU does") {
   const auto api = usable_gpu();
   if (api == nullptr) return;
