@@ -282,12 +282,6 @@ constexpr Apart kRouterBiasApart[] = {
     {kServers, kMissing, "set parameter_server.servers: 0, or model.bias_update_rate: 0"},
     {kDilocoAtAll, kMissing, "set diloco.steps: 0, or model.bias_update_rate: 0"},
 };
-constexpr Apart kCapacityApart[] = {
-    {{cuts_sequences, [](const Case& c) { return fmt::format("cp={}", c.layout.cp); }},
-     "an expert takes rows of a sequence in the order of its tokens, and the ranks that have its other parts would have to count "
-     "theirs first",
-     "set cp: 1, or model.capacity_factor: 0"},
-};
 constexpr Apart kAverageApart[] = {
     {kOptimizerAway, "weights are averaged where they are updated, and that on the device", "set offload.optimizer: none"},
     {kServers, "the servers have the weights, and the workers average what they have pulled", "set parameter_server.servers: 0"},
@@ -828,7 +822,6 @@ constexpr std::array kTable{
     Technique{.id = "expert-capacity",
               .on = [](const Case& c) { return c.model.experts.drops(); },
               .text = [](const Case& c) { return fmt::format("model.capacity_factor={}", c.model.experts.capacity_factor); },
-              .apart = kCapacityApart,
               .choices = kCapacityChoices},
     Technique{.id = "head-norm",
               .on = [](const Case& c) { return c.model.qk_norm; },

@@ -156,7 +156,7 @@ void Replay::check_run_state(const Piece& p, const Region& at, int32_t slot) {
   if (!first && known->second != p.run && !report_.full())
     fault(Rule::kValues, "reads %{} as {} left it, and forward ops of the same step have read what {} left", slot_name(slot),
           run_name(p.run), run_name(known->second));
-  if (!std::holds_alternative<Route>(act_->op->work)) return;
+  if (!std::holds_alternative<Route>(act_->op->work) && !std::holds_alternative<ChooseExperts>(act_->op->work)) return;
   const auto [layer, alone] = biased_.try_emplace(at.root, call_->layer);
   if (!alone && layer->second != call_->layer && !report_.full())
     fault(Rule::kValues, "chooses by %{}, the bias of layer {}", slot_name(slot), layer->second);

@@ -177,6 +177,11 @@ AxisSet context_axes(const Mesh& mesh) {
   return heads ? cp | AxisSet::of(*heads) : cp;
 }
 
+int64_t even_rows_of_experts(const Case& c) {
+  const Experts& e = c.model.experts;
+  return c.train.micro_batch * e.most_rows(c.train.seq_len, e.count) / c.layout.cp;
+}
+
 AxisSet expert_axes(const Draft& draft) {
   const Layout& l = draft.config.layout;
   if (l.ep == 1) return {};
