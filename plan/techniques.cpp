@@ -295,10 +295,7 @@ constexpr Apart kExpertParallelApart[] = {
     {kCompression, kMissing, "set compression.kind: none"},
     {kServers, kMissing, "set parameter_server.servers: 0"},
     {kDilocoAtAll, kMissing, "set diloco.steps: 0"},
-    {kGuard, kMissing, "leave guard out"},
     {kMirrored, kMissing, "use schedule: 1f1b, interleaved or a zero-bubble schedule"},
-    {kOptimizerAway, kMissing, "set offload.optimizer: none"},
-    {kParametersAway, kMissing, "set offload.parameters: none"},
     {kCanonicalSlices, "each micro-batch is summed over the ranks by itself", "set zero: 0 or 2"},
 };
 constexpr Apart kExpertBoundApart[] = {
@@ -313,6 +310,9 @@ constexpr Apart kExpertBoundApart[] = {
      "two plans would make steps again, each its own",
      "set post_validation: 0, or expert_bound: 0"},
     {kFp16, "a loss scale starts and moves in a step that is made again too", "use precision: bf16, or expert_bound: 0"},
+    {{[](const Case& c) { return c.layout.offload.delayed_update; }, [](const Case&) { return std::string("delayed_update"); }},
+     "an update that is made beside the step cannot wait for the word that the step runs again",
+     "set delayed_update: false, or expert_bound: 0"},
 };
 bool braids(const Case& c) { return c.layout.expert_overlap == ExpertOverlap::kMicroBatches; }
 std::string braid_text(const Case&) { return "expert_overlap=micro-batches"; }

@@ -720,6 +720,63 @@ TEST_CASE("rows with experts beside context parallelism: ranks with parts of a s
     }
 }
 
+TEST_CASE(
+    "expert parallel with the optimizer on the host, canonical: each rank updates its own experts there, to the bits of the "
+    "reference") {
+  const Sizes kSizes[] = {{.dp = 2, .ep = 2, .accumulation = 2},
+                          {.dp = 4, .ep = 2},
+                          {.dp = 4, .ep = 2, .zero = 1},
+                          {.dp = 4, .ep = 4, .zero = 2, .accumulation = 2},
+                          {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2},
+                          {.dp = 4, .ep = 4, .zero = 3},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4},
+                          {.dp = 2, .ep = 2, .zero = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
+                          {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .kind = ContextKind::kStriped}};
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kAdamW, 0, 0.5f), subject_of(kFull, Optimizer::kSgd)}) {
+    subject.train.seq_len = 24;
+    std::vector<Case> cases;
+    for (const OffloadTo to : {OffloadTo::kCpu, OffloadTo::kNvme})
+      for (const Sizes& sizes : kSizes) {
+        cases.push_back(case_of(subject, sizes, true));
+        Layout& l = cases.back().layout;
+        l.offload.optimizer = to;
+        if (sizes.accumulation == 2 && sizes.zero != 3) l.expert_overlap = ExpertOverlap::kMicroBatches;
+        if (sizes.zero == 1) l.recompute = Recompute::kFull, l.bucket_bytes = 8192;
+        if (sizes.zero == 2) l.offload.activations = to, l.expert_overlap = ExpertOverlap::kLayer;
+        if (sizes.zero == 3) l.offload.parameters = to;
+      }
+    train_all(subject, cases);
+  }
+}
+
+TEST_CASE(
+    "expert parallel with the optimizer on the host: device and host hold what is known before the run, moments of own experts "
+    "alone") {
+  Subject subject = subject_of(kSoftmax, Optimizer::kAdamW);
+  for (const Sizes& sizes : {Sizes{.dp = 2, .ep = 2, .accumulation = 2},
+                             {.dp = 4, .ep = 2, .zero = 1, .accumulation = 2},
+                             {.dp = 4, .ep = 4, .zero = 3, .accumulation = 2}}) {
+    Case config = case_of(subject, sizes, false);
+    config.layout.offload.optimizer = OffloadTo::kCpu;
+    INFO(config.name);
+    Running run(config);
+    REQUIRE(std::isfinite(*run.session->step(0).loss));
+    for (int rank = 0; rank < sizes.dp; ++rank)
+      for (const Space space : {Space::kDevice, Space::kHost})
+        CHECK(run.session->ledger(rank).peak(space) == memory_peak(*run.placed.plan, 0)[static_cast<size_t>(space)].peak_bytes);
+    // A copy and two moments of each parameter that the rank updates: the experts' elements by n, under ZeRO by all of dp, and all others by
+    // dp under ZeRO. What a bucket is padded by comes on top.
+    const Model& m = config.model;
+    const int64_t experts = m.layers * m.experts.count * 3 * m.experts.ffn * m.hidden, all = parameter_count(m);
+    const int64_t own = sizes.zero > 0 ? all / sizes.dp : all - experts + experts / sizes.ep;
+    int64_t states = 0;
+    for (const Buffer& b : run.placed.plan->roles[0].buffers)
+      if (b.persistent && b.space == Space::kHost && !b.view && b.type.dtype == DType::f32) states += b.type.shape.elements();
+    CHECK(states >= 3 * own);
+    CHECK(states <= 3 * own + 3 * own / 50);
+  }
+}
+
 TEST_CASE("experts of a capacity, fast: no layout is further from fp64 than 1.5 times one rank") {
   Subject subject = subject_of(kFull, Optimizer::kSgd);
   subject.train.seq_len = 24;
