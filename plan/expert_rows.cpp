@@ -161,7 +161,8 @@ std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> 
     }
     layer.dropped += r.numbers[r.layer.chosen_at()];  // all that were chosen; those that were worked at are taken off below
     if (of.shares) {
-      layer.by_rank.push_back(worked);
+      layer.by_rank.resize(of.ranks.size());
+      layer.by_rank[number] += worked;  // mirrored stages have the layer twice, each for its own micro-batches
       const auto even = static_cast<double>(r.layer.chosen * r.layer.together);
       for (const int64_t rows : r.numbers.subspan(r.layer.worked_at()))
         layer.fullest = std::max(layer.fullest, static_cast<double>(rows) / even);

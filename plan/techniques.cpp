@@ -295,7 +295,6 @@ constexpr Apart kExpertParallelApart[] = {
     {kCompression, kMissing, "set compression.kind: none"},
     {kServers, kMissing, "set parameter_server.servers: 0"},
     {kDilocoAtAll, kMissing, "set diloco.steps: 0"},
-    {kMirrored, kMissing, "use schedule: 1f1b, interleaved or a zero-bubble schedule"},
     {kCanonicalSlices, "each micro-batch is summed over the ranks by itself", "set zero: 0 or 2"},
 };
 constexpr Apart kExpertBoundApart[] = {

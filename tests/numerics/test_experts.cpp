@@ -777,6 +777,33 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("DualPipe with shared experts, canonical: braided or not, both halves train to the bits of the reference") {
+  const Schedule kDualPipe = *schedule_named("dualpipe");
+  const Sizes kSizes[] = {{.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kDualPipe},
+                          {.dp = 4, .ep = 2, .pp = 2, .accumulation = 2, .schedule = kDualPipe},
+                          {.dp = 2, .ep = 2, .pp = 4, .accumulation = 4, .schedule = kDualPipe},
+                          {.dp = 2, .ep = 2, .pp = 2, .zero = 2, .accumulation = 4, .schedule = kDualPipe},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kDualPipe, .tp = 2, .sequence_parallel = true},
+                          {.ep = 2, .pp = 2, .accumulation = 8, .schedule = kDualPipe, .cp = 2, .kind = ContextKind::kZigzag},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kDualPipe, .cp = 2}};
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kAdamW, 0.25f, 0.5f), subject_of(kBiasedGroups, Optimizer::kSgd),
+                          subject_of(kFull, Optimizer::kAdamW)}) {
+    subject.train.seq_len = 24;
+    subject.model.layers = 4;
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes)
+      for (const ExpertOverlap overlap : {ExpertOverlap::kNone, ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches}) {
+        cases.push_back(case_of(subject, sizes, true));
+        cases.back().layout.expert_overlap = overlap;
+        if (overlap == ExpertOverlap::kMicroBatches && !check(cases.back()).ok())
+          cases.pop_back();
+        else if (overlap == ExpertOverlap::kMicroBatches && sizes.zero == 2)
+          cases.back().layout.recompute = Recompute::kFull;
+      }
+    train_all(subject, cases);
+  }
+}
+
 TEST_CASE("experts of a capacity, fast: no layout is further from fp64 than 1.5 times one rank") {
   Subject subject = subject_of(kFull, Optimizer::kSgd);
   subject.train.seq_len = 24;
