@@ -66,9 +66,12 @@ float sum_of_chosen(const RouteShape& s, const float* p, const int32_t* chosen, 
   return sum + kLeastSum;
 }
 
-void weigh(const RouteShape& s, const float* p, const int32_t* chosen, float* weights) {
-  const float sum = s.normalise ? sum_of_chosen(s, p, chosen, nullptr) : 1.0f;
-  for (int64_t j = 0; j < s.top_k; ++j) weights[j] = s.normalise ? (p[chosen[j]] / sum) * s.factor : p[chosen[j]] * s.factor;
+void weigh(const RouteShape& s, const float* p, const int32_t* chosen, const int32_t* by_place, float* weights) {
+  const float sum = s.normalise ? sum_of_chosen(s, p, chosen, by_place) : 1.0f;
+  for (int64_t j = 0; j < s.top_k; ++j) {
+    const float own = p[expert_of(chosen[j], by_place)];
+    weights[j] = s.normalise ? (own / sum) * s.factor : own * s.factor;
+  }
 }
 
 /// Marks in `taken` by 1 the n largest that are not marked, of equal ones the first.
@@ -117,6 +120,36 @@ int64_t leaf_of(int64_t sequence, int64_t t, int64_t tokens, int64_t sequences, 
   return sequence * each + leaf;
 }
 
+/// Counts the rows that experts take, and marks those that they drop. In the order of the text an expert takes the rows of the first
+/// tokens that chose it, those of other ranks among them. full[experts]: rows that chose each expert so far; null: experts take all.
+void take_rows(const RouteForward& a, int32_t* full) {
+  const RouteShape& s = a.shape;
+  const bool whole = a.chosen.choice == nullptr;
+  const int64_t each = s.experts / a.ranks, tokens = whole ? s.tokens : a.chosen.tokens;
+  std::fill(a.counts, a.counts + a.leaves * s.experts, 0);
+  for (int64_t q = 0; q < s.sequences; ++q) {
+    if (full != nullptr) std::fill(full, full + s.experts, 0);
+    for (int64_t position = 0; position < tokens; ++position) {
+      const int64_t place = whole ? position : a.chosen.order.place(position, tokens);
+      const int64_t t = place - (whole ? 0 : a.chosen.first);
+      if (t < 0 || t >= s.tokens) {
+        const int32_t* chosen = a.chosen.choice + (q * tokens + place) * s.top_k;
+        for (int64_t j = 0; j < s.top_k; ++j) ++full[chosen[j]];
+        continue;
+      }
+      int32_t* chosen = a.choice + (q * s.tokens + t) * s.top_k;
+      const int64_t leaf = leaf_of(q, t, s.tokens, s.sequences, a.leaves);
+      for (int64_t j = 0; j < s.top_k; ++j) {
+        const int64_t e = chosen[j];
+        if (full != nullptr && full[e]++ >= a.capacity)
+          chosen[j] = ~chosen[j];
+        else
+          ++a.counts[(e / each * a.leaves + leaf) * each + e % each];
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void route_forward(const Kernels& k, const RouteForward& a) {
@@ -127,33 +160,23 @@ void route_forward(const Kernels& k, const RouteForward& a) {
   int32_t* taken = take<int32_t>(scratch, s.experts);
   float* groups = take<float>(scratch, s.experts);
   float* biased = take<float>(scratch, s.experts);
-  int32_t* full = a.capacity > 0 ? take<int32_t>(scratch, s.experts) : nullptr;  // rows that each expert has of the sequence
-  const int64_t each = s.experts / a.ranks;
-  std::fill(a.counts, a.counts + a.leaves * s.experts, 0);
-  for (int64_t q = 0; q < s.sequences; ++q) {
-    if (full != nullptr) std::fill(full, full + s.experts, 0);
-    for (int64_t t = 0; t < s.tokens; ++t) {
-      const int64_t row = q * s.tokens + t;
-      const float* logits = a.logits + row * s.experts;
-      int32_t* chosen = a.choice + row * s.top_k;
-      scores(k, s, logits, p);
-      for (int64_t e = 0; e < s.experts && a.bias != nullptr; ++e) biased[e] = p[e] + a.bias[e];
-      if (a.bias != nullptr)
-        choose(s, biased, biased, groups, taken, chosen);
-      else
-        choose(s, logits, p, groups, taken, chosen);
-      weigh(s, p, chosen, a.weights + row * s.top_k);
-      const int64_t leaf = leaf_of(q, t, s.tokens, s.sequences, a.leaves);
-      for (int64_t j = 0; j < s.top_k; ++j) {
-        if (a.places != nullptr) chosen[j] = a.places[chosen[j]];
-        const int64_t e = chosen[j];
-        if (full != nullptr && full[e]++ >= a.capacity)
-          chosen[j] = ~chosen[j];
-        else
-          ++a.counts[(e / each * a.leaves + leaf) * each + e % each];
-      }
-    }
+  for (int64_t row = 0; row < s.sequences * s.tokens; ++row) {
+    const float* logits = a.logits + row * s.experts;
+    int32_t* chosen = a.choice + row * s.top_k;
+    scores(k, s, logits, p);
+    const bool chooses = a.chosen.choice == nullptr;
+    for (int64_t e = 0; e < s.experts && chooses && a.bias != nullptr; ++e) biased[e] = p[e] + a.bias[e];
+    if (!chooses)
+      std::copy_n(a.chosen.choice + (row / s.tokens * a.chosen.tokens + a.chosen.first + row % s.tokens) * s.top_k, s.top_k,
+                  chosen);
+    else if (a.bias != nullptr)
+      choose(s, biased, biased, groups, taken, chosen);
+    else
+      choose(s, logits, p, groups, taken, chosen);
+    if (a.weights != nullptr) weigh(s, p, chosen, chooses ? nullptr : a.by_place, a.weights + row * s.top_k);
+    for (int64_t j = 0; j < s.top_k && chooses && a.places != nullptr; ++j) chosen[j] = a.places[chosen[j]];
   }
+  if (a.counts != nullptr) take_rows(a, a.capacity > 0 ? take<int32_t>(scratch, s.experts) : nullptr);
 }
 
 void route_input(const Kernels& k, const RouteInput& a) {

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "kernels/kernels.h"
+#include "plan/base/token_order.h"
 
 namespace shardlab::kernels {
 
@@ -23,9 +24,17 @@ struct RouteShape {
   int64_t step_tokens = 1;                ///< tokens of the step, by which the two losses are divided
 };
 
+/// The tokens of all ranks that have parts of each sequence: what they chose, [sequences,tokens,top_k] in `order`, and where the rank's own
+/// tokens begin.
+struct ChosenByAll {
+  const int32_t* choice = nullptr;
+  int64_t tokens = 0, first = 0;
+  TokenOrder order;
+};
+
 /// F. logits -> weights[sequences,tokens,top_k], choice of that shape, counts[ranks,leaves,experts / ranks]. leaves: 1, or a multiple of
 /// sequences. Flops: (5 + top_k) a logit. `capacity`: an expert takes the rows of so many tokens of each sequence, of the first that chose
-/// it; 0: of all.
+/// it; 0: of all. Without weights and counts experts are chosen, and that is all; with `chosen` they have been.
 struct RouteForward {
   RouteShape shape;
   const float* logits = nullptr;
@@ -36,7 +45,9 @@ struct RouteForward {
   int32_t* counts = nullptr;
   int64_t ranks = 1, leaves = 1;
   int64_t capacity = 0;
-  void* scratch = nullptr;  ///< route_scratch_bytes(...) bytes, aligned to 64
+  ChosenByAll chosen;                 ///< null: the rank has whole sequences
+  const int32_t* by_place = nullptr;  ///< of `chosen`, as ExpertLoad
+  void* scratch = nullptr;            ///< route_scratch_bytes(...) bytes, aligned to 64
 };
 /// I. dweights, logits, choice -> dlogits, the gradients of the two losses included. Where the tokens are a part of each sequence,
 /// `load`[sequences,experts] is of the whole, which has `whole_tokens`.

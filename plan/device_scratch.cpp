@@ -57,7 +57,7 @@ int64_t scratch_of(const HeadNorm& w, const DeviceOperands& o) {
 
 /// Tokens of each sequence that chose each expert, where the loss for even use is of whole sequences.
 int64_t scratch_of(const Route& w, const DeviceOperands& o) {
-  if (w.phase == Phase::kF || w.balance == 0 || w.sequence != 0) return 0;
+  if (w.phase == Phase::kF || w.balance == 0 || w.is_of_part()) return 0;
   return lent(4 * o.read(2).shape[0] * o.read(1).shape.last());
 }
 

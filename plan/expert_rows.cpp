@@ -34,8 +34,10 @@ RowCounting::RowCounting(const Plan& plan, const Role& role, const Program& prog
   for (const Instruction& i : program.instructions) {
     if (i.kind != Instruction::Kind::kRun || i.call < 0) continue;
     if (const auto* route = std::get_if<Route>(&i.op->work); route != nullptr && route->phase == Phase::kF) {
-      const Shape& choice = program.writes(i)[1].type->shape;
-      routed[i.layer] = {.chosen = choice.elements(), .sequences = choice[0], .top_k = choice.last(), .capacity = route->capacity};
+      const Type* type = program.writes(i)[1].type;
+      const Shape& choice = type->shape;
+      routed[i.layer] = {
+          .chosen = choice.elements(), .sequences = choice[0], .top_k = choice.last(), .capacity = route->capacity, .choice = type};
     }
     const int32_t step = steps[static_cast<size_t>(i.call)];
     if (cuts_counts(i)) fitted.try_emplace({step, i.layer, i.micro_batch}, i.id);
@@ -159,7 +161,8 @@ std::vector<ExpertRows> expert_rows(const Mesh& mesh, std::span<const RankRows> 
     }
     layer.dropped += r.numbers[r.layer.chosen_at()];  // all that were chosen; those that were worked at are taken off below
     if (of.shares) {
-      layer.by_rank.push_back(worked);
+      layer.by_rank.resize(of.ranks.size());
+      layer.by_rank[number] += worked;  // mirrored stages have the layer twice, each for its own micro-batches
       const auto even = static_cast<double>(r.layer.chosen * r.layer.together);
       for (const int64_t rows : r.numbers.subspan(r.layer.worked_at()))
         layer.fullest = std::max(layer.fullest, static_cast<double>(rows) / even);

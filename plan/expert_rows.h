@@ -43,6 +43,7 @@ struct CountedLayer {
   int64_t sequences = 0;                       ///< that a micro-batch has, or has parts of
   int64_t top_k = 0;                           ///< rows that a token chooses
   int64_t capacity = 0;                        ///< rows that an expert takes of a sequence; 0: all
+  const Type* choice = nullptr;                ///< i32[sequences, tokens, top_k]: how tokens are dealt to ranks
   int64_t expected = 0;                        ///< rows that the rank's experts work at in a micro-batch where routes are even
   int micro_batches = 0;                       ///< of the step
   int together = 1;                            ///< micro-batches whose rows are one number of `fullest_at`

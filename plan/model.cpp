@@ -290,9 +290,9 @@ int64_t Experts::capacity(int64_t tokens) const {
   return rows >= static_cast<double>(tokens) ? tokens : std::max<int64_t>(1, static_cast<int64_t>(rows));
 }
 
-int64_t Experts::most_rows(int64_t tokens, int64_t experts) const {
-  if (!drops()) return tokens * top_k;
-  return std::min(tokens * std::min(top_k, experts), experts * capacity(tokens));
+int64_t Experts::most_rows(int64_t tokens, int64_t experts, int64_t parts) const {
+  if (!drops()) return tokens / parts * top_k;
+  return std::min(tokens / parts * std::min(top_k, experts), experts * capacity(tokens));
 }
 
 int64_t Model::mixture_layers() const {

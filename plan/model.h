@@ -45,8 +45,8 @@ struct Experts {
   /// tokens. A product that is within a millionth of a whole number is that number, since 1.1 has no exact float.
   /// Source: Lepikhin et al., "GShard" (2020), section 2.2, where a group of tokens is a sequence; Fedus et al. 2021, section 2.2.
   int64_t capacity(int64_t tokens) const;
-  /// Rows that a sequence of so many tokens makes at most at `experts` of the experts. Without a capacity: top_k of every token.
-  int64_t most_rows(int64_t tokens, int64_t experts) const;
+  /// Rows that one of so many equal parts of a sequence of `tokens` tokens makes at most at `experts` of the experts. Without a capacity: top_k of every token.
+  int64_t most_rows(int64_t tokens, int64_t experts, int64_t parts = 1) const;
   friend bool operator==(const Experts&, const Experts&) = default;
 };
 

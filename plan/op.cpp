@@ -41,7 +41,8 @@ std::string_view kind_of(const Work& work) {
                                                                                   "strips",
                                                                                   "expert_load",
                                                                                   "gate",
-                                                                                  "latent_heads"};
+                                                                                  "latent_heads",
+                                                                                  "choose_experts"};
   static constexpr std::array<std::string_view, 5> kCollectives{"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                                                 "all_to_all"};
   if (const auto* c = std::get_if<Collective>(&work)) return kCollectives[static_cast<size_t>(c->kind)];

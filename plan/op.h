@@ -226,9 +226,10 @@ struct Activation {
 /// I: dweights, logits, choice -> dlogits. It adds the gradients of two losses of the step, which no op computes: `balance` times the
 ///   mean over sequences of sum over e of (E / (k s) tokens to e) * (mean score of e), and `z_loss` times the mean over tokens of the
 ///   squared log-sum-exp. `tokens` is the number of tokens of the step.
-/// `sequence`: the rank has a part of each sequence, which has so many tokens. I then reads load f32[b,E] last: tokens of the whole sequence
-///   that go to each expert (ExpertLoad, summed over the parts).
-/// `capacity`: an expert takes so many rows of each sequence, in the order of the tokens, whatever weight they have; the rows beyond are
+/// `sequence`: the rank has a part of each sequence, which has so many tokens. With `balance` I then reads load f32[b,E] last: tokens of the
+///   whole sequence that go to each expert (ExpertLoad, summed over the parts). With `capacity` F then reads chosen i32[b,sequence,k] last: what
+///   the tokens of all parts chose (ChooseExperts, gathered), and chooses nothing itself.
+/// `capacity`: an expert takes so many rows of each sequence, in the order of the text, whatever weight they have; the rows beyond are
 ///   dropped (Lepikhin et al. 2020). choice then has ~e (below 0) in the place of e, counts leave the row out, and weights stay as they are. I
 ///   reads a dweights of 0 there. The two losses, and loads, are of all that was chosen.
 /// `Plan::expert_placement` gives each expert of the call's layer a place. choice has places, of a token in the order of its experts, and
@@ -248,6 +249,20 @@ struct Route {
   int64_t sequence = 0;  ///< 0: sequences are whole
   bool biased = false;
   int64_t capacity = 0;  ///< 0: an expert takes all rows
+
+  bool is_of_part() const { return sequence != 0; }
+  bool reads_load() const { return phase == Phase::kI && is_of_part() && balance != 0; }
+  bool reads_chosen() const { return phase == Phase::kF && is_of_part() && capacity != 0; }
+};
+
+/// The experts of each token before rows are dropped: logits[b,s,E] (, bias f32[E]) -> chosen i32[b,s,k]. Attributes and order are those of
+/// Route. Ranks that have parts of a sequence gather it, so that each knows which rows of the other parts come before its own.
+struct ChooseExperts {
+  Phase phase = Phase::kF;
+  bool sigmoid = false;
+  int groups = 1;
+  int groups_chosen = 1;
+  bool biased = false;
 };
 
 /// choice i32[b,s,k] -> load f32[b,E]: the number of tokens of each sequence that go to each of E experts, by expert whatever their places.
@@ -459,7 +474,7 @@ struct Recv {
 using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
                           Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Lion,
                           AdamW8bit, Copy, Kernel, Collective, Send, Recv, Regroup, Route, Dispatch, GroupedLinear, Combine,
-                          HeadNorm, Strips, ExpertLoad, Gate, LatentHeads>;
+                          HeadNorm, Strips, ExpertLoad, Gate, LatentHeads, ChooseExperts>;
 
 /// Whether an op of packed sequences goes by documents: LoadBatch, Positions, Rope, LatentHeads, Attention, AttentionBlock. No value for others.
 inline std::optional<bool> packed_of(const Work& work) {

@@ -239,6 +239,13 @@ void op_fields(A& a, Route& w) {
   a.number("capacity", w.capacity, int64_t{0});
 }
 template <class A>
+void op_fields(A& a, ChooseExperts& w) {
+  a.flag("sigmoid", w.sigmoid);
+  a.number("groups", w.groups, 1);
+  a.number("groups_chosen", w.groups_chosen, 1);
+  a.flag("biased", w.biased);
+}
+template <class A>
 void op_fields(A& a, ExpertLoad& w) {
   a.flag("accumulate", w.accumulate);
 }

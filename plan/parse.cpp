@@ -77,12 +77,12 @@ std::optional<Rational> number_in<Rational>(std::string_view text) {
 
 /// One op of every kind, from which a parsed op starts.
 std::vector<Work> prototypes() {
-  std::vector<Work> all{LoadBatch{},  Embed{},          Positions{},      Norm{},        Linear{},   Rope{},       Attention{},
-                        SplitHeads{}, AttentionBlock{}, AttentionMerge{}, Activation{},  Residual{}, Dropout{},    CrossEntropy{},
-                        Add{},        Fill{},           SumScalars{},     SquaredNorm{}, Sgd{},      AdamW{},      Lion{},
-                        AdamW8bit{},  Copy{},           Kernel{},         Send{},        Recv{},     Regroup{},    Route{},
-                        Dispatch{},   GroupedLinear{},  Combine{},        HeadNorm{},    Strips{},   ExpertLoad{}, Gate{},
-                        LatentHeads{}};
+  std::vector<Work> all{LoadBatch{},   Embed{},          Positions{},      Norm{},        Linear{},   Rope{},       Attention{},
+                        SplitHeads{},  AttentionBlock{}, AttentionMerge{}, Activation{},  Residual{}, Dropout{},    CrossEntropy{},
+                        Add{},         Fill{},           SumScalars{},     SquaredNorm{}, Sgd{},      AdamW{},      Lion{},
+                        AdamW8bit{},   Copy{},           Kernel{},         Send{},        Recv{},     Regroup{},    Route{},
+                        Dispatch{},    GroupedLinear{},  Combine{},        HeadNorm{},    Strips{},   ExpertLoad{}, Gate{},
+                        LatentHeads{}, ChooseExperts{}};
   for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather,
                                     CollectiveKind::kBroadcast, CollectiveKind::kAllToAll})
     all.push_back(Collective{.kind = kind});

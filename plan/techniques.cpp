@@ -283,12 +283,6 @@ constexpr Apart kRouterBiasApart[] = {
     {kServers, kMissing, "set parameter_server.servers: 0, or model.bias_update_rate: 0"},
     {kDilocoAtAll, kMissing, "set diloco.steps: 0, or model.bias_update_rate: 0"},
 };
-constexpr Apart kCapacityApart[] = {
-    {{cuts_sequences, [](const Case& c) { return fmt::format("cp={}", c.layout.cp); }},
-     "an expert takes rows of a sequence in the order of its tokens, and the ranks that have its other parts would have to count "
-     "theirs first",
-     "set cp: 1, or model.capacity_factor: 0"},
-};
 constexpr Apart kAverageApart[] = {
     {kOptimizerAway, "weights are averaged where they are updated, and that on the device", "set offload.optimizer: none"},
     {kServers, "the servers have the weights, and the workers average what they have pulled", "set parameter_server.servers: 0"},
@@ -301,10 +295,6 @@ constexpr Apart kExpertParallelApart[] = {
     {kCompression, kMissing, "set compression.kind: none"},
     {kServers, kMissing, "set parameter_server.servers: 0"},
     {kDilocoAtAll, kMissing, "set diloco.steps: 0"},
-    {kGuard, kMissing, "leave guard out"},
-    {kMirrored, kMissing, "use schedule: 1f1b, interleaved or a zero-bubble schedule"},
-    {kOptimizerAway, kMissing, "set offload.optimizer: none"},
-    {kParametersAway, kMissing, "set offload.parameters: none"},
     {kCanonicalSlices, "each micro-batch is summed over the ranks by itself", "set zero: 0 or 2"},
 };
 constexpr Fact kNoExpertParallel{[](const Case& c) { return !shares_experts(c); }, [](const Case&) { return std::string("ep=1"); }};
@@ -327,6 +317,9 @@ constexpr Apart kExpertBoundApart[] = {
      "two plans would make steps again, each its own",
      "set post_validation: 0, or expert_bound: 0"},
     {kFp16, "a loss scale starts and moves in a step that is made again too", "use precision: bf16, or expert_bound: 0"},
+    {{[](const Case& c) { return c.layout.offload.delayed_update; }, [](const Case&) { return std::string("delayed_update"); }},
+     "an update that is made beside the step cannot wait for the word that the step runs again",
+     "set delayed_update: false, or expert_bound: 0"},
 };
 bool braids(const Case& c) { return c.layout.expert_overlap == ExpertOverlap::kMicroBatches; }
 std::string braid_text(const Case&) { return "expert_overlap=micro-batches"; }
@@ -841,7 +834,6 @@ constexpr std::array kTable{
     Technique{.id = "expert-capacity",
               .on = kCapacity.holds,
               .text = kCapacity.text,
-              .apart = kCapacityApart,
               .choices = kCapacityChoices},
     Technique{.id = "head-norm",
               .on = [](const Case& c) { return c.model.qk_norm; },

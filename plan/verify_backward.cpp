@@ -118,7 +118,7 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
           },
           [&](const Route& w) {
             std::vector sources{kGradient, kX, kSaved};
-            if (w.sequence != 0) sources.push_back({Kind::kLoad, 1});
+            if (w.reads_load()) sources.push_back({Kind::kLoad, 1});
             return sources;
           },
           [&](const Dispatch&) {
@@ -165,6 +165,7 @@ Way way_of(const Work& work, size_t read) {
                         [&](const Combine&) { return read < 2 ? Way::kTerm : Way::kNone; },
                         [&](const Gate&) { return Way::kTerm; },
                         [&](const ExpertLoad&) { return Way::kNone; },
+                        [&](const ChooseExperts&) { return Way::kNone; },
                         [&](const Positions&) { return read == 0 ? Way::kPass : Way::kNone; },
                         [&](const CrossEntropy& w) {
                           const bool back = w.part == CrossEntropy::Part::kFused || w.part == CrossEntropy::Part::kGrad;
@@ -464,7 +465,8 @@ class Replay {
   void check_bounded(const Act& act, int32_t route);
   void check_fitted(const Act& act);
   void play_fit(const Act& act);
-  int64_t most_that_come(int32_t route, const Shape& counts) const;
+  int64_t most_that_come(int32_t route, const Type& counts) const;
+  void check_chosen(const Act& act);
   void check_route(const Act& act);
   int32_t route_of_rows(const Held& rows) const;
   int32_t route_of(const Held& held, size_t result) const;
@@ -1066,6 +1068,13 @@ void Replay::check_room(const Act& act, int32_t route) {
   if (room < most)
     fault(Rule::kValues, act, "has room for {} rows of each rank, and {} sequences fill {} with capacity={}", room, choice[0], most,
           capacity);
+  // Ranks that have parts of the same sequences send no more than the sequences have room for.
+  const auto type = [&](int32_t slot) -> const Type& { return segment_->slots[static_cast<size_t>(slot)].type; };
+  const bool returns = type(act.reads[0]).shape[0] < type(act.writes[0]).shape[0];
+  const Shape& away = type(returns ? act.reads[0] : act.writes[0]).shape;
+  if (const int64_t come = most_that_come(route, type(act.reads[returns ? 1 : 2])); away[0] * away[1] < come)
+    fault(Rule::kValues, act, "has room for {} rows of all ranks, and up to {} come with capacity={}", away[0] * away[1], come,
+          capacity);
 }
 
 /// Rows that come back from less room than all may take have been judged there: some kernel has said whether they had room.
@@ -1085,13 +1094,21 @@ void Replay::check_bounded(const Act& act, int32_t route) {
           groups * home[0] * home[1]);
 }
 
-/// Rows of one rank, of which all that send it some make at most so many.
-int64_t Replay::most_that_come(int32_t route, const Shape& counts) const {
+/// Rows of one rank, of which all that send it some make at most so many. `counts`: the type of the counts of those that come.
+int64_t Replay::most_that_come(int32_t route, const Type& counts) const {
   const Node& node = rule_.node(route);
-  const auto shape = [&](size_t result) { return node.segment->slots[node.op->writes[result].index()].type.shape; };
-  const Shape choice = shape(1), counted = shape(2);
+  const auto made = [&](size_t result) -> const Type& { return node.segment->slots[node.op->writes[result].index()].type; };
+  Shape choice = made(1).shape;
+  const Shape& counted = made(2).shape;
   const int64_t capacity = std::get<Route>(node.op->work).capacity;
-  return counts[1] / counted[1] * (capacity == 0 ? choice.elements() : most_rows(choice, counted[2], capacity));
+  int64_t senders = counts.shape[1] / counted[1];
+  if (capacity == 0) return senders * choice.elements();
+  // Of the ranks that have parts of a sequence, and share its room, all are senders or none.
+  for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
+    if (const int64_t parts = plan_.mesh.axes[a].size;
+        made(1).place[a] == Placement::shard(1) && counts.place[a] == Placement::shard(0) && senders % parts == 0)
+      senders /= parts, choice[1] *= parts;
+  return senders * most_rows(choice, counted[2], capacity);
 }
 
 /// Experts go through rows that may be more than there is room for by counts that end where the room does.
@@ -1109,7 +1126,7 @@ void Replay::check_fitted(const Act& act) {
   if (route < 0) return;
   const auto shape = [&](int32_t slot) { return segment_->slots[static_cast<size_t>(slot)].type.shape; };
   const Shape rows = shape(act.reads[0]);
-  const int64_t room = rows[0] * rows[1], most = most_that_come(route, shape(act.reads[at]));
+  const int64_t room = rows[0] * rows[1], most = most_that_come(route, segment_->slots[static_cast<size_t>(act.reads[at])].type);
   if (counts.fitted != 0 && counts.fitted != room)
     fault(Rule::kValues, act, "reads %{}, which ends where {} rows do, and %{} has {}", name(act.reads[at]), counts.fitted,
           name(act.reads[0]), room);
@@ -1219,6 +1236,7 @@ void Replay::play_forward(const Act& act) {
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
   if (loss) check_part(act);
   if (loss) check_loss_parts(act, node);
+  check_chosen(act);
   check_route(act);
   check_fitted(act);
   for (size_t i = 0; i < act.writes.size(); ++i) {
@@ -1310,6 +1328,21 @@ int32_t Replay::route_of_rows(const Held& rows) const {
     return route_of_rows(rule_.read(maker, 0));
   if (rounds(work)) return route_of_rows(rule_.read(maker, 0));  // rows in 8 bits, or their scales
   return -1;
+}
+
+/// Where ranks have parts of a sequence, the room of its experts is dealt by what all parts chose, by the same logits in the same way.
+void Replay::check_chosen(const Act& act) {
+  const auto* route = std::get_if<Route>(&act.op->work);
+  if (route == nullptr || !route->reads_chosen() || held_.back().kind == Held::Kind::kUnknown) return;
+  const Held& all = held_.back();
+  if (all.kind == Held::Kind::kValue)
+    if (const int32_t by = rule_.maker(all); const auto* choose = std::get_if<ChooseExperts>(&rule_.node(by).op->work)) {
+      if (rule_.read(by, 0) == held_[0] && choose->sigmoid == route->sigmoid && choose->groups == route->groups &&
+          choose->groups_chosen == route->groups_chosen)
+        return;
+    }
+  fault(Rule::kValues, act, "reads %{} as what all parts of a sequence chose by %{}, and {} is there", name(act.reads.back()),
+        name(act.reads[0]), all.kind == Held::Kind::kValue ? rule_.name_of(all) : "something else");
 }
 
 /// Rows, their counts, and the weights by which they are added up are of one router's choice.

@@ -217,7 +217,8 @@ class FormChecker {
     if (call.layer >= 0 || plan_.expert_placement.empty()) return;
     for (const Step& step : segment.steps)
       if (const Op* op = std::get_if<Op>(&step);
-          op != nullptr && (std::holds_alternative<Route>(op->work) || std::holds_alternative<ExpertLoad>(op->work)))
+          op != nullptr && (std::holds_alternative<Route>(op->work) || std::holds_alternative<ExpertLoad>(op->work) ||
+                            std::holds_alternative<ChooseExperts>(op->work)))
         return fault(r, op_name(segment, *op), "goes by places of experts, and its call names no layer whose experts are placed");
   }
 

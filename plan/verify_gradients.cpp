@@ -106,6 +106,11 @@ void GradientLedger::settle_metric(const Demand& d, const std::string& name) {
   }
 }
 
+bool GradientLedger::is_load(const Contributions& sum, int layer) const {
+  return sum.sources.size() == 1 && is_complete(sum.sources[0]) && sum.sources[0].layer == layer &&
+         std::holds_alternative<ExpertLoad>(sum.sources[0].op->work);
+}
+
 void GradientLedger::settle(const Demand& d) {
   if (d.parameter < 0) return settle_norm(d);
   const std::string& name = plan_.parameters[static_cast<size_t>(d.parameter)].name;
@@ -145,6 +150,8 @@ void GradientLedger::settle(const Demand& d) {
 
 void GradientLedger::settle() {
   for (const auto& [d, name] : metrics_) settle_metric(d, name);
+  for (const auto& [d, layer, message] : loads_)
+    if (!is_load(total(d), layer)) report_.add(Rule::kValues, d.role, op_name(*d.segment, *d.op, *d.call), message);
   for (const Demand& d : demands_) {
     if (report_.full()) return;
     settle(d);

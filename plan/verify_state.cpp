@@ -156,7 +156,7 @@ void Replay::check_run_state(const Piece& p, const Region& at, int32_t slot) {
   if (!first && known->second != p.run && !report_.full())
     fault(Rule::kValues, "reads %{} as {} left it, and forward ops of the same step have read what {} left", slot_name(slot),
           run_name(p.run), run_name(known->second));
-  if (!std::holds_alternative<Route>(act_->op->work)) return;
+  if (!std::holds_alternative<Route>(act_->op->work) && !std::holds_alternative<ChooseExperts>(act_->op->work)) return;
   const auto [layer, alone] = biased_.try_emplace(at.root, call_->layer);
   if (!alone && layer->second != call_->layer && !report_.full())
     fault(Rule::kValues, "chooses by %{}, the bias of layer {}", slot_name(slot), layer->second);
@@ -169,12 +169,12 @@ void Replay::check_load(const Act& act) {
   const auto layer = biased_.find(region(act.reads[1]).root);
   if (layer == biased_.end()) return fault(Rule::kValues, "moves %{}, and no router chooses by it", slot_name(act.reads[1]));
   for_pieces(region(act.reads[0]), [&](const Piece& p) {
+    std::string message = fmt::format("moves %{} by %{}, which is not the load of layer {} in each micro-batch of the step",
+                                      slot_name(act.reads[1]), slot_name(act.reads[0]), layer->second);
     const Contributions* sum = p.sum < 0 ? nullptr : &sums_[static_cast<size_t>(p.sum)];
-    const bool whole = sum != nullptr && sum->sources.size() == 1 && ledger_.is_complete(sum->sources[0]) &&
-                       sum->sources[0].layer == layer->second && std::holds_alternative<ExpertLoad>(sum->sources[0].op->work);
-    if (!whole && !report_.full())
-      fault(Rule::kValues, "moves %{} by %{}, which is not the load of layer {} in each micro-batch of the step",
-            slot_name(act.reads[1]), slot_name(act.reads[0]), layer->second);
+    if (sum != nullptr && !sum->merged.empty())  // over stages that have the layer too
+      return ledger_.demand_load({role_index_, -1, true, segment_, act.op, call_, *sum, false}, layer->second, std::move(message));
+    if ((sum == nullptr || !ledger_.is_load(*sum, layer->second)) && !report_.full()) fault(Rule::kValues, "{}", message);
   });
 }
 

@@ -153,6 +153,7 @@ class Builder {
   void describe(const Regroup& w);
   void describe(const Strips& w);
   void describe(const Route& w);
+  void describe(const ChooseExperts& w);
   void describe(const ExpertLoad& w);
   void describe(const Dispatch& w);
   void describe(const GroupedLinear& w);
@@ -442,13 +443,14 @@ void Builder::describe(const Activation& w) {
 // is the rank's own, and where r is cut a sum over rows is a summand.
 
 void Builder::describe(const Route& w) {
-  // A mean over the tokens of a sequence, and rows that an expert takes of it.
-  equation.frozen = (w.balance == 0 || w.sequence != 0) && w.capacity == 0 ? "E" : "sE";
+  // A mean over the tokens of a sequence, and rows that an expert takes of it, are of all its tokens.
+  equation.frozen = w.is_of_part() || (w.balance == 0 && w.capacity == 0) ? "E" : "sE";
   equation.loose = "r";
   equation.tokens_in_rows = true;
   if (w.phase == Phase::kF) {
     read("logits", "bsE", Pass::kNonlinear);
     if (w.biased) read("bias", "E", Pass::kNonlinear);
+    if (w.reads_chosen()) read("chosen", "bSk", Pass::kNonlinear);
     write("weights", "bsk");
     write("choice", "bsk");
     write("counts", "xre");
@@ -458,8 +460,15 @@ void Builder::describe(const Route& w) {
   read("dweights", "bsk", w.balance == 0 && w.z_loss == 0 ? Pass::kFactor : Pass::kNonlinear);
   read("logits", "bsE", Pass::kNonlinear);
   read("choice", "bsk", Pass::kNonlinear);
-  if (w.sequence != 0) read("load", "bE", Pass::kNonlinear);
+  if (w.reads_load()) read("load", "bE", Pass::kNonlinear);
   write("dlogits", "bsE");
+}
+
+void Builder::describe(const ChooseExperts& w) {
+  equation.frozen = "E";
+  read("logits", "bsE", Pass::kNonlinear);
+  if (w.biased) read("bias", "E", Pass::kNonlinear);
+  write("chosen", "bsk");
 }
 
 void Builder::describe(const ExpertLoad& w) {
@@ -1014,27 +1023,44 @@ std::string Builder::settings_fault() const {
     }
     return "";
   };
+  const auto groups_fault = [&](int groups, int groups_chosen, const Slot& logits, const Slot& choice) -> std::string {
+    const int64_t experts = logits.type.shape.last(), top_k = choice.type.shape.last();
+    if (top_k > experts) return fmt::format("%{} has {} experts of %{}'s {}", choice.name, top_k, logits.name, experts);
+    if (groups < 1 || experts % groups != 0 || groups_chosen < 1 || groups_chosen > groups ||
+        top_k > groups_chosen * (experts / groups))
+      return fmt::format("groups={} groups_chosen={}: {} experts of %{} in whole groups, of which {} are chosen", groups,
+                         groups_chosen, experts, logits.name, top_k);
+    return "";
+  };
+  const auto bias_fault = [&](bool biased) -> std::string {
+    if (!biased || read_slot(1).type.dtype == DType::f32) return "";
+    return fmt::format("%{} is {}, and biases are f32", read_slot(1).name, name_of(read_slot(1).type.dtype));
+  };
+  const auto of_choose = [&](const ChooseExperts& w) -> std::string {
+    if (w.phase != Phase::kF) return "experts are chosen going forward";
+    if (std::string fault = groups_fault(w.groups, w.groups_chosen, read_slot(0), write_slot(0)); !fault.empty()) return fault;
+    if (std::string fault = bias_fault(w.biased); !fault.empty()) return fault;
+    return integers({&write_slot(0)});
+  };
   const auto of_route = [&](const Route& w) -> std::string {
     const bool forward = w.phase == Phase::kF;
     const Slot &logits = read_slot(forward ? 0 : 1), &choice = forward ? write_slot(1) : read_slot(2);
     const Shape& l = logits.type.shape;
-    if (choice.type.shape.last() > l.last())
-      return fmt::format("%{} has {} experts of %{}'s {}", choice.name, choice.type.shape.last(), logits.name, l.last());
     if (!(w.factor > 0) || !(w.balance >= 0) || !(w.z_loss >= 0))
       return fmt::format("factor={} balance={} z_loss={}: a factor is positive, and no loss is negative", w.factor, w.balance,
                          w.z_loss);
-    if (w.groups < 1 || l.last() % w.groups != 0 || w.groups_chosen < 1 || w.groups_chosen > w.groups ||
-        choice.type.shape.last() > w.groups_chosen * (l.last() / w.groups))
-      return fmt::format("groups={} groups_chosen={}: {} experts of %{} in whole groups, of which {} are chosen", w.groups,
-                         w.groups_chosen, l.last(), logits.name, choice.type.shape.last());
+    if (std::string fault = groups_fault(w.groups, w.groups_chosen, logits, choice); !fault.empty()) return fault;
     if (w.tokens < 1 || w.tokens > kMaxTokens) return fmt::format("tokens={}: a mean is of 1 to {} tokens", w.tokens, kMaxTokens);
     if (w.sequence < 0 || w.sequence > kMaxTokens)
       return fmt::format("sequence={}: a sequence has up to {} tokens", w.sequence, kMaxTokens);
-    if (w.capacity < 0 || w.capacity > l[1])
-      return fmt::format("capacity={}: an expert takes up to {} rows of a sequence, one of each token", w.capacity, l[1]);
     if (!forward) return integers({&choice});
-    if (w.biased && read_slot(1).type.dtype != DType::f32)
-      return fmt::format("%{} is {}, and biases are f32", read_slot(1).name, name_of(read_slot(1).type.dtype));
+    if (std::string fault = bias_fault(w.biased); !fault.empty()) return fault;
+    if (w.reads_chosen()) {
+      const Slot& chosen = read_slot(w.biased ? 2 : 1);
+      if (std::string fault = extent_fault(chosen, 1, w.sequence, "what all parts of a sequence chose"); !fault.empty())
+        return fault;
+      if (std::string fault = integers({&chosen}); !fault.empty()) return fault;
+    }
     const Slot& counts = write_slot(2);
     const Shape& c = counts.type.shape;
     if (c[0] * c[2] != l.last())
@@ -1047,8 +1073,6 @@ std::string Builder::settings_fault() const {
   const auto rows_fault = [&](const Slot& rows, const Slot& choice, int experts, int64_t capacity) -> std::string {
     const Shape &r = rows.type.shape, &c = choice.type.shape;
     if (experts < c[2]) return fmt::format("experts={}, and a token goes to {}", experts, c[2]);
-    if (capacity < 0 || capacity > c[1])
-      return fmt::format("capacity={}: an expert takes up to {} rows of a sequence, one of each token", capacity, c[1]);
     if (capacity == 0 && r[0] * r[1] < c.elements())
       return fmt::format("%{} has {} rows, and {} tokens go to {} experts each", rows.name, r[0] * r[1], c[0] * c[1], c[2]);
     if (const int64_t most = capacity == 0 ? 0 : most_rows(c, experts, capacity); r[0] * r[1] < most)
@@ -1180,12 +1204,12 @@ std::string Builder::settings_fault() const {
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
   if (const OptimizerRow* row = update_of(op_.work)) return state_fault(*row);
-  return std::visit(
-      Overload{of_kernel,    of_linear,  of_attention, of_head_norm,  of_split, of_block,
-               of_merge,     of_rope,    of_latent,    of_activation, of_norm,  of_residual,
-               of_positions, of_loss,    of_dropout,   of_regroup,    of_route, of_load,
-               of_dispatch,  of_grouped, of_combine,   of_strips,     of_gate,  [](const auto&) { return std::string(); }},
-      op_.work);
+  return std::visit(Overload{of_kernel,  of_linear,   of_attention, of_head_norm, of_split,
+                             of_block,   of_merge,    of_rope,      of_latent,    of_activation,
+                             of_norm,    of_residual, of_positions, of_loss,      of_dropout,
+                             of_regroup, of_route,    of_choose,    of_load,      of_dispatch,
+                             of_grouped, of_combine,  of_strips,    of_gate,      [](const auto&) { return std::string(); }},
+                    op_.work);
 }
 
 /// State in blocks has the types of the optimizer's row, and a scale for each block of what is updated.
@@ -1272,6 +1296,7 @@ class TypeChecker {
   bool counts_its_own(const Op& op, Placement declared, int axis) const;
   bool takes_own_part(const Op& op, int axis) const;
   void check_own_part(const Op& op);
+  void check_capacity(const Op& op);
   bool may_be_whole(const Op& op, Placement derived, Placement declared, int axis) const;
   Derived derive(const Equation& equation, const Written& w, int axis) const;
   Equation with_rows_cut(Equation equation, int axis) const;
@@ -1316,6 +1341,7 @@ void TypeChecker::check(const Op& op) {
   if (const auto* w = std::get_if<Route>(&op.work); w != nullptr && w->sequence != 0)
     if (const int64_t tokens = logical_shape(type(op.reads[w->phase == Phase::kF ? 0 : 1]), plan_.mesh)[1]; w->sequence != tokens)
       fault(op, Rule::kTypes, "sequence={}, and sequences have {} tokens", w->sequence, tokens);
+  check_capacity(op);
   if (std::holds_alternative<Copy>(op.work)) check_own_part(op);
   if (const auto* w = std::get_if<CrossEntropy>(&op.work)) {
     const int64_t columns = logical_shape(type(op.reads[0]), plan_.mesh).last();
@@ -1372,6 +1398,20 @@ void TypeChecker::check_written(const Op& op, const Equation& equation, const Wr
   if (w.trusted) return;
   check_scale(op, equation, w);
   check_micro(op, equation, w);
+}
+
+/// An expert takes at most one row of each token of a sequence, whichever ranks have the tokens.
+void TypeChecker::check_capacity(const Op& op) {
+  const auto check = [&](SlotId choice, int64_t capacity) {
+    if (const int64_t tokens = logical_shape(type(choice), plan_.mesh)[1]; capacity < 0 || capacity > tokens)
+      fault(op, Rule::kTypes, "capacity={}: an expert takes up to {} rows of a sequence, one of each token", capacity, tokens);
+  };
+  if (const auto* route = std::get_if<Route>(&op.work))
+    check(route->phase == Phase::kF ? op.writes[1] : op.reads[2], route->capacity);
+  else if (const auto* dispatch = std::get_if<Dispatch>(&op.work))
+    check(op.reads[1], dispatch->capacity);
+  else if (const auto* combine = std::get_if<Combine>(&op.work))
+    check(op.reads[combine->phase == Phase::kF ? 2 : 3], combine->capacity);
 }
 
 /// The summands of stages that sent theirs to one another: rule 4 proves that nothing is missing, and nothing there twice.
@@ -1967,7 +2007,8 @@ void TypeChecker::check_packed(const Op& op) {
     return fault(op, Rule::kTypes, "per_node={}: rows go by node where each of the nodes has as many of the {} ranks", c.per_node,
                  groups);
   const int64_t most = room > 0 ? room : home[0] * home[1];
-  if (away[0] != 1 || (room > 0 ? away[1] / groups < most : away[1] < most))
+  // How many all ranks together send follows from the router (`check_room`).
+  if (away[0] != 1 || away[1] < most)
     fault(op, Rule::kTypes, "{} rows of each of {} ranks may come, and there is room for {}", most, groups, away[0] * away[1]);
 }
 

@@ -339,8 +339,10 @@ void Replay::play_transfer(const Act& act) {
   for_pieces(dst, [&](Piece& p) {
     if (p.sum < 0) return;
     Contributions& sum = sums_[static_cast<size_t>(p.sum)];
-    ledger_.give(key, role_index_, p.parameter, sum);
-    sum.merged.push_back(key);
+    CrossRole part = key;
+    if (p.parameter < 0) part.end = p.end - dst.begin;
+    ledger_.give(part, role_index_, p.parameter, sum);
+    sum.merged.push_back(part);
   });
 }
 

@@ -27,6 +27,7 @@ struct CrossRole {
   int32_t comm = -1;
   int32_t from = -1, to = -1;  ///< roles, of a message; of a collective, the first of its group where there are several
   int32_t ordinal = 0;
+  int64_t end = 0;  ///< of what is no gradient: where in the sum it ends
   friend auto operator<=>(const CrossRole&, const CrossRole&) = default;
 };
 
@@ -133,6 +134,10 @@ class GradientLedger {
   void demand(Demand d) { demands_.push_back(std::move(d)); }
   /// A metric `name` that must hold every micro-batch, whichever stages ran them.
   void demand_all(Demand d, std::string name) { metrics_.emplace_back(std::move(d), std::move(name)); }
+  /// A bias that must move by the load of `layer` in every micro-batch, whichever stages ran them; `message` says that it does not.
+  void demand_load(Demand d, int layer, std::string message) { loads_.push_back({std::move(d), layer, std::move(message)}); }
+  /// Whether a sum is the load of `layer` in every micro-batch of the step, and nothing else.
+  bool is_load(const Contributions& sum, int layer) const;
   /// Role `role` gave `sum` to a sum over roles.
   void give(CrossRole key, int role, int32_t parameter, const Contributions& sum) { given_[key].push_back({role, parameter, sum}); }
   /// Role `role` updated elements of a parameter, counted over all ranks that share its pieces.
@@ -164,6 +169,12 @@ class GradientLedger {
   std::vector<std::vector<Source>> uses_;
   std::vector<Demand> demands_;
   std::vector<std::pair<Demand, std::string>> metrics_;
+  struct LoadDemand {
+    Demand demand;
+    int layer;
+    std::string message;
+  };
+  std::vector<LoadDemand> loads_;
   struct Lost {
     int role;
     std::string op, message;

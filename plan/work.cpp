@@ -163,9 +163,11 @@ int64_t flops_of(const Activation& w, const Operands& o) {
 /// Per logit: maximum, subtract, exp, sum, product; a comparison for each expert of the token. Going back: the scores again, a product
 /// and a sum, a subtraction and a product; of the log-sum-exp a product and a sum more.
 int64_t flops_of(const Route& w, const Operands& o) {
+  if (w.reads_chosen()) return elements(o.read(0)) * 5;
   if (w.phase == Phase::kF) return elements(o.read(0)) * 5 + elements(o.read(0)) * o.write(0).shape.last();
   return elements(o.read(1)) * (9 + (w.balance != 0 ? 1 : 0) + (w.z_loss != 0 ? 2 : 0));
 }
+int64_t flops_of(const ChooseExperts&, const Operands& o) { return elements(o.read(0)) * (5 + o.write(0).shape.last()); }
 /// A sum for each expert that a token goes to.
 int64_t flops_of(const ExpertLoad&, const Operands& o) { return elements(o.read(0)); }
 /// Of a token's rows all but one are added.
@@ -328,6 +330,7 @@ int64_t scratch_of(const Route& w, const Operands& o, bool) {
   const bool forward = w.phase == Phase::kF;
   return (forward && w.capacity > 0 ? 5 : 4) * floats(o.read(forward ? 0 : 1).shape.last());
 }
+int64_t scratch_of(const ChooseExperts&, const Operands& o, bool) { return 4 * floats(o.read(0).shape.last()); }
 /// The places of a token's rows, and how many rows each expert has so far.
 int64_t scratch_of(const Dispatch& w, const Operands& o, bool) { return floats(elements(o.read(1))) + floats(w.experts); }
 int64_t scratch_of(const Combine& w, const Operands& o, bool) {

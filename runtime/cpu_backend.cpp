@@ -60,6 +60,7 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Strips& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
   Launch bind_work(const BoundOp& op, const Route& w);
+  Launch bind_work(const BoundOp& op, const ChooseExperts& w);
   Launch bind_work(const BoundOp& op, const ExpertLoad& w);
   Launch bind_work(const BoundOp& op, const Dispatch& w);
   Launch bind_work(const BoundOp& op, const GroupedLinear& w);
@@ -616,7 +617,9 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
                                               .counts = op.writes[2].as<int32_t>(),
                                               .ranks = op.writes[2].shape()[0],
                                               .leaves = op.writes[2].shape()[1],
-                                              .capacity = w.capacity},
+                                              .capacity = w.capacity,
+                                              .chosen = chosen_by_all(op, w),
+                                              .by_place = placement != nullptr ? placement->experts.data() : nullptr},
                         bytes);
   return with_scratch(op, kernels::route_input,
                       kernels::RouteInput{.shape = shape,
@@ -624,10 +627,20 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Route& w) {
                                           .logits = floats(logits),
                                           .choice = choice.as<const int32_t>(),
                                           .by_place = placement != nullptr ? placement->experts.data() : nullptr,
-                                          .load = w.sequence != 0 ? floats(op.reads[3]) : nullptr,
+                                          .load = w.reads_load() ? floats(op.reads[3]) : nullptr,
                                           .whole_tokens = w.sequence,
                                           .dlogits = mutable_floats(op.writes[0])},
                       bytes);
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const ChooseExperts& w) {
+  const ExpertPlacement* placement = placement_of(op.plan->expert_placement, op.instruction->layer);
+  const kernels::RouteForward args{.shape = choose_shape(w, op.reads[0], op.writes[0]),
+                                   .logits = floats(op.reads[0]),
+                                   .bias = w.biased ? floats(op.reads[1]) : nullptr,
+                                   .places = placement != nullptr ? placement->places.data() : nullptr,
+                                   .choice = op.writes[0].as<int32_t>()};
+  return with_scratch(op, kernels::route_forward, args, kernels::route_scratch_bytes(args.shape.experts));
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const ExpertLoad& w) {

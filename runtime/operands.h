@@ -53,6 +53,18 @@ inline kernels::RouteShape route_shape(const Route& w, const Tensor& logits, con
           .step_tokens = w.tokens};
 }
 
+/// The router of an op that chooses experts, and does no more.
+inline kernels::RouteShape choose_shape(const ChooseExperts& w, const Tensor& logits, const Tensor& chosen) {
+  return route_shape(Route{.sigmoid = w.sigmoid, .groups = w.groups, .groups_chosen = w.groups_chosen}, logits, chosen);
+}
+
+/// What the tokens of all ranks with parts of a sequence chose, where a router deals the room of its experts by that.
+inline kernels::ChosenByAll chosen_by_all(const BoundOp& op, const Route& w) {
+  if (!w.reads_chosen()) return {};
+  return {op.reads[w.biased ? 2 : 1].as<const int32_t>(), w.sequence, part_of(op, *op.reads[0].type, 1).begin,
+          op.plan->token_order};
+}
+
 /// Runs of the tokens that a rank holds whose positions are consecutive. body(first, n, position of the first).
 template <class Body>
 void for_positions(const BoundOp& op, const Type& type, const Body& body) {

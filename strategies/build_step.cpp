@@ -68,12 +68,15 @@ class UnitBuilder {
   }
   /// Rows of all experts that this rank's tokens go to.
   Type rows_by(int64_t width) const { return data({1, rows_of_experts(), width}); }
-  int64_t rows_of_experts() const { return b() * model_.experts.most_rows(s(), model_.experts.count); }
+  int64_t rows_of_experts() const {
+    return b() * model_.experts.most_rows(config_.train.seq_len, model_.experts.count, config_.layout.cp);
+  }
+  int64_t even_rows() const { return even_rows_of_experts(config_); }
   /// Rows that an expert takes of a sequence; 0 of a model whose experts take all.
   int64_t capacity() const { return model_.experts.drops() ? model_.experts.capacity(config_.train.seq_len) : 0; }
   /// SwiGLU of the rows of experts. Without a capacity every row of the buffer holds something.
   Activation activation(Phase phase) const {
-    return {.phase = phase, .swiglu = true, .counted = capacity() > 0, .rows = capacity() > 0 ? rows_of_experts() : 0};
+    return {.phase = phase, .swiglu = true, .counted = capacity() > 0, .rows = capacity() > 0 ? even_rows() : 0};
   }
   std::vector<SlotId> with_counts(std::vector<SlotId> reads, SlotId counts) const {
     if (capacity() > 0) reads.push_back(counts);
@@ -93,7 +96,7 @@ class UnitBuilder {
             .biased = e.has_bias(),
             .capacity = capacity()};
   }
-  GroupedLinear grouped(Phase phase) const { return {.phase = phase, .rows = rows_of_experts()}; }
+  GroupedLinear grouped(Phase phase) const { return {.phase = phase, .rows = even_rows()}; }
 
   /// A slot that forward saves, in both segments.
   SlotId saved(std::string name, Type type, BufferClass cls = kActivation) {

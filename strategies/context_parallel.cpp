@@ -20,7 +20,7 @@
 // Adds     per layer and micro-batch, elements that each rank sends, n = b s/c 2 k d:
 //          all-gather: 3 n (c-1) (two gathers, a scatter); rings: 2 n (c-1) + n c; ulysses: four all-to-alls, of qkv and o, and of
 //          their gradients: 2 b s/c (2 a + 2 max(k, c)) d (c-1)/c. Canonical: gradients of k and v by query head. A layer of e
-//          experts with a loss for even use: an all-reduce of b e
+//          experts with a loss for even use: an all-reduce of b e; of experts with a capacity: a gather of b s top_k, forward
 // Memory   activations 1/c; rings two blocks of k and v, and in backward two of their gradients; all-gather k and v of the whole;
 //          ulysses keeps qkv and o of its heads, and o of its tokens. Canonical rings: all blocks' results
 // Refuses  sequences that c (zigzag, all-gather: 2 c) does not divide; ulysses: heads that c (times t) does not divide
@@ -447,6 +447,38 @@ class Blocks {
   std::vector<Step> steps_;
 };
 
+/// The room of an expert is of whole sequences, in the order of the text: what the tokens of all parts choose is gathered before rows are
+/// dropped. Choices and not their counts, since the positions of two parts may alternate (`TokenOrder`).
+void share_room(Draft& draft) {
+  const AxisSet axes = context_axes(draft.plan.mesh);
+  for (const UnitKind kind : draft.mixture_kinds()) {
+    for (DraftSegment* segment : {&draft.of(kind).forward, &draft.of(kind).backward}) {
+      cut_router(*segment, draft.config.train.seq_len);
+      std::get<Route>(std::get<Op>(segment->segment.steps[router_of(*segment)]).work).biased = false;  // it chooses nothing
+    }
+    DraftSegment& segment = draft.of(kind).forward;
+    auto& steps = segment.segment.steps;
+    const size_t at = router_of(segment);
+    Op& router = std::get<Op>(steps[at]);
+    const Route& route = std::get<Route>(router.work);
+    const Type part = segment.slot(segment.find("moe.choice")).type;
+    Type whole = part;
+    whole.shape[1] = draft.config.train.seq_len;
+    const SlotId chosen = segment.add("moe.chosen", part, Use::kLocal, BufferClass::kTemporary);
+    const SlotId all =
+        segment.add("moe.chosen.all", placed(whole, axes, Placement::replicate()), Use::kLocal, BufferClass::kTemporary);
+    const ChooseExperts choose{.sigmoid = route.sigmoid,
+                               .groups = route.groups,
+                               .groups_chosen = route.groups_chosen,
+                               .biased = draft.config.model.experts.has_bias()};
+    const Collective gather{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("cp.chosen", axes), draft.algorithm()};
+    Op first = make_op(choose, std::exchange(router.reads, {segment.find("moe.logits"), all}), {chosen}, "moe.choose",
+                       kContextParallelName);
+    Op second = make_op(gather, {chosen}, {all}, "moe.chosen.all", kContextParallelName);
+    steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(at), {Step(std::move(first)), Step(std::move(second))});
+  }
+}
+
 }  // namespace
 
 void context_parallel(Draft& draft) {
@@ -458,7 +490,10 @@ void context_parallel(Draft& draft) {
     if (kind == ContextKind::kUsp) Ulysses(draft, layer, kHeadsAxis).run();
     if (kind != ContextKind::kUlysses) Blocks(draft, layer).run();
   }
-  if (draft.config.model.is_mixture()) sum_loads(draft, routed_axes(draft), kContextParallelName);
+  if (draft.config.model.is_mixture()) {
+    if (draft.config.model.experts.drops()) share_room(draft);
+    sum_loads(draft, routed_axes(draft), kContextParallelName);
+  }
 }
 
 }  // namespace shardlab::strategies

@@ -183,6 +183,11 @@ AxisSet routed_axes(const Draft& draft) {
   return l.whole_experts() ? cp | AxisSet::of(draft.plan.mesh.axis("tp")) : cp;
 }
 
+int64_t even_rows_of_experts(const Case& c) {
+  const Experts& e = c.model.experts;
+  return c.train.micro_batch * e.most_rows(c.train.seq_len, e.count) / c.layout.routed_parts();
+}
+
 AxisSet expert_axes(const Draft& draft) {
   const Layout& l = draft.config.layout;
   if (l.ep == 1) return {};

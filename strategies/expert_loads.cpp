@@ -12,12 +12,11 @@ constexpr std::string_view kLoad = "moe.load";
 
 void sum_loads_of(Draft& draft, UnitTemplate& layer, AxisSet axes, std::string_view strategy) {
   for (DraftSegment* segment : {&layer.forward, &layer.backward}) {
-    auto& steps = segment->segment.steps;
-    const auto at = std::ranges::find_if(steps, [](const Step& s) { return std::holds_alternative<Route>(std::get<Op>(s).work); });
-    SHARDLAB_CHECK(at != steps.end(), "{} has no router", segment->segment.name);
-    Op& router = std::get<Op>(*at);
-    std::get<Route>(router.work).sequence = draft.config.train.seq_len;
+    cut_router(*segment, draft.config.train.seq_len);
     if (segment == &layer.forward) continue;
+    auto& steps = segment->segment.steps;
+    const auto at = steps.begin() + static_cast<std::ptrdiff_t>(router_of(*segment));
+    Op& router = std::get<Op>(*at);
     Type type = segment->slot(segment->find("moe.logits")).type;  // which says how sequences are dealt
     type.shape = {type.shape[0], type.shape[2]};
     const SlotId load =
@@ -32,6 +31,17 @@ void sum_loads_of(Draft& draft, UnitTemplate& layer, AxisSet axes, std::string_v
 }
 
 }  // namespace
+
+size_t router_of(const DraftSegment& segment) {
+  const auto& steps = segment.segment.steps;
+  const auto at = std::ranges::find_if(steps, [](const Step& s) { return std::holds_alternative<Route>(std::get<Op>(s).work); });
+  SHARDLAB_CHECK(at != steps.end(), "{} has no router", segment.segment.name);
+  return static_cast<size_t>(at - steps.begin());
+}
+
+void cut_router(DraftSegment& segment, int64_t tokens) {
+  std::get<Route>(std::get<Op>(segment.segment.steps[router_of(segment)]).work).sequence = tokens;
+}
 
 void sum_loads(Draft& draft, AxisSet axes, std::string_view strategy) {
   if (draft.config.model.experts.balance == 0) return;

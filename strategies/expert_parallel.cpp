@@ -49,10 +49,13 @@ class ExpertParallel {
         comm_(draft.comm("ep", axes_)) {
     const Case& c = draft.config;
     const Experts& e = c.model.experts;
-    const int64_t sequences = c.train.micro_batch, tokens = c.train.seq_len / c.layout.routed_parts();
-    rows_ = sequences * e.most_rows(tokens, e.count);
-    rows_of_group_ = (rows_ + size_ - 1) / size_;
-    if (e.drops()) room_ = sequences * e.most_rows(tokens, e.count / size_);
+    const int64_t sequences = c.train.micro_batch, tokens = c.train.seq_len, parts = c.layout.routed_parts();
+    rows_ = even_rows_of_experts(c);
+    rows_of_group_ = (sequences * e.most_rows(tokens, e.count, parts) + size_ - 1) / size_;
+    if (!e.drops()) return;
+    room_ = sequences * e.most_rows(tokens, e.count / size_, parts);
+    // Ranks that have parts of a sequence share its room.
+    rows_of_all_ = size_ / parts * sequences * e.most_rows(tokens, e.count / size_);
   }
 
   void run() {
@@ -122,7 +125,7 @@ class ExpertParallel {
   /// The type of rows, or of counts, that have come from all ranks.
   Type with_experts(Type type) const {
     const bool counts = type.dtype == DType::i32;
-    type.shape[1] = counts ? type.shape[1] * size_ : size_ * (room_ > 0 ? room_ : size_ * rows_of_group_);
+    type.shape[1] = counts ? type.shape[1] * size_ : (room_ > 0 ? rows_of_all_ : size_ * size_ * rows_of_group_);
     type.shape[0] = 1;
     return placed(std::move(type), axes_, Placement::shard(0));
   }
@@ -225,8 +228,10 @@ class ExpertParallel {
   AxisSet axes_;
   int size_;
   CommId comm_;
-  int64_t rows_ = 0, rows_of_group_ = 0;
-  int64_t room_ = 0;  ///< rows that one rank sends another at most, where experts have a capacity
+  int64_t rows_ = 0;           ///< of the rank's own tokens where routes are even
+  int64_t rows_of_group_ = 0;  ///< for the experts of one rank that there is room for at home
+  int64_t room_ = 0;           ///< rows that one rank sends another at most, where experts have a capacity ...
+  int64_t rows_of_all_ = 0;    ///< ... and that all ranks together send one
 };
 
 }  // namespace

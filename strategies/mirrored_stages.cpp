@@ -15,6 +15,8 @@
 // Paper    DeepSeek-AI, "DeepSeek-V3" (2024), section 3.2.1
 #include "strategies/mirrored_stages.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "strategies/buckets.h"
@@ -82,6 +84,13 @@ void sum_slices_over_mirrors(Draft& draft) {
 BufferId sum_scalar_over_mirrors(Draft& draft, StageDraft& stage, BufferId part) {
   const BufferId whole = whole_of(draft, stage, part);
   append_sum(draft, stage, stage.role.buffers[whole.index()].name, "metrics.mirror", part, whole);
+  return whole;
+}
+
+BufferId sum_loads_over_mirrors(Draft& draft, StageDraft& stage, BufferId part) {
+  const BufferId whole = whole_of(draft, stage, part);
+  const Buffer& loads = stage.role.buffers[whole.index()];
+  append_sum(draft, stage, fmt::format("{}.{}", loads.name, loads.type.shape.elements()), "router.load.mirror", part, whole);
   return whole;
 }
 

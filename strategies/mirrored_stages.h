@@ -18,6 +18,9 @@ void sum_slices_over_mirrors(Draft& draft);
 /// The sum of one number over a stage and its mirror image.
 BufferId sum_scalar_over_mirrors(Draft& draft, StageDraft& stage, BufferId part);
 
+/// The sum over a stage and its mirror image of the tokens that went to each expert of their layers.
+BufferId sum_loads_over_mirrors(Draft& draft, StageDraft& stage, BufferId part);
+
 /// Whether a stage counts the gradients of a unit in the norm: those of a part that lies on two stages are counted by the stage
 /// that takes it on the way down.
 bool counts_in_norm(const Draft& draft, const StageDraft& stage, int unit);

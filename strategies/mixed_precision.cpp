@@ -35,7 +35,8 @@ std::vector<SlotId> routing_slots(const Segment& segment) {
   for (const Step& step : segment.steps) {
     const Op* op = std::get_if<Op>(&step);
     if (op == nullptr) continue;
-    if (std::holds_alternative<Route>(op->work) || std::holds_alternative<ExpertLoad>(op->work)) {
+    if (std::holds_alternative<Route>(op->work) || std::holds_alternative<ExpertLoad>(op->work) ||
+        std::holds_alternative<ChooseExperts>(op->work)) {
       slots.insert(slots.end(), op->reads.begin(), op->reads.end());
       slots.insert(slots.end(), op->writes.begin(), op->writes.end());
     } else if (const auto* combine = std::get_if<Combine>(&op->work)) {

@@ -34,6 +34,7 @@
 #include "plan/braids.h"
 #include "plan/pipeline_case.h"
 #include "strategies/draft.h"
+#include "strategies/router_bias.h"
 
 namespace shardlab::strategies {
 
@@ -64,6 +65,7 @@ void localise(Draft& draft) {
     const bool shared = mirrored || (tied && (name == "embed.tokens" || name == "d.embed.tokens"));
     if (shared && use == Use::kParameter) return Placement::replicate();
     if (shared && use == Use::kGradient) return Placement::partial();
+    if (mirrored && name == kRouterLoadSlot) return Placement::partial();
     return Placement::local();
   };
   for (UnitTemplate& unit : draft.templates) {

@@ -9,7 +9,7 @@
 // (core/distributed/finalize_model_grads.py, which runs before the optimizer looks for overflows).
 //
 // Shapes   bias and load f32[e] a layer with experts
-// Adds     per step and stage an all-reduce of e f32 a layer over dp and cp
+// Adds     per step and stage an all-reduce of e f32 a layer over dp and cp, and under DualPipe another over the two stages of a part
 // Memory   2 e f32 a layer with experts, and one f32
 // Refuses  workers with parameters of their own, parameter servers (`check`)
 // Paper    Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts" (2024); DeepSeek-AI, "DeepSeek-V3 Technical
@@ -25,6 +25,7 @@
 
 #include "plan/named_kernels.h"
 #include "strategies/draft.h"
+#include "strategies/mirrored_stages.h"
 #include "strategies/skipped_update.h"
 
 namespace shardlab::strategies {
@@ -66,7 +67,7 @@ class RouterBias {
     AxisSet axes;
     Type sum = summand;
     for (size_t axis = 0; axis < draft_.plan.mesh.axes.size(); ++axis)
-      if (summand.place[axis].is_partial()) {
+      if (summand.place[axis].is_partial() && static_cast<int>(axis) != draft_.plan.mesh.axis("pp")) {
         axes = axes | AxisSet::of(static_cast<int>(axis));
         sum.place[axis] = Placement::replicate();
       }
@@ -79,12 +80,18 @@ class RouterBias {
         numbers_.call("router_load.begin", {loads}, Fill{0}, {}, {0}),
         numbers_.call("router_bias.rate", {rate}, Fill{draft_.config.model.experts.bias_update_rate}, {}, {0})};
     stage_.events.insert(stage_.events.begin(), std::make_move_iterator(begin.begin()), std::make_move_iterator(begin.end()));
+    BufferId whole = loads;
     if (!axes.empty()) {
       all.place = sum.place;
-      const BufferId whole = add("router_load.all", all, View{loads.value, 0, {}});
+      whole = add("router_load.all", all, View{loads.value, 0, {}});
       numbers_.append("router_load.all", {loads, whole},
                       Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft_.comm("router.load", axes), draft_.algorithm()},
                       {0}, {1});
+    }
+    const bool mirrored = has_mirrored_stages(draft_);  // each of the two stages has counted the tokens of its own micro-batches
+    if (mirrored) {
+      whole = sum_loads_over_mirrors(draft_, stage_, whole);
+      sum.place = stage_.role.buffers[whole.index()].type.place;
     }
     // Delayed updates go by the gradients of the step before; the first has none, and loads of its own.
     const BufferId stands = draft_.config.layout.offload.delayed_update ? BufferId() : stage_.go;
@@ -93,7 +100,7 @@ class RouterBias {
       const std::string slot = unit_slot(layers_[i], kRouterLoadSlot);
       const BufferId part = add(slot, summand, at);
       stage_.named[slot] = part;
-      const BufferId load = axes.empty() ? part : add(slot + ".all", sum, at);
+      const BufferId load = whole == loads ? part : add(slot + ".all", sum, at);
       numbers_.append("router_bias.update", {load, biases_[i], rate}, named("update_router_bias"), {0, 1, 2}, {1}, stands);
     }
   }

@@ -54,15 +54,17 @@ BufferId StageNumbers::found_inf(std::string where) const {
   std::vector<int> reads(buffers.size());
   for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
   BufferId bad = number("found_inf", DType::i32);
-  // Who holds a slice, or other layers, speaks for that alone.
+  // Who holds a slice, experts of its own, or other layers, speaks for that alone.
   const Mesh& mesh = draft_.plan.mesh;
-  std::vector<std::string_view> apart;
-  for (const auto& [axis, cut] :
-       {std::pair<std::string_view, bool>{"tp", true}, {"dp", updates_slices(draft_.config.layout)}, {"pp", true}})
-    if (cut && mesh.size(axes_of(mesh, axis)) > 1) apart.push_back(axis);
-  for (const std::string_view axis : apart) {
+  const bool slices = updates_slices(draft_.config.layout);
+  std::vector<std::pair<std::string_view, AxisSet>> apart;
+  for (const auto& [name, axes] : {std::pair<std::string_view, AxisSet>{"tp", axes_of(mesh, "tp")},
+                                   {slices ? "dp" : "ep", slices ? data_axes(mesh) : expert_axes(draft_)},
+                                   {"pp", axes_of(mesh, "pp")}})
+    if (mesh.size(axes) > 1) apart.emplace_back(name, axes);
+  for (const auto& [name, axes] : apart) {
     Type& type = stage_.role.buffers[bad.index()].type;
-    type = placed(type, axes_of(mesh, axis), Placement::partial());
+    type = placed(type, axes, Placement::partial());
   }
   std::vector<int> writes{static_cast<int>(reads.size())};
   // Gradients that are in host memory are searched there: the host keeps which, and tells the device whether.
@@ -71,7 +73,7 @@ BufferId StageNumbers::found_inf(std::string where) const {
   if (!where.empty()) {
     Buffer number = stage_.role.buffers[bad.index()];
     number.name = std::move(where);
-    for (const std::string_view axis : apart) number.type = placed(number.type, axes_of(mesh, axis), Placement::local());
+    for (const auto& [name, axes] : apart) number.type = placed(number.type, axes, Placement::local());
     number.kind = BufferClass::kMetric;
     number.persistent = true;
     if (away) number.space = Space::kHost;
@@ -79,7 +81,7 @@ BufferId StageNumbers::found_inf(std::string where) const {
     buffers.push_back(add_buffer(stage_, std::move(number)));
   }
   append("found_inf", buffers, named("found_inf"), reads, writes);
-  for (const std::string_view axis : apart) bad = all_reduce_scalar(draft_, stage_, bad, axis, ReduceOp::kMax);
+  for (const auto& [name, axes] : apart) bad = all_reduce_scalar(draft_, stage_, bad, name, axes, ReduceOp::kMax);
   return bad;
 }
 

@@ -17,6 +17,7 @@ namespace {
 
 using geometry::kCountWarps;
 using geometry::kSpanTokens;
+using kernels::ChosenByAll;
 using kernels::RouteShape;
 
 /// What a sum of no scores would be divided by (as DeepSeek-V3's router does).
@@ -98,10 +99,22 @@ struct DroppedRows {
     static_assert(N == 1);
     const RouteShape& s = a.shape;
     const int32_t place = static_cast<int32_t>(i % s.experts);
-    int32_t* choice = a.choice + i / s.experts * s.tokens * s.top_k;
+    const int64_t sequence = i / s.experts;
+    int32_t* choice = a.choice + sequence * s.tokens * s.top_k;
     int64_t rows = 0;
-    for (int64_t m = 0; m < s.tokens * s.top_k; ++m)
-      if (choice[m] == place && rows++ >= a.capacity) choice[m] = ~place;
+    if (a.chosen.choice == nullptr) {
+      for (int64_t m = 0; m < s.tokens * s.top_k; ++m)
+        if (choice[m] == place && rows++ >= a.capacity) choice[m] = ~place;
+      return;
+    }
+    // Rows of other ranks take room too, in the order of the text.
+    const ChosenByAll& all = a.chosen;
+    for (int64_t position = 0; position < all.tokens; ++position) {
+      const int64_t at = all.order.place(position, all.tokens), t = at - all.first;
+      const int32_t* chosen = all.choice + (sequence * all.tokens + at) * s.top_k;
+      for (int64_t j = 0; j < s.top_k; ++j)
+        if (chosen[j] == place && rows++ >= a.capacity && t >= 0 && t < s.tokens) choice[t * s.top_k + j] = ~place;
+    }
   }
 };
 
@@ -207,8 +220,12 @@ struct RouteRows {
       state[e] = kFree;
     }
     t.sync_warp();
-    if (s.groups_chosen < s.groups) leave_groups_out(t, s, a.bias != nullptr ? values : p, lane, groups, state);
-    for (int64_t j = 0; j < s.top_k; ++j) take_largest(t, values, n, lane, state);
+    if (a.chosen.choice != nullptr) {
+      take_chosen(a, inside ? row : rows - 1, lane, state);
+    } else {
+      if (s.groups_chosen < s.groups) leave_groups_out(t, s, a.bias != nullptr ? values : p, lane, groups, state);
+      for (int64_t j = 0; j < s.top_k; ++j) take_largest(t, values, n, lane, state);
+    }
     t.sync_warp();
     float sum = 0;
     for (int64_t e = 0; e < n; ++e)
@@ -218,12 +235,18 @@ struct RouteRows {
       if (state[e] != kTaken) continue;
       int64_t j = row * s.top_k;
       for (int64_t before = 0; before < e; ++before) j += state[before] == kTaken ? 1 : 0;
-      a.weights[j] = s.normalise ? (p[e] / sum) * s.factor : p[e] * s.factor;
+      if (a.weights != nullptr) a.weights[j] = s.normalise ? (p[e] / sum) * s.factor : p[e] * s.factor;
       a.choice[j] = a.places != nullptr ? a.places[e] : static_cast<int32_t>(e);
     }
   }
 
  private:
+  /// Takes what the token of `row` has chosen.
+  SHARDLAB_DEVICE static void take_chosen(const Args& a, int64_t row, int lane, int32_t* state) {
+    const RouteShape& s = a.shape;
+    const int32_t* chosen = a.chosen.choice + (row / s.tokens * a.chosen.tokens + a.chosen.first + row % s.tokens) * s.top_k;
+    for (int64_t j = lane; j < s.top_k; j += kLanes) state[a.by_place != nullptr ? a.by_place[chosen[j]] : chosen[j]] = kTaken;
+  }
   /// A group's largest score, or, of sigmoids, the sum of its two largest. Experts of groups that are not among the best are left out.
   SHARDLAB_DEVICE static void leave_groups_out(const Thread& t, const RouteShape& s, const float* p, int lane, float* groups,
                                                int32_t* state) {
@@ -480,6 +503,7 @@ void route_forward(const RouteForward& a, Stream s) {
   const RouteShape& r = a.shape;
   check(r);
   launch<RouteRows>("route_forward", geometry::route(r.sequences * r.tokens, r.experts), a, s);
+  if (a.counts == nullptr) return;
   if (a.capacity > 0) elementwise<1>("route_capacity", DroppedRows{a}, r.sequences * r.experts, false, s);
   launch<CountChoices<Counted::kRows>>("route_counts", counted(r.experts, a.leaves),
                                        {.choice = a.choice,

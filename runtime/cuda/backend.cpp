@@ -67,6 +67,7 @@ class CudaBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const SplitHeads& w);
   Launch bind_work(const BoundOp& op, const AttentionMerge& w);
   Launch bind_work(const BoundOp& op, const Route& w);
+  Launch bind_work(const BoundOp& op, const ChooseExperts& w);
   Launch bind_work(const BoundOp& op, const ExpertLoad& w);
   Launch bind_work(const BoundOp& op, const Dispatch& w);
   Launch bind_work(const BoundOp& op, const Combine& w);
@@ -886,17 +887,26 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Route& w) {
                                     .counts = op.writes[2].as<int32_t>(),
                                     .ranks = op.writes[2].shape()[0],
                                     .leaves = op.writes[2].shape()[1],
-                                    .capacity = w.capacity});
+                                    .capacity = w.capacity,
+                                    .chosen = chosen_by_all(op, w)});
   return launch(op, k_.route_input,
                 gpu::RouteInput{.shape = shape,
                                 .dweights = op.reads[0].as<const float>(),
                                 .logits = logits.as<const float>(),
                                 .choice = choice.as<const int32_t>(),
-                                .by_place = placed.experts,
-                                .load = w.sequence != 0 ? op.reads[3].as<const float>() : nullptr,
+                                 .by_place = placed.experts,
+                                 .load = w.reads_load() ? op.reads[3].as<const float>() : nullptr,
                                 .whole_tokens = w.sequence,
                                 .dlogits = op.writes[0].as<float>(),
                                 .scratch = lent(op).data});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const ChooseExperts& w) {
+  return launch(op, k_.route_forward,
+                gpu::RouteForward{.shape = choose_shape(w, op.reads[0], op.writes[0]),
+                                  .logits = op.reads[0].as<const float>(),
+                                  .bias = w.biased ? op.reads[1].as<const float>() : nullptr,
+                                  .choice = op.writes[0].as<int32_t>()});
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const ExpertLoad& w) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <optional>
+#include <span>
 
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
@@ -32,11 +34,61 @@ void draw(const std::vector<double>& upto, int64_t tokens, double first, int64_t
   }
 }
 
+/// How the tokens of sequences are dealt to owners: which have parts of the same ones, and where the parts begin.
+struct Parts {
+  TokenOrder order;
+  int64_t tokens = 0, length = 0;           ///< of a sequence; of a part of it
+  std::vector<std::vector<size_t>> owners;  ///< those that share sequences, by part
+  std::vector<int64_t> begins;              ///< by owner
+
+  Parts(const Plan& plan, const RowOwners& of, const Type& choice)
+      : order(plan.token_order), tokens(logical_shape(choice, plan.mesh)[1]), length(choice.shape[1]) {
+    std::map<int64_t, size_t> groups;  // by first sequence
+    for (size_t o = 0; o < of.ranks.size(); ++o) {
+      const Shape origin = logical_origin(choice, plan.mesh, plan.mesh.coordinates(of.ranks[o]));
+      const auto [group, is_new] = groups.try_emplace(origin[0], owners.size());
+      if (is_new) owners.emplace_back();
+      owners[group->second].push_back(o);
+      begins.push_back(origin[1]);
+    }
+  }
+
+  /// Leaves of the rows of one expert, by part, those that it has room for: the first `most` in the order of the text. The rows of a part
+  /// are spread evenly over its tokens.
+  void cut(const std::vector<size_t>& of, int64_t most, std::span<int64_t> rows) const {
+    if (std::accumulate(rows.begin(), rows.end(), int64_t{0}) <= most) return;
+    const auto upto = [&](size_t part, int64_t position) {
+      const int64_t begin = begins[of[part]];
+      return rows[part] * order.seen(begin, begin + length, position, tokens) / length;
+    };
+    const auto fits = [&](int64_t position) {
+      int64_t sum = 0;
+      for (size_t part = 0; part < rows.size(); ++part) sum += upto(part, position);
+      return sum <= most;
+    };
+    int64_t last = -1;  // the last position up to which all rows fit
+    for (int64_t end = tokens - 1; last < end;) {
+      const int64_t middle = last + (end - last + 1) / 2;
+      if (fits(middle))
+        last = middle;
+      else
+        end = middle - 1;
+    }
+    for (size_t part = 0; part < rows.size(); ++part) most -= upto(part, last);
+    for (size_t part = 0; part < rows.size(); ++part) {
+      const int64_t first = upto(part, last), more = std::min(most, upto(part, last + 1) - first);
+      rows[part] = first + more;
+      most -= more;
+    }
+  }
+};
+
 /// Rows by owner and expert of the micro-batches of one layer.
 class Draws {
  public:
-  Draws(const CountedLayer& layer, size_t owners, const Routing& routing, const Experts& experts)
-      : layer_(layer), owners_(owners), experts_(static_cast<size_t>(experts.count)) {
+  Draws(const CountedLayer& layer, const Parts& parts, const Routing& routing, const Experts& experts)
+      : layer_(layer), parts_(parts), owners_(parts.begins.size()), experts_(static_cast<size_t>(experts.count)) {
+    const size_t owners = owners_;
     if (routing.kind == Routing::Kind::kRecorded) {
       const auto found = std::ranges::find(routing.recorded, layer.layer, &ExpertRows::layer);
       SHARDLAB_CHECK(found != routing.recorded.end(), "no routes of layer {} are recorded", layer.layer);
@@ -55,9 +107,19 @@ class Draws {
     upto_.back() = static_cast<double>(experts.top_k);
   }
 
-  /// By expert.
-  std::vector<int64_t> rows(size_t owner, int micro_batch) const {
-    std::vector<int64_t> rows(experts_);
+  /// By owner and expert.
+  std::vector<std::vector<int64_t>> rows(int micro_batch) const {
+    std::vector<std::vector<int64_t>> rows(owners_, std::vector<int64_t>(experts_));
+    if (recorded_ == nullptr && layer_.capacity > 0 && parts_.length < parts_.tokens) {
+      for (const std::vector<size_t>& sharers : parts_.owners) draw_shared(sharers, micro_batch, rows);
+      return rows;
+    }
+    for (size_t owner = 0; owner < owners_; ++owner) draw_own(owner, micro_batch, rows[owner]);
+    return rows;
+  }
+
+ private:
+  void draw_own(size_t owner, int micro_batch, std::vector<int64_t>& rows) const {
     if (recorded_ != nullptr) {
       const auto upto = [&](int64_t all, int m) {
         return all / layer_.micro_batches * m + all % layer_.micro_batches * m / layer_.micro_batches;
@@ -66,16 +128,31 @@ class Draws {
         const int64_t all = (*recorded_)[owner][e];
         rows[e] = upto(all, micro_batch + 1) - upto(all, micro_batch);
       }
-      return rows;
+      return;
     }
     const int64_t tokens = layer_.chosen / layer_.top_k, pieces = layer_.capacity > 0 ? layer_.sequences : 1;
     for (int64_t piece = 0; piece < pieces; ++piece)
       draw(upto_, tokens / pieces, uniform(layer_.layer, owner, micro_batch * pieces + piece), layer_.capacity, rows);
-    return rows;
   }
 
- private:
+  /// Owners that have parts of the same sequences share the room of each.
+  void draw_shared(const std::vector<size_t>& sharers, int micro_batch, std::vector<std::vector<int64_t>>& rows) const {
+    for (int64_t sequence = 0; sequence < layer_.sequences; ++sequence) {
+      std::vector<std::vector<int64_t>> chosen(sharers.size(), std::vector<int64_t>(experts_));
+      for (size_t part = 0; part < sharers.size(); ++part)
+        draw(upto_, parts_.length, uniform(layer_.layer, sharers[part], micro_batch * layer_.sequences + sequence), 0,
+             chosen[part]);
+      std::vector<int64_t> of_expert(sharers.size());
+      for (size_t e = 0; e < experts_; ++e) {
+        for (size_t part = 0; part < sharers.size(); ++part) of_expert[part] = chosen[part][e];
+        parts_.cut(sharers, layer_.capacity, of_expert);
+        for (size_t part = 0; part < sharers.size(); ++part) rows[sharers[part]][e] += of_expert[part];
+      }
+    }
+  }
+
   const CountedLayer& layer_;
+  const Parts& parts_;
   size_t owners_, experts_;
   std::vector<double> upto_;
   const std::vector<std::vector<int64_t>>* recorded_ = nullptr;  ///< by owner and expert, of a step
@@ -116,7 +193,8 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
     for (const CountedLayer& layer : layers) {
       const Shape& shape = layer.counts->shape;
       const auto own = static_cast<size_t>(shape.last()), parts = static_cast<size_t>(shape[1] / layer.sources);
-      const Draws draws(layer, n, routing, experts);
+      const Parts dealt(plan, owners, *layer.choice);
+      const Draws draws(layer, dealt, routing, experts);
       const bool first = find(static_cast<int>(role), layer.layer) == nullptr;  // later steps of a period are drawn alike
       Drawn drawn{.stage = static_cast<int>(role),
                   .layer = layer.layer,
@@ -129,8 +207,7 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
         ranks.push_back({plan.mesh.coordinates(owners.ranks[o]), layer, {}});
       }
       for (int m = 0; m < layer.micro_batches; ++m) {
-        std::vector<std::vector<int64_t>> rows;  // by owner and expert
-        for (size_t o = 0; o < n; ++o) rows.push_back(draws.rows(o, m));
+        const std::vector<std::vector<int64_t>> rows = draws.rows(m);  // by owner and expert
         Share most{0, 0};
         int64_t moved = 0, by_node = 0;
         for (size_t o = 0; o < n; ++o) {

@@ -28,7 +28,7 @@ class Routes {
  public:
   /// Draws the rows of each layer, micro-batch and rank of one step.
   ///
-  /// Formula: the tokens of a rank and micro-batch (with a capacity: of a sequence) are n points at even distances of 1/n on [0, k), of
+  /// Formula: the tokens of a rank and micro-batch (with a capacity: of a sequence, or of the rank's part of it) are n points at even distances of 1/n on [0, k), of
   ///   which the first is at random; expert e has the points of its part of the line, as long as its share of the tokens. So a draw has each
   ///   expert's share within one row, k different experts a token, and all rows of a micro-batch. The random number depends on layer,
   ///   rank and micro-batch alone. Routes that were recorded on as many ranks, whose tokens chose as many rows (those that were dropped

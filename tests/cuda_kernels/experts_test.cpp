@@ -24,6 +24,8 @@ struct Router {
   RouteShape shape;
   int64_t ranks = 1, leaves = 1, capacity = 0;
   bool biased = false, placed = false, cut = false;
+  int64_t whole = 0;  ///< tokens of a sequence, of which the rank has a part; 0: it has all
+  TokenOrder order;
 };
 RouteShape routes(int64_t sequences, int64_t tokens, int64_t experts, int64_t top_k) {
   return {.sequences = sequences, .tokens = tokens, .experts = experts, .top_k = top_k, .step_tokens = 2 * sequences * tokens};
@@ -45,6 +47,12 @@ std::vector<Router> routers() {
   add(routes(1, 19, 32, 8), [](Router& r) { r.shape.groups = 8, r.shape.groups_chosen = 3, r.shape.normalise = true; });
   add(routes(2, 40, 8, 2), [](Router& r) { r.capacity = 7, r.leaves = 32, r.shape.balance = 0.5f; });
   add(routes(3, 20, 8, 2), [](Router& r) { r.placed = true, r.ranks = 2, r.leaves = 3, r.shape.balance = 0.5f, r.capacity = 6; });
+  add(routes(2, 12, 8, 2), [](Router& r) {
+    r.whole = 36, r.order = {TokenOrder::Kind::kZigzag, 3}, r.capacity = 7, r.leaves = 8, r.shape.normalise = true;
+  });
+  add(routes(2, 9, 20, 4), [](Router& r) {
+    r.whole = 36, r.order = {TokenOrder::Kind::kStriped, 4}, r.capacity = 5, r.placed = true, r.ranks = 4;
+  });
   add(routes(2, 8, 12, 3), [](Router& r) { r.cut = true, r.shape.balance = 0.7f, r.shape.normalise = true; });
   return all;
 }
@@ -58,6 +66,7 @@ struct Routed {
 struct RouteInputs {
   Floats logits, bias, dweights, load;
   Ints places, by_place;
+  Ints chosen;  ///< of all parts, where the rank has the second
 };
 RouteInputs route_inputs(const Router& r) {
   const RouteShape& s = r.shape;
@@ -66,12 +75,20 @@ RouteInputs route_inputs(const Router& r) {
                  random_floats(s.sequences * s.tokens * s.top_k, 3),
                  {},
                  {},
+                 {},
                  {}};
   for (size_t i = 0; i < in.logits.size(); i += 3) in.logits[i] = std::round(in.logits[i]);
   for (int64_t i = 0; i < s.sequences * s.experts; ++i) in.load.push_back(static_cast<float>((5 * i) % 9));
   for (int64_t e = 0; e < s.experts; ++e) in.places.push_back(static_cast<int32_t>((5 * e + 3) % s.experts));
   in.by_place.resize(in.places.size());
   for (size_t e = 0; e < in.places.size(); ++e) in.by_place[static_cast<size_t>(in.places[e])] = static_cast<int32_t>(e);
+  for (int64_t i = 0; i < s.sequences * r.whole; ++i) {
+    Ints experts;  // ascending, as routers choose them
+    for (int64_t j = 0; j < s.top_k; ++j)
+      experts.push_back(static_cast<int32_t>((7 * i * i + j * (s.experts / s.top_k) + i % 3) % s.experts));
+    std::ranges::sort(experts);
+    for (const int32_t e : experts) in.chosen.push_back(r.placed ? in.places[static_cast<size_t>(e)] : e);
+  }
   return in;
 }
 
@@ -99,6 +116,8 @@ Routed routed_by_cpu(const Router& r, const RouteInputs& in) {
   kernels::RouteForward f = forward_of(r);
   f.logits = in.logits.data(), f.weights = to.weights.data(), f.choice = to.choice.data(), f.counts = to.counts.data();
   f.bias = r.biased ? in.bias.data() : nullptr, f.places = r.placed ? in.places.data() : nullptr, f.scratch = scratch.data();
+  if (r.whole > 0) f.chosen = {in.chosen.data(), r.whole, s.tokens, r.order};
+  if (r.whole > 0) f.by_place = r.placed ? in.by_place.data() : nullptr;
   kernels::route_forward(cpu(), f);
   Floats dweights = in.dweights;
   for (size_t i = 0; i < dweights.size(); ++i) dweights[i] = to.choice[i] < 0 ? 0.0f : dweights[i];
@@ -125,11 +144,13 @@ Routed routed(const Router& r, const RouteInputs& in) {
   const Array weights(Array::poison(chosen), DType::f32),
       dlogits(Array::poison(static_cast<int64_t>(in.logits.size())), DType::f32);
   const Array own_load(Array::poison(s.sequences * s.experts), DType::f32), all_load(earlier_load(s.experts), DType::f32);
-  const Numbers<int32_t> places(in.places), by_place(in.by_place), choice(poisoned_ints(chosen)),
+  const Numbers<int32_t> places(in.places), by_place(in.by_place), all(in.chosen), choice(poisoned_ints(chosen)),
       counts(poisoned_ints(r.leaves * s.experts));
   kernels::RouteForward f = forward_of(r);
   f.logits = logits.floats(), f.weights = weights.floats(), f.choice = choice.data(), f.counts = counts.data();
   f.bias = r.biased ? bias.floats() : nullptr, f.places = r.placed ? places.data() : nullptr;
+  if (r.whole > 0) f.chosen = {all.data(), r.whole, s.tokens, r.order};
+  if (r.whole > 0) f.by_place = r.placed ? by_place.data() : nullptr;
   table().route_forward(f, stream());
   Floats kept = in.dweights;
   const Ints made = choice.read();

@@ -77,6 +77,69 @@ TEST_CASE("a capacity: the first tokens of each sequence that chose an expert ha
   CHECK(one.choice == Ids{0, 1, ~0, ~1, ~0, 2, ~0, 3, 0, 3, 1, ~3, 2, ~3, ~2, ~3});
 }
 
+TEST_CASE("a capacity: parts of a sequence take the rows that the whole takes, in the order of the text, however parts are dealt") {
+  constexpr int64_t kLength = 12, kCapacity = 3;
+  using Kind = TokenOrder::Kind;
+  Floats text;  // by position, of 2 sequences
+  for (int64_t i = 0; i < kSequences * kLength; ++i)
+    for (int64_t e = 0; e < kExperts; ++e) text.push_back(static_cast<float>((7 * i + 5 * e * e + i * e) % 11));
+  const auto logits_of = [&](const TokenOrder& order, int64_t first, int64_t n) {
+    Floats logits;
+    for (int64_t q = 0; q < kSequences; ++q)
+      for (int64_t t = first; t < first + n; ++t) {
+        const auto* row = text.data() + (q * kLength + order.position(t, kLength)) * kExperts;
+        logits.insert(logits.end(), row, row + kExperts);
+      }
+    return logits;
+  };
+  const auto run = [&](const Floats& logits, int64_t tokens, const kernels::ChosenByAll& all, bool rows) {
+    const auto choices = static_cast<size_t>(kSequences * tokens * kTopK);
+    Routed r{poisoned(static_cast<int64_t>(choices)), Ids(choices, -99), Ids(kSequences * kExperts, -99)};
+    Scratch scratch(kernels::route_scratch_bytes(kExperts, rows));
+    kernels::route_forward(
+        kernels::kernels_for_this_processor(),
+        {.shape = {.sequences = kSequences, .tokens = tokens, .experts = kExperts, .top_k = kTopK, .normalise = true},
+         .logits = logits.data(),
+         .weights = rows ? r.weights.data() : nullptr,
+         .choice = r.choice.data(),
+         .counts = rows ? r.counts.data() : nullptr,
+         .ranks = 1,
+         .leaves = kSequences,
+         .capacity = rows ? kCapacity : 0,
+         .chosen = all,
+         .scratch = scratch.data()});
+    REQUIRE(scratch.intact());
+    return r;
+  };
+  const Routed whole = run(logits_of({}, 0, kLength), kLength, {}, true);
+  REQUIRE(std::ranges::count_if(whole.choice, [](int32_t c) { return c < 0; }) >= 8);
+  for (const auto& [order, parts] : {std::pair<TokenOrder, int64_t>{{}, 2},
+                                     {{}, 3},
+                                     {{Kind::kZigzag, 2}, 2},
+                                     {{Kind::kZigzag, 3}, 3},
+                                     {{Kind::kZigzag, 2}, 4},  // halves of the parts of a ring
+                                     {{Kind::kStriped, 2}, 2},
+                                     {{Kind::kStriped, 4}, 4}}) {
+    INFO("order " << static_cast<int>(order.kind) << " parts " << parts);
+    const int64_t tokens = kLength / parts;
+    const Ids chosen = run(logits_of(order, 0, kLength), kLength, {}, false).choice;
+    Ids counts(kSequences * kExperts, 0);
+    for (int64_t part = 0; part < parts; ++part) {
+      const Routed own = run(logits_of(order, part * tokens, tokens), tokens, {chosen.data(), kLength, part * tokens, order}, true);
+      for (size_t i = 0; i < counts.size(); ++i) counts[i] += own.counts[i];
+      for (int64_t q = 0; q < kSequences; ++q)
+        for (int64_t t = 0; t < tokens; ++t)
+          for (int64_t j = 0; j < kTopK; ++j) {
+            const auto here = static_cast<size_t>((q * tokens + t) * kTopK + j);
+            const auto there = static_cast<size_t>((q * kLength + order.position(part * tokens + t, kLength)) * kTopK + j);
+            REQUIRE(own.choice[here] == whole.choice[there]);
+            REQUIRE(own.weights[here] == whole.weights[there]);
+          }
+    }
+    CHECK(counts == whole.counts);
+  }
+}
+
 TEST_CASE("a capacity: loads are of all that was chosen") {
   const Floats logits = logits_for(kChoices, kExperts);
   const auto load = [&](int64_t capacity) {

@@ -333,6 +333,11 @@ TEST_CASE("expert bound: what saves nothing or cannot be is refused, and says wh
           [](Case& c) { c.layout.ep = 1; });
   refused("expert_bound=1.5 with model.capacity_factor=1.25: the capacity bounds the rows",
           "set model.capacity_factor: 0, or expert_bound: 0", [](Case& c) { c.model.experts.capacity_factor = 1.25f; });
+  refused("expert_bound=1.5 with delayed_update: an update that is made beside the step",
+          "set delayed_update: false, or expert_bound: 0", [](Case& c) {
+            c.layout.offload.optimizer = OffloadTo::kCpu, c.layout.offload.delayed_update = true;
+            c.layout.overlap = true;
+          });
   refused("expert_bound=0.5: even routes give each rank one share", "set expert_bound to 1 or more, below ep=2, or to 0",
           [](Case& c) { c.layout.expert_bound = 0.5f; });
   refused("expert_bound=2 with ep=2: a rank never gets more than ep even shares", "set expert_bound to 1 or more, below 2, or to 0",

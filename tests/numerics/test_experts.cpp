@@ -651,6 +651,201 @@ TEST_CASE("experts of a capacity, canonical: rows are dropped by sequence, and e
   }
 }
 
+TEST_CASE(
+    "experts of a capacity beside context parallelism, canonical: parts of a sequence share its room in the order of the text, and "
+    "train to the bits of the reference") {
+  using enum ContextKind;
+  const Schedule kEager = *schedule_named("eager-1f1b");
+  const Sizes kSizes[] = {{.accumulation = 8, .cp = 2},
+                          {.accumulation = 8, .cp = 4, .kind = kZigzag},
+                          {.dp = 2, .accumulation = 4, .cp = 2, .kind = kStriped},
+                          {.dp = 2, .zero = 3, .accumulation = 4, .cp = 2, .kind = kUlysses},
+                          {.dp = 8, .zero = 1, .cp = 2, .kind = kAllGather},
+                          {.accumulation = 8, .cp = 4, .kind = kUsp},
+                          {.accumulation = 8, .cp = 2, .kind = kStriped, .tp = 2, .sequence_parallel = true},
+                          {.pp = 2, .accumulation = 8, .cp = 2, .kind = kZigzag},
+                          {.ep = 2, .accumulation = 8, .cp = 2, .kind = kZigzag},
+                          {.ep = 4, .accumulation = 8, .cp = 4, .kind = kUsp},
+                          {.dp = 2, .ep = 2, .zero = 2, .accumulation = 4, .cp = 2, .kind = kStriped},
+                          {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .kind = kAllGather},
+                          {.dp = 2, .ep = 4, .zero = 3, .accumulation = 4, .cp = 2},
+                          {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .kind = kZigzag, .tp = 2},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kEager, .cp = 2, .kind = kStriped}};
+  constexpr size_t kBraided[] = {10, 11, 14};
+  for (Subject subject : {subject_of(kFull, Optimizer::kSgd), subject_of(kFullSwitch, Optimizer::kAdamW),
+                          subject_of(kFullGroups, Optimizer::kAdamW, 0.25f, 0.5f)}) {
+    subject.train.seq_len = 24;
+    subject.sequences = 8;
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes) cases.push_back(case_of(subject, sizes, true));
+    for (const size_t i : kBraided)
+      for (const ExpertOverlap overlap : {ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches}) {
+        cases.push_back(cases[i]);
+        cases.back().layout.expert_overlap = overlap;
+        if (i != 14) cases.back().layout.recompute = Recompute::kFull;
+      }
+    for (const Recompute recompute : {Recompute::kFull, Recompute::kSelective}) {
+      cases.push_back(cases[3]);
+      cases.back().layout.recompute = recompute;
+    }
+    cases.back().layout.recompute_options.modules = "mlp.act mlp.norm";
+    train_all(subject, cases);
+  }
+}
+
+TEST_CASE("experts of a capacity beside context parallelism: peaks, wire bytes and drops are those that are known before the run") {
+  Subject subject = subject_of(kFull, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  subject.sequences = 8;
+  constexpr int64_t kTopK = 2;
+  std::optional<int64_t> dropped;
+  for (const Sizes& sizes : {Sizes{.accumulation = 8},
+                             {.accumulation = 8, .cp = 2},
+                             {.accumulation = 8, .cp = 4, .kind = ContextKind::kZigzag},
+                             {.dp = 2, .accumulation = 4, .cp = 2, .kind = ContextKind::kStriped, .tp = 2},
+                             {.ep = 4, .accumulation = 8, .cp = 4, .kind = ContextKind::kUsp},
+                             {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .kind = ContextKind::kAllGather}})
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      Case config = case_of(subject, sizes, true);
+      config.layout.recompute = recompute;
+      INFO(config.name << " recompute " << name_of(recompute));
+      Running run(config);
+      const StepResult result = run.session->step(0);
+      REQUIRE(std::isfinite(*result.loss));
+      const int64_t now = drops_of(result.experts).dropped;
+      CHECK(dropped.value_or(now) == now);
+      dropped = now;
+      // Each rank sends what its part of each sequence chose, 4 bytes a choice, to the others: once forward, and once where forward runs again.
+      const int64_t tokens = subject.train.seq_len * subject.sequences / (sizes.dp * sizes.cp);
+      const int64_t choices = (recompute == Recompute::kFull ? 2 : 1) * subject.model.layers * tokens * kTopK;
+      const Plan& plan = *run.placed.plan;
+      for (int rank = 0; rank < plan.mesh.world_size(); ++rank) {
+        CHECK(run.session->ledger(rank).peak(Space::kDevice) ==
+              memory_peak(plan, plan.mesh.role_of(rank))[static_cast<size_t>(Space::kDevice)].peak_bytes);
+        for (size_t c = 0; c < plan.comms.size(); ++c) {
+          if (plan.comms[c].name != "cp.chosen") continue;
+          CHECK(run.session->sent_by_comm(rank)[c] == 4 * choices * (sizes.cp - 1));
+          CHECK(wire_bytes(plan, plan.mesh.coordinates(rank))["cp.chosen"] == 4 * choices * (sizes.cp - 1));
+        }
+      }
+    }
+  CHECK(*dropped > 0);
+}
+
+TEST_CASE("rows with experts beside context parallelism: ranks with parts of a sequence share its room") {
+  Subject subject = subject_of(kFull, Optimizer::kSgd);
+  subject.train.seq_len = 24;
+  subject.sequences = 8;
+  const int64_t s = 24, k = 2, h = subject.model.hidden, f = 20;
+  for (const auto& [dp, ep, cp] : {std::array{2, 1, 2}, {2, 2, 2}, {2, 4, 2}, {1, 4, 4}, {2, 8, 4}})
+    for (const float factor : {0.25f, 1.0f, 1.25f, 4.0f}) {
+      Case config = case_of(subject, {.dp = dp, .ep = ep, .accumulation = 2, .cp = cp}, false);
+      config.model.experts.capacity_factor = factor;
+      INFO(dp << " " << ep << " " << cp << " " << factor);
+      const auto plan = lower(config);
+      REQUIRE(plan.ok());
+      const int64_t b = config.train.micro_batch, e = 8 / ep, c = config.model.experts.capacity(s);
+      const int64_t own = b * std::min(s / cp * k, 8 * c), groups = (own + ep - 1) / ep * ep;
+      const int64_t come = ep == 1 ? own : ep / cp * b * std::min(s * std::min(k, e), e * c);
+      int64_t elements = 0;
+      for (const Segment& segment : plan->segments)
+        for (const Slot& slot : segment.slots)
+          if (segment.name == "layer.F" && slot.cls == BufferClass::kActivation && slot.name.starts_with("rows.") &&
+              slot.type.dtype == DType::f32)
+            elements += slot.type.shape.elements();
+      CHECK(elements == (h + 3 * f) * come + h * groups);
+      // Of even routes: the share of the rank's tokens in what a sequence lets in.
+      for (const Segment& segment : plan->segments)
+        for (const Step& step : segment.steps)
+          if (const Op* op = std::get_if<Op>(&step); op != nullptr && std::holds_alternative<GroupedLinear>(op->work))
+            CHECK(std::get<GroupedLinear>(op->work).rows == b * std::min(s * k, 8 * c) / cp);
+    }
+}
+
+TEST_CASE(
+    "expert parallel with the optimizer on the host, canonical: each rank updates its own experts there, to the bits of the "
+    "reference") {
+  const Sizes kSizes[] = {{.dp = 2, .ep = 2, .accumulation = 2},
+                          {.dp = 4, .ep = 2},
+                          {.dp = 4, .ep = 2, .zero = 1},
+                          {.dp = 4, .ep = 4, .zero = 2, .accumulation = 2},
+                          {.dp = 4, .ep = 2, .zero = 3, .accumulation = 2},
+                          {.dp = 4, .ep = 4, .zero = 3},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4},
+                          {.dp = 2, .ep = 2, .zero = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
+                          {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .kind = ContextKind::kStriped}};
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kAdamW, 0, 0.5f), subject_of(kFull, Optimizer::kSgd)}) {
+    subject.train.seq_len = 24;
+    std::vector<Case> cases;
+    for (const OffloadTo to : {OffloadTo::kCpu, OffloadTo::kNvme})
+      for (const Sizes& sizes : kSizes) {
+        cases.push_back(case_of(subject, sizes, true));
+        Layout& l = cases.back().layout;
+        l.offload.optimizer = to;
+        if (sizes.accumulation == 2 && sizes.zero != 3) l.expert_overlap = ExpertOverlap::kMicroBatches;
+        if (sizes.zero == 1) l.recompute = Recompute::kFull, l.bucket_bytes = 8192;
+        if (sizes.zero == 2) l.offload.activations = to, l.expert_overlap = ExpertOverlap::kLayer;
+        if (sizes.zero == 3) l.offload.parameters = to;
+      }
+    train_all(subject, cases);
+  }
+}
+
+TEST_CASE(
+    "expert parallel with the optimizer on the host: device and host hold what is known before the run, moments of own experts "
+    "alone") {
+  Subject subject = subject_of(kSoftmax, Optimizer::kAdamW);
+  for (const Sizes& sizes : {Sizes{.dp = 2, .ep = 2, .accumulation = 2},
+                             {.dp = 4, .ep = 2, .zero = 1, .accumulation = 2},
+                             {.dp = 4, .ep = 4, .zero = 3, .accumulation = 2}}) {
+    Case config = case_of(subject, sizes, false);
+    config.layout.offload.optimizer = OffloadTo::kCpu;
+    INFO(config.name);
+    Running run(config);
+    REQUIRE(std::isfinite(*run.session->step(0).loss));
+    for (int rank = 0; rank < sizes.dp; ++rank)
+      for (const Space space : {Space::kDevice, Space::kHost})
+        CHECK(run.session->ledger(rank).peak(space) == memory_peak(*run.placed.plan, 0)[static_cast<size_t>(space)].peak_bytes);
+    // A copy and two moments of each parameter that the rank updates: the experts' elements by n, under ZeRO by all of dp, and all others by
+    // dp under ZeRO. What a bucket is padded by comes on top.
+    const Model& m = config.model;
+    const int64_t experts = m.layers * m.experts.count * 3 * m.experts.ffn * m.hidden, all = parameter_count(m);
+    const int64_t own = sizes.zero > 0 ? all / sizes.dp : all - experts + experts / sizes.ep;
+    int64_t states = 0;
+    for (const Buffer& b : run.placed.plan->roles[0].buffers)
+      if (b.persistent && b.space == Space::kHost && !b.view && b.type.dtype == DType::f32) states += b.type.shape.elements();
+    CHECK(states >= 3 * own);
+    CHECK(states <= 3 * own + 3 * own / 50);
+  }
+}
+
+TEST_CASE("DualPipe with shared experts, canonical: braided or not, both halves train to the bits of the reference") {
+  const Schedule kDualPipe = *schedule_named("dualpipe");
+  const Sizes kSizes[] = {{.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kDualPipe},
+                          {.dp = 4, .ep = 2, .pp = 2, .accumulation = 2, .schedule = kDualPipe},
+                          {.dp = 2, .ep = 2, .pp = 4, .accumulation = 4, .schedule = kDualPipe},
+                          {.dp = 2, .ep = 2, .pp = 2, .zero = 2, .accumulation = 4, .schedule = kDualPipe},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kDualPipe, .tp = 2, .sequence_parallel = true},
+                          {.ep = 2, .pp = 2, .accumulation = 8, .schedule = kDualPipe, .cp = 2, .kind = ContextKind::kZigzag},
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kDualPipe, .cp = 2}};
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kAdamW, 0.25f, 0.5f), subject_of(kBiasedGroups, Optimizer::kSgd),
+                          subject_of(kFull, Optimizer::kAdamW)}) {
+    subject.train.seq_len = 24;
+    subject.model.layers = 4;
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes)
+      for (const ExpertOverlap overlap : {ExpertOverlap::kNone, ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches}) {
+        cases.push_back(case_of(subject, sizes, true));
+        cases.back().layout.expert_overlap = overlap;
+        if (overlap == ExpertOverlap::kMicroBatches && !check(cases.back()).ok())
+          cases.pop_back();
+        else if (overlap == ExpertOverlap::kMicroBatches && sizes.zero == 2)
+          cases.back().layout.recompute = Recompute::kFull;
+      }
+    train_all(subject, cases);
+  }
+}
+
 TEST_CASE("experts of a capacity, fast: no layout is further from fp64 than 1.5 times one rank") {
   Subject subject = subject_of(kFull, Optimizer::kSgd);
   subject.train.seq_len = 24;
@@ -1280,10 +1475,6 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
   CHECK(refused(case_of(subject, {.dp = 2, .ep = 2, .cp = 4}, false)) ==
         "ep=2 with cp=4: ranks that have the parts of a sequence share the experts together | set ep to a multiple of cp: 4");
   subject.model.experts.capacity_factor = 1;
-  CHECK(refused(case_of(subject, {.dp = 2, .cp = 2}, false)) ==
-        "model.capacity_factor=1 with cp=2: an expert takes rows of a sequence in the order of its tokens, and the ranks that have "
-        "its "
-        "other parts would have to count theirs first | set cp: 1, or model.capacity_factor: 0");
   subject.model.experts.capacity_factor = -1;
   CHECK(refused(case_of(subject, {.dp = 2}, false)) ==
         "model.capacity_factor=-1 | use 1 for the even share, 1.25 for a quarter more, or 0: experts take every row, and none is "
@@ -1521,6 +1712,24 @@ TEST_CASE("rows by node: wrong counts, and nodes that do not divide the group, a
   }
 }
 
+namespace {
+
+/// The plan with another capacity of its experts, and `room` for the rows that one rank sends another.
+Plan with_capacity(Plan plan, int64_t capacity, int64_t room) {
+  for (Segment& segment : plan.segments)
+    for (Step& step : segment.steps)
+      if (Op* op = std::get_if<Op>(&step))
+        std::visit(
+            [&](auto& w) {
+              if constexpr (requires { w.capacity; }) w.capacity = capacity;
+              if constexpr (requires { w.room; }) w.room = w.room > 0 ? room : 0;
+            },
+            op->work);
+  return plan;
+}
+
+}  // namespace
+
 TEST_CASE("a capacity that ops do not share, and a buffer that is smaller than its bound, are refused, and say what is wrong") {
   Subject subject = subject_of(kFull, Optimizer::kSgd);
   subject.train.seq_len = 24;
@@ -1578,10 +1787,13 @@ TEST_CASE("a capacity that ops do not share, and a buffer that is smaller than i
        {"layer.F", "moe.go", Phase::kNone, room(0),
         "has room for 96 of 192 rows, and no fit_rows of this layer and micro-batch says whether more have come"},
        {"layer.F", "moe.go", Phase::kNone, room(-1), "room=-1"},
-       {"layer.F", "moe.go", Phase::kNone, room(49), "49 rows of each of 2 ranks may come, and there is room for 96"},
+       {"layer.F", "moe.go", Phase::kNone, room(97), "97 rows of each of 2 ranks may come, and there is room for 96"},
        {"layer.F", "moe.counts", Phase::kNone, room(1), "of an op that moves no counted rows"},
        {"layer.F", "moe.go", Phase::kNone, everywhere(".there"), "rows=96 of %rows.in.there, which has 95"},
        {"layer.F", "moe.dispatch", Phase::kF, shrink("rows.in"), "has 94 rows, and 2 sequences fill 96 with capacity=6"}});
+  REQUIRE(verdict(with_capacity(*shared, 6, 48)) == "accepted");
+  CHECK(verdict(with_capacity(*shared, 7, 56)).find("has room for 96 rows of all ranks, and up to 112 come with capacity=7") !=
+        std::string::npos);
   refuse_all(*dropless, {{"layer.F", "moe.route", Phase::kF, capacity(6), "both drop the same rows"},
                          {"layer.F", "moe.dispatch", Phase::kF, capacity(6), "both drop the same rows"},
                          {"layer.F", "moe.go", Phase::kNone, room(48), "no router with a capacity chose the rows"},
@@ -1695,6 +1907,50 @@ TEST_CASE(
        {"layer.B", "moe.route", Phase::kI, [](Segment&, Op& op) { std::get<Route>(op.work).sequence = 0, op.reads.pop_back(); },
         ""},
        {"layer.B", "moe.up", Phase::kW, [](Segment& s, Op& op) { op.reads[0] = slot(s, "d.rows.in.there"); }, ""}});
+}
+
+TEST_CASE(
+    "a capacity beside parts of sequences: room that is dealt by a rank's own choices, or by none of this router, is refused, and "
+    "says "
+    "what is wrong") {
+  Subject subject = subject_of(kFullGroups, Optimizer::kSgd);
+  subject.model.experts.balance = 0;
+  subject.train.seq_len = 24;
+  const auto lowered = lower(case_of(subject, {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2}, true));
+  INFO((lowered ? "" : to_string(lowered.error())));
+  REQUIRE(lowered.ok());
+  REQUIRE(verdict(*lowered) == "accepted");
+  const auto everywhere = [](Segment& s, Op&) {  // each buffer of rows with the experts, by a row
+    for (Slot& x : s.slots)
+      if (x.type.dtype == DType::f32 && (x.name.ends_with(".there") || x.name == "rows.u" || x.name == "rows.a")) --x.type.shape[1];
+  };
+  refuse_all(
+      *lowered,
+      {// The rank's own choices in the place of those of all parts.
+       {"layer.F", "moe.route", Phase::kF, [](Segment& s, Op& op) { op.reads[1] = slot(s, "moe.chosen"); },
+        "%moe.chosen has extent 12 along dim 1, and what all parts of a sequence chose expects 24"},
+       {"layer.F", "moe.route", Phase::kF,
+        [](Segment& s, Op& op) { op.reads[1] = slot(s, "moe.chosen"), std::get<Route>(op.work).sequence = 12; }, "sequence=12"},
+       {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).sequence = 0, op.reads.pop_back(); },
+        "along cp: %moe.logits is shard(1), and the op needs that dim whole"},
+       {"layer.F", "moe.chosen.all", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""},
+       {"layer.F", "moe.chosen.all", Phase::kNone,
+        [](Segment&, Op& op) { std::get<Collective>(op.work).kind = CollectiveKind::kBroadcast; }, ""},
+       // Choices by another rule, or that no ChooseExperts made.
+       {"layer.F", "moe.choose", Phase::kF, [](Segment&, Op& op) { std::get<ChooseExperts>(op.work).groups_chosen = 1; }, "groups"},
+       {"layer.F", "moe.choose", Phase::kF, [](Segment&, Op& op) { std::get<ChooseExperts>(op.work).groups = 2; },
+        "as what all parts of a sequence chose by %moe.logits"},
+       {"layer.F", "moe.choose", Phase::kF,
+        [](Segment&, Op& op) {
+          auto& w = std::get<ChooseExperts>(op.work);
+          w.sigmoid = !w.sigmoid;
+        },
+        "as what all parts of a sequence chose by %moe.logits"},
+       {"layer.F", "moe.choose", Phase::kF, [](Segment&, Op& op) { std::get<ChooseExperts>(op.work).phase = Phase::kI; }, ""},
+       {"layer.F", "moe.chosen.all", Phase::kNone, [](Segment& s, Op& op) { op.reads[0] = slot(s, "moe.choice"); }, ""},
+       // Room for the rows that come.
+       {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).capacity = 25; },
+        "up to 24 rows of a sequence"}});
 }
 
 TEST_CASE("experts beside slices: a missing sum, a sum too many or another's tokens are refused, and say what is wrong") {

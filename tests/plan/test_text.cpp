@@ -97,12 +97,12 @@ std::vector<std::string> values_of(Work work) {
 }
 
 std::vector<Work> every_work() {
-  std::vector<Work> all{LoadBatch{},  Embed{},      Positions{},      Norm{},           Linear{},   Rope{},    Attention{},
-                        Activation{}, SplitHeads{}, AttentionBlock{}, AttentionMerge{}, Residual{}, Dropout{}, CrossEntropy{},
-                        Add{},        Fill{},       SumScalars{},     SquaredNorm{},    Sgd{},      AdamW{},   Lion{},
-                        AdamW8bit{},  Copy{},       Kernel{},         Collective{},     Send{},     Recv{},    Regroup{},
-                        Route{},      Dispatch{},   GroupedLinear{},  Combine{},        HeadNorm{}, Strips{},  ExpertLoad{},
-                        Gate{},       LatentHeads{}};
+  std::vector<Work> all{LoadBatch{},  Embed{},       Positions{},      Norm{},           Linear{},   Rope{},    Attention{},
+                        Activation{}, SplitHeads{},  AttentionBlock{}, AttentionMerge{}, Residual{}, Dropout{}, CrossEntropy{},
+                        Add{},        Fill{},        SumScalars{},     SquaredNorm{},    Sgd{},      AdamW{},   Lion{},
+                        AdamW8bit{},  Copy{},        Kernel{},         Collective{},     Send{},     Recv{},    Regroup{},
+                        Route{},      Dispatch{},    GroupedLinear{},  Combine{},        HeadNorm{}, Strips{},  ExpertLoad{},
+                        Gate{},       LatentHeads{}, ChooseExperts{}};
   for (int k = 1; k < 5; ++k) all.push_back(Collective{.kind = static_cast<CollectiveKind>(k)});
   REQUIRE(all.size() == std::variant_size_v<Work> + 4);
   return all;

@@ -62,6 +62,52 @@ TEST_CASE("a NaN on one rank is named by rank and tensor, and no rank updates", 
   CHECK(named.step(0).fault->text == "rank 0 has an infinity or a NaN in embed.tokens.grad");
 }
 
+namespace {
+
+/// Experts that two ranks share, each with gradients that no other rank has.
+Case with_shared_experts(Case c, int zero) {
+  c.model.family = Family::kLlama;
+  c.model.kv_heads = c.model.heads;
+  c.model.tied_embeddings = false;
+  c.model.experts = {.count = 4, .top_k = 2, .ffn = 8};
+  c.layout.ep = 2, c.layout.zero = zero;
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("a fault on one of the ranks that share experts is known to all, whatever is sharded", "[guard]") {
+  for (const int zero : {0, 2, 3})
+    for (const Ranks& ranks : {Ranks{.dp = 2}, {.dp = 4, .accumulation = 2}, {.dp = 2, .pp = 2, .accumulation = 2}}) {
+      if (zero == 0 && ranks.dp > 2) continue;  // a sum that another rank has too would be planted in one copy alone
+      const Case c = with_shared_experts(guarded(ranks, {.nonfinite = GuardAction::kSkip}), zero);
+      const int last = c.layout.world_size() - 1;
+      CAPTURE(line_of(ranks), zero);
+      Training training(c, {{.rank = last, .step = 1, .value = kNaN}}), never(with_shared_experts(stability_case(ranks), zero));
+      CHECK_FALSE(training.step(0).skipped);
+      CHECK(*never.step(0).loss == *Training(c).step(0).loss);
+      const auto before = training.state();
+      const StepResult bad = training.step(1);
+      CHECK(bad.skipped);
+      REQUIRE(bad.fault);
+      CHECK(bad.fault->text.starts_with("rank " + std::to_string(last) + " has an infinity or a NaN in "));
+      CHECK(training.state() == before);
+      CHECK_FALSE(training.step(2).skipped);
+      CHECK(training.state() != before);
+    }
+}
+
+TEST_CASE("a spike of the norm is judged alike by ranks that share experts", "[guard]") {
+  for (const int zero : {0, 2}) {
+    const Guard guard{.spike = GuardAction::kSkip, .loss_factor = 0, .norm_factor = 4, .window = 2};
+    Training training(with_shared_experts(guarded({.dp = 2, .accumulation = 2}, guard), zero));
+    CAPTURE(zero);
+    for (int64_t i = 0; i < 4; ++i) CHECK_FALSE(training.step(i).skipped);
+    CHECK(training.number("steps.applied") == 4);
+    CHECK(training.number("guard.norm.seen") == 2);
+  }
+}
+
 TEST_CASE("without a fault the guard changes no bit", "[guard]") {
   for (const Ranks& ranks : kLayouts) {
     INFO(line_of(ranks));

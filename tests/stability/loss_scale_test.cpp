@@ -127,6 +127,29 @@ TEST_CASE("an overflow on one rank skips the step on all, which leaves nothing b
     }
 }
 
+TEST_CASE("an overflow on one of the ranks that share experts skips the step on all, whatever is sharded", "[fp16]") {
+  for (const int zero : {0, 2, 3}) {
+    Case c = fp16_case({.dp = 2, .accumulation = 2});
+    c.model.family = Family::kLlama;
+    c.model.kv_heads = c.model.heads;
+    c.model.tied_embeddings = false;
+    c.model.experts = {.count = 4, .top_k = 2, .ffn = 8};
+    c.layout.ep = 2, c.layout.zero = zero;
+    c.train.loss_scale_start = 1024;
+    CAPTURE(zero);
+    Training training(c, {{.rank = 1, .step = 1, .value = kInfinity}});
+    REQUIRE_FALSE(training.step(0).skipped);
+    const auto before = training.state();
+    const StepResult bad = training.step(1);
+    CHECK(bad.skipped);
+    CHECK(bad.loss_scale == 512);
+    for (const auto& [name, values] : training.state())
+      if (name.parameter != kRunState) CHECK(values == before.at(name));
+    CHECK(training.number("steps.applied") == 1);
+    CHECK_FALSE(training.step(2).skipped);
+  }
+}
+
 TEST_CASE("bias correction and the learning rate go by updates made, not by steps", "[fp16]") {
   // The run that skipped step 1 and the run that never saw it come to the same bits.
   for (const Ranks& ranks : {Ranks{}, Ranks{.dp = 2, .zero = 1}, Ranks{.pp = 2}}) {

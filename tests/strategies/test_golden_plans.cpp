@@ -161,6 +161,10 @@ std::vector<Golden> goldens() {
   experts.model.experts.bias_update_rate = 0;
   experts.model.experts.capacity_factor = 1;
   all.push_back({"expert-capacity", experts});
+  Case shared_room = experts;
+  shared_room.layout.cp = 2;
+  shared_room.layout.cp_kind = ContextKind::kZigzag;
+  all.push_back({"expert-capacity-context-parallel", shared_room});
   Case layered = tiny_case(Family::kLlama);
   layered.model.qk_norm = true;
   layered.model.experts = {.count = 4, .top_k = 2, .ffn = 8, .sigmoid = true, .shared = 1, .dense_layers = 1, .groups = 2};

@@ -121,7 +121,8 @@ class StructureMutator {
           layer = (layer + 1) % layers_;
         });
       const auto goes_by_placement = [](const Op& op) {
-        return std::holds_alternative<Route>(op.work) || std::holds_alternative<ExpertLoad>(op.work);
+        return std::holds_alternative<Route>(op.work) || std::holds_alternative<ExpertLoad>(op.work) ||
+               std::holds_alternative<ChooseExperts>(op.work);
       };
       if (!plan_.expert_placement.empty() && call->layer >= 0 && any_op(segment, goes_by_placement))
         jury_.judge("experts of no layer", place, [=](Plan& p) { call_at(p, r, i).layer = -1; });

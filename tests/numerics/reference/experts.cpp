@@ -97,16 +97,21 @@ Tensor<T> uneven(const Mixed<T>& m, const Experts& e, int64_t s, int64_t tokens)
   return c;
 }
 
-/// Which choices the experts have room for: of the tokens that chose an expert the first few, by docs/experts.md.
-std::vector<std::vector<bool>> with_room(const std::vector<std::vector<int64_t>>& chosen, const Experts& e, int64_t s) {
+/// Which choices the experts have room for: of the tokens that chose an expert the first few of the text, by docs/experts.md.
+std::vector<std::vector<bool>> with_room(const std::vector<std::vector<int64_t>>& chosen, const Experts& e, int64_t s,
+                                         const TokenOrder& order) {
   const double share = static_cast<double>(e.top_k * s) / static_cast<double>(e.count);
   const auto room = static_cast<int64_t>(std::ceil(static_cast<double>(e.capacity_factor) * share));
   std::vector<std::vector<bool>> taken;
-  for (size_t t = 0; t < chosen.size(); ++t) {
+  for (int64_t t = 0; t < s; ++t) {
     taken.emplace_back();
-    for (const int64_t expert : chosen[t]) {
+    for (const int64_t expert : chosen[static_cast<size_t>(t)]) {
       int64_t before = 0;
-      for (size_t i = 0; i < t; ++i) before += std::count(chosen[i].begin(), chosen[i].end(), expert);
+      for (int64_t i = 0; i < s; ++i)
+        if (order.position(i, s) < order.position(t, s)) {
+          const auto& other = chosen[static_cast<size_t>(i)];
+          before += std::count(other.begin(), other.end(), expert);
+        }
       taken.back().push_back(e.capacity_factor == 0 || before < room);
     }
   }
@@ -146,7 +151,8 @@ T by_leaf(const std::array<std::vector<Row>, 16>& leaves, const Left& left, cons
 }  // namespace
 
 template <class T>
-Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bias, const Experts& e, int64_t s, int64_t h) {
+Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bias, const Experts& e, int64_t s, int64_t h,
+             const TokenOrder& order) {
   Mixed<T> m;
   m.logits = linear<T>(x, w.router, nullptr, s, h, e.count);
   for (int64_t t = 0; t < s; ++t) {
@@ -161,7 +167,7 @@ Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bia
       chosen.push_back(among[static_cast<size_t>(i)]);
     m.chosen.push_back(chosen);
   }
-  m.taken = with_room(m.chosen, e, s);
+  m.taken = with_room(m.chosen, e, s, order);
   for (int64_t t = 0; t < s; ++t) {
     const Tensor<T> logits = slice(m.logits, t * e.count, e.count), p = scores(logits, e.sigmoid), token = slice(x, t * h, h);
     const std::vector<int64_t>& chosen = m.chosen[static_cast<size_t>(t)];
@@ -315,10 +321,10 @@ T router_losses(const Mixed<T>& m, const Experts& e, int64_t s, int64_t tokens) 
   return loss;
 }
 
-template Mixed<float> mix(const Tensor<float>&, const ExpertWeights<float>&, const Tensor<float>*, const Experts&, int64_t,
-                          int64_t);
+template Mixed<float> mix(const Tensor<float>&, const ExpertWeights<float>&, const Tensor<float>*, const Experts&, int64_t, int64_t,
+                          const TokenOrder&);
 template Mixed<double> mix(const Tensor<double>&, const ExpertWeights<double>&, const Tensor<double>*, const Experts&, int64_t,
-                           int64_t);
+                           int64_t, const TokenOrder&);
 template ExpertGradients<float> mix_back(const Tensor<float>&, const Tensor<float>&, const Mixed<float>&,
                                          const ExpertWeights<float>&, const Experts&, int64_t, int64_t, int64_t);
 template ExpertGradients<double> mix_back(const Tensor<double>&, const Tensor<double>&, const Mixed<double>&,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "plan/base/token_order.h"
 #include "plan/model.h"
 #include "tests/numerics/reference/ops.h"
 
@@ -35,9 +36,10 @@ struct ExpertGradients {
   Tensor<T> router, up, down;
 };
 
-/// `bias`: [count], added to scores for the choice; null: none.
+/// `bias`: [count], added to scores for the choice; null: none. `order`: how the tokens of the text lie in the sequence.
 template <class T>
-Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bias, const Experts& e, int64_t s, int64_t h);
+Mixed<T> mix(const Tensor<T>& x, const ExpertWeights<T>& w, const Tensor<T>* bias, const Experts& e, int64_t s, int64_t h,
+             const TokenOrder& order);
 
 /// Gradients for dz[s, h], those of the two losses of the router included; the step has `tokens` tokens.
 template <class T>

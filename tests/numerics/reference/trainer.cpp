@@ -205,7 +205,7 @@ auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequen
   l.x1 = add_residual(x, z, bias(name("attn.bo")), static_cast<size_t>(h));
   l.n2 = normed(l.x1, name("mlp.norm"));
   if (model_.is_mixture(layer)) {
-    l.mixed = mix(l.n2.y, experts(layer), router_bias(layer), model_.experts, s, h);
+    l.mixed = mix(l.n2.y, experts(layer), router_bias(layer), model_.experts, s, h, order_);
     z = l.mixed.z;
     if (const int64_t shared = model_.experts.shared * model_.experts.ffn; shared > 0) {
       l.u = linear<T>(l.n2.y, value(name("moe.shared.wup")), nullptr, s, h, 2 * shared);
