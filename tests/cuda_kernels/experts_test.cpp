@@ -50,7 +50,7 @@ std::vector<Router> routers() {
   add(routes(2, 12, 8, 2), [](Router& r) {
     r.whole = 36, r.order = {TokenOrder::Kind::kZigzag, 3}, r.capacity = 7, r.leaves = 8, r.shape.normalise = true;
   });
-  add(routes(2, 9, 20, 4), [](Router& r) {
+  add(routes(2, 9, 12, 4), [](Router& r) {
     r.whole = 36, r.order = {TokenOrder::Kind::kStriped, 4}, r.capacity = 5, r.placed = true, r.ranks = 4;
   });
   add(routes(2, 8, 12, 3), [](Router& r) { r.cut = true, r.shape.balance = 0.7f, r.shape.normalise = true; });
