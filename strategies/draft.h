@@ -274,7 +274,7 @@ struct Draft {
   Algorithm algorithm() const;
 };
 
-/// Rows that a rank's own tokens make in a micro-batch where routes are even: of a sequence that several ranks have parts of, an equal part.
+/// Rows that a rank's own tokens make in a micro-batch where routes are even: of a sequence that several ranks route parts of, an equal part.
 int64_t even_rows_of_experts(const Case& c);
 
 /// Adds a buffer to a stage and returns its id.

@@ -41,11 +41,8 @@ class WholeExperts {
       : draft_(draft), layer_(layer), axis_(draft.plan.mesh.axis("tp")), size_(draft.config.layout.tp) {}
 
   void run() {
-    for (DraftSegment* segment : {&layer_.forward, &layer_.backward}) {
+    for (DraftSegment* segment : {&layer_.forward, &layer_.backward})
       for (Slot& slot : segment->segment.slots) cut(slot);
-      for (Step& step : segment->segment.steps)
-        if (auto* product = std::get_if<GroupedLinear>(&std::get<Op>(step).work)) product->rows /= size_;
-    }
     sum_router_gradient(layer_.backward);
     if (const auto load = layer_.backward.find_if(kRouterLoadSlot)) {
       Slot& slot = layer_.backward.slot(*load);
