@@ -40,7 +40,7 @@ void train_all(const Subject& subject, const std::vector<Case>& cases) {
   std::map<std::string, Expected<float>> known;
   uint64_t number = hash_text(subject.name);
   for (const Case& config : cases) {
-    if (mix(number++) % dealt(1, cases.size() > 8 ? 4 : cases.size() > 4 ? 2 : 1) != 0) continue;
+    if (mix(number++) % dealt(1, cases.size() > 8 ? 6 : cases.size() > 4 ? 3 : 1) != 0) continue;
     INFO(config.name);
     const auto plan = lower(config);
     INFO((plan ? "" : to_string(plan.error())));

@@ -30,8 +30,8 @@ Case case_of(const Subject& subject, const Sizes& sizes, bool canonical);
 /// `kSteps` steps of the case.
 Result<Trained> train(const Case& config);
 
-/// Trains the cases, of more than eight about half unless thorough, dealt by their number and the subject, and compares each with the reference, whose sequences lie in
-/// memory in the case's order.
+/// Trains the cases and compares each with the reference, whose sequences lie in memory in the case's order. Unless thorough, of more than eight cases
+/// about one in six is trained, and of more than four one in three, dealt by their number and the subject.
 void train_all(const Subject& subject, const std::vector<Case>& cases);
 
 }  // namespace shardlab::testing
