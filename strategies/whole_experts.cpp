@@ -17,8 +17,8 @@
 // Adds     per layer and micro-batch an all-reduce of e h (the router's gradient) and, with a loss for even use, of b e; without shared
 //          experts 3 all-gathers and 2 reduce-scatters of b s h fewer. Each rank exchanges the rows of b s/t tokens in place of b s
 // Memory   logits, choices and rows of a rank's tokens 1/t
-// Refuses  a rank with all tokens (sequence_parallel false); ranks of tp that do not share the experts (ep); a capacity, as cp does; canonical
-//          with several sequences a micro-batch, as cp does (`check`)
+// Refuses  a rank with all tokens (sequence_parallel false); ranks of tp that do not share the experts (ep); a capacity; canonical with several
+//          sequences a micro-batch, as cp does (`check`)
 // Paper    Liu et al., "MoE Parallel Folding" (2025), arXiv 2504.14960
 #include "strategies/whole_experts.h"
 

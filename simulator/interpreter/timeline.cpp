@@ -514,11 +514,11 @@ class Simulation {
   double core_seconds(const Stream& s) {
     if (s.phase == Doing::kLaunch) return dispatch_;
     if (s.phase != Doing::kRun) return 0;
-    return share(s) * costs_.of(current(s), rank_of(s).rank, cores_->busy()) * core_speed(s);
+    return share(s) * costs_.of(current(s), rank_of(s).rank, cores_->busy()) * core_slowness(s);
   }
 
-  /// How many times as long as in the mean an op takes that computes, on this core and this time. One rank waits for nobody: it has the mean.
-  double core_speed(const Stream& s) {
+  /// How many times as long as in the mean an op takes that computes, on this core and at this time. One rank waits for nobody: it has the mean.
+  double core_slowness(const Stream& s) {
     if (unsteadiness_ == 0 || ranks_.size() == 1 || communicates(current(s))) return 1;
     const auto words = philox({static_cast<uint32_t>(current(s).id), static_cast<uint32_t>(rank_of(s).rank), 0, 0}, 0);
     // The sum of four uniform numbers: as good as normal here, and never far out.

@@ -5,6 +5,7 @@
 
 #include "cli/pairs.h"
 #include "plan/program.h"
+#include "simulator/interpreter/bench.h"
 #include "simulator/interpreter/calibrate.h"
 #include "simulator/interpreter/cost_model.h"
 #include "simulator/interpreter/peers.h"
@@ -24,7 +25,7 @@ Machine calibrated_machine() {
   for (const CalibrationPlan& bench : calibration_plans({.cores = 2, .group_sizes = {2}, .rounds = 1}))
     for (const Segment& segment : bench.plan.segments)
       for (const Step& step : segment.steps)
-        if (const Op* op = std::get_if<Op>(&step); op != nullptr && op->label != "prepare")
+        if (const Op* op = std::get_if<Op>(&step); op != nullptr && op->label != kPreparation)
           c.points.push_back({kernel_of(segment, *op), cost_shape_of(bench.plan, segment, *op), 1, 1e-6, 0, 1});
   return local_machine(c, 2, int64_t{1} << 34);
 }
