@@ -14,4 +14,11 @@ inline bool thorough() { return std::getenv("SHARDLAB_THOROUGH") != nullptr; }
 /// is the same on every machine.
 inline uint64_t dealt(uint64_t whole, uint64_t sample) { return thorough() ? whole : sample; }
 
+/// Whether a sanitizer watches. A case then takes 5 to 30 times as long, and what it looks for shows at any size and in any order.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kWatched = true;
+#else
+constexpr bool kWatched = false;
+#endif
+
 }  // namespace shardlab::testing

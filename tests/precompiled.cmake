@@ -17,7 +17,7 @@ endif()
 
 # shardlab_test_code(TARGET LEVEL): the level, -O0 or -O1, in a build that optimises; and the precompiled headers of that level.
 function(shardlab_test_code target level)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:${level}>)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release,RelWithDebInfo>:${level}>)
   if(NOT SHARDLAB_PRECOMPILES)
     return()
   endif()
@@ -25,7 +25,7 @@ function(shardlab_test_code target level)
   if(NOT TARGET ${first})
     file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/tests/${first}.cpp CONTENT "")
     add_library(${first} STATIC ${CMAKE_BINARY_DIR}/tests/${first}.cpp)
-    target_compile_options(${first} PRIVATE $<$<CONFIG:Release>:${level}>)
+    target_compile_options(${first} PRIVATE $<$<CONFIG:Release,RelWithDebInfo>:${level}>)
     target_link_libraries(${first} PRIVATE shardlab_flags Catch2::Catch2)
     target_precompile_headers(${first} PRIVATE <algorithm> <array> <cmath> <cstdint> <filesystem> <fstream> <functional> <map> <memory> <numeric>
                               <optional> <set> <span> <sstream> <string> <variant> <vector> <fmt/format.h> ${catch})

@@ -19,6 +19,7 @@
 #include "plan/work.h"
 #include "strategies/lower.h"
 #include "sweeps/models.h"
+#include "tests/deal.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
 #include "tests/numerics/matrix.h"
@@ -1078,6 +1079,7 @@ TEST_CASE("experts in fp8, canonical: every layout trains to the bits of one ran
                               {.dp = 4, .ep = 4, .zero = 2, .accumulation = 2},
                               {.dp = 2, .ep = 2, .zero = 3, .accumulation = 2},
                               {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4}};
+  uint64_t number = 0;
   for (Subject subject : {subject_of(kSoftmax, Optimizer::kAdamW, 0.25f, 0.5f), gated(true, Optimizer::kAdamW),
                           subject_of(with_capacity(kSoftmax, 1), Optimizer::kAdamW), layered(true, Optimizer::kAdamW),
                           in_blocks(Optimizer::kAdamW)}) {
@@ -1102,6 +1104,7 @@ TEST_CASE("experts in fp8, canonical: every layout trains to the bits of one ran
       c.layout.recompute_options.modules = "mlp.norm mlp.act";
     });
     for (const Case& c : cases) {
+      if (number++ % dealt(1, 3) != 0) continue;  // ten layouts of a subject: each layout is met on some subject
       INFO(c.name);
       const Trained have = trained(c);
       CHECK(have.losses == one.losses);

@@ -108,10 +108,10 @@ TEST_CASE("the reference moves, stays finite and is not a fixed point for every 
 TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   // The eight subjects of 8 sequences a step share the product so that each layout meets both optimizers, on different models. The
   // others add the batches that 8 sequences cannot be cut into.
-  const uint64_t shares = dealt(30, 720), others = dealt(1, 30);
+  const uint64_t shares = dealt(30, 1440), others = dealt(1, 36);
   constexpr int kShown = 10;
   const auto layouts = testing::layouts(), composed = testing::composed_layouts();
-  const uint64_t composed_shares = dealt(60, 5400);
+  const uint64_t composed_shares = dealt(60, 10800);
   Coverage coverage;
   const auto train_rows = [&](const Subject& subject, const auto& expected, const std::vector<Case>& rows) {
     for (const Case& config : rows) {
@@ -129,7 +129,7 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
     auto rows = testing::rows_of(subject, layouts);
     if (subject.sequences == 16) std::erase_if(rows, [](const Case& c) { return c.train.grad_accumulation * c.layout.dp != 16; });
     const auto expected = expect<float>(subject);
-    rows = deal(std::move(rows), number / 2 + number % 2, subject.sequences == 8 ? shares : dealt(2, 48));
+    rows = deal(std::move(rows), number / 2 + number % 2, subject.sequences == 8 ? shares : dealt(2, 96));
     for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 8 * others))
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, 8 * others))
@@ -204,7 +204,7 @@ TEST_CASE("every schedule of the learning rate trains to the reference's bits, a
 }
 
 TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
-  const uint64_t shares = dealt(96, 1152), others = dealt(1, 12);
+  const uint64_t shares = dealt(96, 2304), others = dealt(1, 15);
   constexpr double kFloor = 1e-6;  // of the distance moved: about what rounding the parameters alone costs
   constexpr std::array algorithms{AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling,
                                   AlgorithmChoice::kDirect};

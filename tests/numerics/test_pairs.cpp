@@ -51,7 +51,7 @@ std::string recipe(const Subject& s, const TokenOrder& order, bool packed) {
 
 TEST_CASE("legal pairs train as they promise, in the memory and with the bytes of their closed forms") {
   std::map<std::string, Expected<float>> references;
-  const uint64_t shares = dealt(1, 18);
+  const uint64_t shares = dealt(1, 30);
   uint64_t number = 0;
   int bits = 0, near = 0, planned = 0;
   double farthest = 0;

@@ -132,20 +132,20 @@ TEST_CASE("ranks that all wait are said to") {
 TEST_CASE("a case that takes too long says how far it has come") {
   const Scratch scratch;
   const Output run =
-      shardlab_program(scratch, "run " + endless_sweep(scratch, "15s") + machine_option() + " --out " + (scratch / "out"));
+      shardlab_program(scratch, "run " + endless_sweep(scratch, "8s") + machine_option() + " --out " + (scratch / "out"));
   INFO(run.err);
   CHECK(run.code == 4);
   const Rows rows = parse_csv(slurp(scratch / "out/results.csv"));
   CHECK(cell(rows, 1, "status") == "timeout");
   const std::string reason = cell(rows, 1, "reason");
-  CHECK(reason.find("not done after 15 s: the process trains, step ") == 0);
+  CHECK(reason.find("not done after 8 s: the process trains, step ") == 0);
   CHECK(reason.find("of 1000002, and no rank stands still; raise measure.timeout") != std::string::npos);
 }
 
 TEST_CASE("a rank whose thread is stopped is named, with its op, and the run goes on without waiting for it") {
   const Scratch scratch;
   const std::string command =
-      "run " + endless_sweep(scratch, "15s") + machine_option() + " --set checkpoint.save_every=1 --out " + (scratch / "out");
+      "run " + endless_sweep(scratch, "10s") + machine_option() + " --set checkpoint.save_every=1 --out " + (scratch / "out");
   std::future<Output> run = std::async(std::launch::async, [&] { return shardlab_program(scratch, command); });
   pid_t thread = 0;
   REQUIRE(becomes([&] {
