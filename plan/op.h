@@ -448,14 +448,20 @@ enum class Algorithm : uint8_t {
 /// all_to_all with counts: src, sent i32[n,l,e], (received i32[1,n l,e]) -> dst. Rows are packed: to rank i go as many as sent[i,..] add up to,
 /// behind those that go to the ranks before it, and `received` says the same of what comes. What came goes back by the two the other way round.
 /// `room`: so many rows go from one rank to another at most, by the capacity of experts; 0: all rows of src may.
+/// all_to_all with counts and choice, under kHierarchical: src, sent, received, choice i32[b,s,k] -> dst. The rows of src are copies of tokens, laid
+/// out by `choice` (Dispatch). A token crosses to a node once and is copied there to each of its experts (plan/row_levels.h). `across`: rows that a
+/// rank is expected to send to other nodes, where routes are even.
+/// The same with weights and tokens: src, sent, received, choice, weights f32[b,s,k], tokens[b,s,h] -> dst. The rows of src are the tokens times
+/// their weights (Combine, phase I). A token and its weights cross, and are multiplied there as they were for src.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   ReduceOp reduce = ReduceOp::kSum;
   CommId comm;
   Algorithm algorithm = Algorithm::kRing;
   int root = 0;
-  int per_node = 1;  ///< of kHierarchical: ranks of the group on one node, neighbours in it
-  int64_t room = 0;  ///< of an all_to_all with counts
+  int per_node = 1;    ///< of kHierarchical: ranks of the group on one node, neighbours in it
+  int64_t room = 0;    ///< of an all_to_all with counts
+  int64_t across = 0;  ///< of an all_to_all with counts and choice
 };
 
 /// x -> : to the rank `hop` further along the communicator's axis, which must have the matching Recv. `cyclic` wraps around.
@@ -533,8 +539,13 @@ inline std::optional<size_t> counts_read(const Op& op) {
 /// An all_to_all of packed rows, by the counts of those that are sent and of those that are received.
 inline bool moves_packed_rows(const Op& op) {
   const auto* c = std::get_if<Collective>(&op.work);
-  return c != nullptr && c->kind == CollectiveKind::kAllToAll && op.reads.size() == 3;
+  return c != nullptr && c->kind == CollectiveKind::kAllToAll && op.reads.size() >= 3;
 }
+
+/// An all_to_all of packed rows in which a token crosses to a node once in the place of its rows.
+inline bool crosses_once(const Op& op) { return moves_packed_rows(op) && op.reads.size() >= 4; }
+/// One of them in which these rows are the token times weights.
+inline bool crosses_weighed(const Op& op) { return moves_packed_rows(op) && op.reads.size() >= 6; }
 
 /// Stable lower-case name of an op's kind: "linear", "all_reduce", "send".
 std::string_view kind_of(const Work& work);

@@ -201,6 +201,7 @@ void op_fields(A& a, Collective& w) {
   a.number("root", w.root, 0);
   a.number("per_node", w.per_node, 1);
   a.number("room", w.room, int64_t{0});
+  a.number("across", w.across, int64_t{0});
 }
 template <class A>
 void op_fields(A& a, Send& w) {

@@ -425,6 +425,7 @@ class Replay {
   void check_turns(const Act& act);
   void check_counts(const Act& act);
   void check_packed(const Act& act);
+  void check_copies(const Act& act, int32_t route);
   void check_sources(const Act& act, int32_t node);
   Held turned(const Act& act, int32_t slot, Held held);
   int axis_of_parts(int32_t slot) const;
@@ -1158,6 +1159,29 @@ void Replay::play_fit(const Act& act) {
   write(act.writes[0], fitted);
 }
 
+/// A token crosses in the place of all its rows where they are copies of it, laid out by the choice that the exchange reads.
+void Replay::check_copies(const Act& act, int32_t route) {
+  const Held& choice = held_[3];
+  if (choice.kind != Held::Kind::kUnknown && (route < 0 || route_of(choice, 1) != route))
+    fault(Rule::kValues, act, "reads %{} as the choice that laid out %{}, and {} is there", name(act.reads[3]), name(act.reads[0]),
+          choice.kind == Held::Kind::kValue ? rule_.name_of(choice) : "something else");
+  if (crosses_weighed(*act.op)) {
+    if (held_[4].kind != Held::Kind::kUnknown && (route < 0 || route_of(held_[4], 0) != route))
+      fault(Rule::kValues, act, "reads %{} as the weights of the rows of %{}, and {} is there", name(act.reads[4]),
+            name(act.reads[0]), held_[4].kind == Held::Kind::kValue ? rule_.name_of(held_[4]) : "something else");
+    return;  // the types have shown which op made the rows
+  }
+  const Held* rows = &held_[0];
+  while (rows->kind == Held::Kind::kValue && rounds(rule_.node(rule_.maker(*rows)).op->work))
+    rows = &rule_.read(rule_.maker(*rows), 0);
+  if (rows->kind == Held::Kind::kUnknown) return;
+  const auto* dispatch =
+      rows->kind == Held::Kind::kValue ? std::get_if<Dispatch>(&rule_.node(rule_.maker(*rows)).op->work) : nullptr;
+  if (dispatch == nullptr || dispatch->phase != Phase::kF)
+    fault(Rule::kValues, act, "sends a token once in the place of its rows in %{}, which are no copies of tokens",
+          name(act.reads[0]));
+}
+
 /// Packed rows go by the counts of the router that chose where they go, exchanged.
 void Replay::check_packed(const Act& act) {
   for (const int32_t slot : act.reads) held_.push_back(read(slot));
@@ -1174,6 +1198,7 @@ void Replay::check_packed(const Act& act) {
             rule_.name_of(held_[i]), rule_.name_of(rule_.made(route, 1)));
     if (route < 0) route = counted;
   }
+  if (crosses_once(*act.op)) check_copies(act, route);
   check_room(act, route);
   check_bounded(act, route);
   if (route < 0) return;

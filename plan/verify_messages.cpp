@@ -448,7 +448,7 @@ void MessageChecker::match_group(const Comm& c, const std::vector<int>& group, c
       if (first == nullptr) first = &op;
       const auto &a = std::get<Collective>(first->op->work), &b = std::get<Collective>(op.op->work);
       if (a.kind != b.kind || a.reduce != b.reduce || a.algorithm != b.algorithm || a.root != b.root || a.per_node != b.per_node ||
-          a.room != b.room || first->op->label != op.op->label)
+          a.room != b.room || a.across != b.across || first->op->label != op.op->label)
         return fault(op, "it meets {} on stage {}, which is another collective", op_name(*first->segment, *first->op, *first->call),
                      first->role);
       if (const std::string other = difference(*first, op); !other.empty())

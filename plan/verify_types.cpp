@@ -22,6 +22,7 @@
 #include "plan/limits.h"
 #include "plan/named_kernels.h"
 #include "plan/optimizers.h"
+#include "plan/row_levels.h"
 #include "plan/verify_internal.h"
 #include "plan/work.h"
 
@@ -657,6 +658,11 @@ void Builder::describe(const Collective& w) {
   if (w.kind == CollectiveKind::kAllToAll && op_.reads.size() >= 2) read("sent", by_position(*type_of_read(1)), Pass::kNonlinear);
   if (w.kind == CollectiveKind::kAllToAll && op_.reads.size() >= 3)
     read("received", by_position(*type_of_read(2)), Pass::kNonlinear);
+  if (w.kind == CollectiveKind::kAllToAll && op_.reads.size() >= 4) read("choice", by_position(*type_of_read(3)), Pass::kNonlinear);
+  if (w.kind == CollectiveKind::kAllToAll && op_.reads.size() >= 6) {
+    read("weights", by_position(*type_of_read(4)), Pass::kFactor);
+    read("tokens", by_position(*type_of_read(5)), Pass::kFactor);
+  }
   equation.loose = "abcdxyzw";
   equation.may_alias = true;
   const bool in_place = w.kind == CollectiveKind::kAllReduce || w.kind == CollectiveKind::kBroadcast;
@@ -1286,6 +1292,8 @@ class TypeChecker {
   void check_collective_shapes(const Op& op, const Collective& c);
   void check_counts(const Op& op, const Collective& c);
   void check_packed(const Op& op);
+  void check_crossing(const Op& op, const Shape& home);
+  void check_weighed(const Op& op);
   void check_cut(const Op& op, const Collective& c);
   void check_regroup(const Op& op, const Regroup& w);
   void check_load(const Op& op);
@@ -2007,9 +2015,67 @@ void TypeChecker::check_packed(const Op& op) {
     return fault(op, Rule::kTypes, "per_node={}: rows go by node where each of the nodes has as many of the {} ranks", c.per_node,
                  groups);
   const int64_t most = room > 0 ? room : home[0] * home[1];
+  check_crossing(op, home);
   // How many all ranks together send follows from the router (`check_room`).
   if (away[0] != 1 || away[1] < most)
     fault(op, Rule::kTypes, "{} rows of each of {} ranks may come, and there is room for {}", most, groups, away[0] * away[1]);
+}
+
+/// A token's rows cross to a node once where they go by node to experts. A token crosses to no more nodes than there are, and, unless rows are
+/// dropped, in the place of no more rows than it has experts. That the choice laid out the rows is shown where the router is known (rule 4).
+void TypeChecker::check_crossing(const Op& op, const Shape& home) {
+  const auto& c = std::get<Collective>(op.work);
+  if (!crosses_once(op)) {
+    if (c.across != 0) fault(op, Rule::kTypes, "across={} of an op that reads no choice of experts", c.across);
+    return;
+  }
+  const Type& choice = type(op.reads[3]);
+  const auto levels = row_levels(segment_, op);
+  if (!levels || !levels->goes)
+    return fault(op, Rule::kTypes, "reads the choice %{}, and its rows do not go to experts by node", name(op.reads[3]));
+  if (choice.dtype != DType::i32 || choice.shape.rank != 3)
+    return fault(op, Rule::kTypes, "%{} is {} of {} dims: choices of experts are i32 of 3", name(op.reads[3]),
+                 name_of(choice.dtype), choice.shape.rank);
+  if (crosses_weighed(op)) check_weighed(op);
+  const int64_t others = levels->nodes - 1, tokens = choice.shape[0] * choice.shape[1], k = choice.shape[2];
+  const int64_t most = std::min(home[0] * home[1] / levels->nodes, tokens) * others;
+  const int64_t least = c.room > 0 ? 0 : tokens / levels->nodes * others;
+  if (c.across < least || c.across > most)
+    fault(op, Rule::kTypes, "across={}: of {} tokens with {} experts each {} to {} cross to {} other nodes", c.across, tokens, k,
+          least, most, others);
+}
+
+/// Tokens cross with weights in the place of rows that the last op to write them has made as products of both, by this choice. What is read
+/// has not changed since.
+void TypeChecker::check_weighed(const Op& op) {
+  const SlotId rows = op.reads[0], choice = op.reads[3], weights = op.reads[4], tokens = op.reads[5];
+  const auto root = [&](SlotId slot) { return window_of(segment_, slot).root; };
+  const Op* maker = nullptr;
+  SlotId changed;
+  for (const Step& step : segment_.steps) {
+    const Op* before = std::get_if<Op>(&step);
+    if (before == nullptr) continue;
+    if (before == &op) break;
+    for (const SlotId write : before->writes) {
+      if (root(write) == root(rows)) maker = before, changed = SlotId();
+      for (const SlotId read : {choice, weights, tokens})
+        if (root(write) == root(read)) changed = read;
+    }
+  }
+  const auto* combine = maker != nullptr ? std::get_if<Combine>(&maker->work) : nullptr;
+  if (combine == nullptr || combine->phase != Phase::kI || maker->writes[0] != rows || maker->reads[0] != tokens ||
+      maker->reads[2] != weights || maker->reads[3] != choice)
+    return fault(op, Rule::kValues,
+                 "sends %{} with %{} in the place of %{}, and no combine of this segment has made it of them by %{}", name(tokens),
+                 name(weights), name(rows), name(choice));
+  if (changed)
+    fault(op, Rule::kValues, "sends %{} with %{} in the place of %{}, and %{} has changed since that was made", name(tokens),
+          name(weights), name(rows), name(changed));
+  if (type(weights).dtype != DType::f32)
+    fault(op, Rule::kTypes, "%{} is {}, and weights that cross are f32", name(weights), name_of(type(weights).dtype));
+  if (type(tokens).dtype != type(rows).dtype)
+    fault(op, Rule::kTypes, "%{} is {} and %{} {}: a product is rounded as the rows are", name(tokens), name_of(type(tokens).dtype),
+          name(rows), name_of(type(rows).dtype));
 }
 
 /// Rows that a buffer counts are moved by their counts.

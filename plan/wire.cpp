@@ -24,11 +24,18 @@ struct Message {
   bool cyclic = false;
   DType dtype = DType::f32;
   int64_t elements = 0;
-  int64_t more_bytes = 0;  ///< counts that travel before rows
+  int64_t more_bytes = 0;  ///< of rows that go by node: all
   friend auto operator<=>(const Message&, const Message&) = default;
 };
 
 using Counts = std::map<Message, int64_t>;
+
+/// The buffer of a collective in its full, gathered extent. Of packed rows as many are expected as the rank's tokens make, to all ranks alike.
+const Type& sent_whole(const Segment& segment, const Op& op) {
+  const Type &from = segment.slots[op.reads.at(0).index()].type, &to = segment.slots[op.writes.at(0).index()].type;
+  if (moves_packed_rows(op)) return from.bytes() < to.bytes() ? from : to;
+  return std::get<Collective>(op.work).kind == CollectiveKind::kAllGather ? to : from;
+}
 
 /// The messages of one run of a segment.
 Counts messages_of(const Segment& segment, PackedRows rows) {
@@ -38,14 +45,10 @@ Counts messages_of(const Segment& segment, PackedRows rows) {
     const Op* op = std::get_if<Op>(&step);
     if (!op || (rows == PackedRows::kLeftOut && moves_packed_rows(*op))) continue;
     if (const auto* c = std::get_if<Collective>(&op->work)) {
-      const Type& whole = type_of(c->kind == CollectiveKind::kAllGather ? op->writes.at(0) : op->reads.at(0));
-      // Of packed rows as many are expected as the rank's tokens make, to all ranks alike.
-      const int64_t elements = moves_packed_rows(*op) ? std::min(whole.shape.elements(), type_of(op->writes.at(0)).shape.elements())
-                                                      : whole.shape.elements();
+      const Type& whole = sent_whole(segment, *op);
       const auto levels = row_levels(segment, *op);
-      const int64_t counts_before_rows = levels ? levels->count_bytes() : 0;
-      ++counts[{c->comm.value, false, c->kind, c->algorithm, c->root, c->per_node, 0, false, whole.dtype, elements,
-                counts_before_rows}];
+      ++counts[{c->comm.value, false, c->kind, c->algorithm, c->root, c->per_node, 0, false, whole.dtype,
+                levels ? 0 : whole.shape.elements(), levels ? levels->even_bytes() : 0}];
     } else if (const auto* s = std::get_if<Send>(&op->work)) {
       const Type& t = type_of(op->reads.at(0));
       ++counts[{.comm = s->comm.value,
@@ -102,6 +105,14 @@ void add(int64_t& total, int64_t times, int64_t bytes) {
 }
 
 }  // namespace
+
+int64_t sent_bytes(const Segment& segment, const Op& op, int size, int index) {
+  if (size == 1) return 0;
+  if (const auto levels = row_levels(segment, op)) return levels->even_bytes();
+  const auto& c = std::get<Collective>(op.work);
+  const Type& whole = sent_whole(segment, op);
+  return bytes_of(whole.dtype, sent_elements(c.kind, c.algorithm, whole.shape.elements(), size, index, c.root, c.per_node));
+}
 
 std::map<std::string, int64_t> wire_bytes(const Plan& plan, const Coordinates& c) {
   std::map<std::string, int64_t> bytes;

@@ -229,8 +229,7 @@ int64_t flops_of(const Regroup& w, const Operands& o) {
 int64_t expected_bytes(const Type& t, int64_t rows) { return bytes_of(t.dtype, rows * t.shape.last()); }
 
 int64_t memory_of(const Work& work, const Operands& o) {
-  if (std::holds_alternative<Collective>(work) && o.reads() == 3)  // packed rows
-    return 2 * std::min(o.read(0).bytes(), o.write(0).bytes()) + o.read(1).bytes() + o.read(2).bytes();
+  if (moves_packed_rows(o.op())) return 2 * std::min(o.read(0).bytes(), o.write(0).bytes()) + o.read(1).bytes() + o.read(2).bytes();
   if (const auto* w = std::get_if<GroupedLinear>(&work)) {
     const bool weight = w->phase == Phase::kW;
     const auto factors = [&](size_t first) {
@@ -261,8 +260,7 @@ int64_t memory_of(const Work& work, const Operands& o) {
 }
 
 int64_t payload_of(const Work& work, const Operands& o) {
-  if (const auto* c = std::get_if<Collective>(&work); c && c->kind == CollectiveKind::kAllToAll && o.reads() == 3)
-    return std::min(o.read(0).bytes(), o.write(0).bytes());
+  if (moves_packed_rows(o.op())) return std::min(o.read(0).bytes(), o.write(0).bytes());
   if (const auto* c = std::get_if<Collective>(&work))
     return c->kind == CollectiveKind::kAllGather ? o.write(0).bytes() : o.read(0).bytes();
   if (std::holds_alternative<Send>(work)) return o.read(0).bytes();

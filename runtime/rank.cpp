@@ -298,6 +298,16 @@ Result<void> Rank::bind_collective(const Instruction& instruction, const Collect
                    fmt::format("`{}` moves rows by node, and on GPUs they go from rank to rank", describe(plan_, instruction)),
                    "lower the case with backend: cuda", ""};
     if (bound.call.levels) bound.call.stage = workspace_of(instruction);
+    if (bound.call.levels && bound.call.levels->once) {
+      const Operand& choice = program_.reads(instruction)[3];
+      bound.call.choice = {static_cast<const int32_t*>(address(choice)), static_cast<size_t>(choice.type->shape.elements())};
+      bound.call.top_k = choice.type->shape.last();
+      bound.call.experts = program_.reads(instruction)[1].type->shape.last();
+      if (bound.call.levels->weighed) {
+        bound.call.weights = static_cast<const float*>(address(program_.reads(instruction)[4]));
+        bound.call.tokens = address(program_.reads(instruction)[5]);
+      }
+    }
   }
   const auto prepared = bound.comm->prepare(bound.call);
   if (!prepared.ok()) {

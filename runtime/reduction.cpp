@@ -104,4 +104,21 @@ void tree_combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce,
   }
 }
 
+void weigh(const kernels::Kernels& kernels, DType dtype, float weight, void* row, int64_t n) {
+  if (dtype == DType::f32) {
+    float* x = static_cast<float*>(row);
+    for (int64_t i = 0; i < n; ++i) x[i] = weight * x[i];
+    return;
+  }
+  SHARDLAB_CHECK(is_half(dtype), "rows of {} are not weighed", name_of(dtype));
+  const kernels::StorageKernels& storage = kernels::storage_kernels(kernels);
+  std::array<float, kBlock> x;
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t m = std::min(kBlock, n - i);
+    storage.widen({at(row, i), dtype, m, x.data()});
+    for (int64_t k = 0; k < m; ++k) x[static_cast<size_t>(k)] = weight * x[static_cast<size_t>(k)];
+    storage.narrow({x.data(), m, dtype, const_cast<void*>(at(row, i))});
+  }
+}
+
 }  // namespace shardlab::runtime

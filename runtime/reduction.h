@@ -21,4 +21,7 @@ void combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, void
 void tree_combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out,
                   int64_t n);
 
+/// row[n] = weight * row. bf16 and f16: the product in fp32, rounded once.
+void weigh(const kernels::Kernels& kernels, DType dtype, float weight, void* row, int64_t n);
+
 }  // namespace shardlab::runtime

@@ -82,12 +82,12 @@ Result<void> SteppedCommunicator::prepare(const CollectiveCall& call) {
                  "a reduce_scatter that is not direct keeps partial sums in its source, so its result must be a view of that",
                  "make the destination a sharded view of the source, or use the direct algorithm", ""};
   if (call.levels) {
-    const int64_t needed = call.levels->head_bytes(), rows = std::max(call.source_room, call.room);
+    const int64_t needed = call.levels->stage_bytes(), rows = std::max(call.source_room, call.room);
     if (std::ssize(call.stage) < needed)
-      return Error{ExitCode::kUsage,
-                   fmt::format("rows that go by node are staged in {} bytes or more, and the stream's workspace has {}", needed,
-                               call.stage.size()),
-                   "give the stream a workspace (`scratch_bytes` in plan/work.h), or set collective_algorithm to direct", ""};
+      return Error{
+          ExitCode::kUsage,
+          fmt::format("rows that go by node are staged in {} bytes, and the stream's workspace has {}", needed, call.stage.size()),
+          "give the stream a workspace (`scratch_bytes` in plan/work.h), or set collective_algorithm to direct", ""};
     if (rows > std::numeric_limits<int32_t>::max())
       return Error{ExitCode::kUsage, fmt::format("room for {} rows that go by node, whose places are told in 31 bits", rows),
                    "set collective_algorithm to direct", ""};
@@ -138,8 +138,8 @@ Moved SteppedCommunicator::exchange_rows(const CollectiveCall& call, Task& task)
 
 Moved SteppedCommunicator::collective(const CollectiveCall& call, Task& task) {
   if (call.sent != nullptr) return exchange_rows(call, task);
+  if (call.levels) return rehearse_rows_by_node(call, task);
   Run run{call, nullptr, nullptr, task, {}};
-  if (call.levels) run.moved = rehearse_counts(call, task);
   start(run);
   const bool staged = is_staged(call.kind, call.algorithm);
   for (const CollectiveStep& s : schedule_of(call).steps) {

@@ -66,7 +66,7 @@ class SteppedCommunicator final : public Communicator {
   Moved exchange_rows(const CollectiveCall& call, Task& task);
   Moved send_rows_by_node(const CollectiveCall& call, Task& task);
   Moved return_rows_by_node(const CollectiveCall& call, Task& task);
-  Moved rehearse_counts(const CollectiveCall& call, Task& task);
+  Moved rehearse_rows_by_node(const CollectiveCall& call, Task& task);
   void swap(int to, const void* buffer, std::span<const Slice> slices, int from, std::span<const Piece> pieces, Moved& moved,
             Task& task);
   void start(Run& run) const;

@@ -47,6 +47,14 @@ struct CollectiveCall {
   /// Packed rows go by node, through `stage` in the rank's arena, of RowLevels::stage_bytes; without levels from rank to rank.
   std::optional<RowLevels> levels = std::nullopt;
   std::span<std::byte> stage = {};
+  /// Of levels in which a token crosses once: choice[t * top_k + ..] are the places of token t's experts, below 0 where its row is dropped. A
+  /// rank has `experts` places. Rows of `source` are by place, and then by token: copies of their tokens, or each row of `tokens` times the
+  /// weight of the choice.
+  std::span<const int32_t> choice = {};
+  int64_t top_k = 1;
+  int64_t experts = 1;
+  const float* weights = nullptr;
+  const void* tokens = nullptr;
 };
 
 /// The figures of a call, measured where it was done.

@@ -32,6 +32,7 @@
 
 #include "plan/automatic.h"
 #include "plan/mesh.h"
+#include "plan/row_levels.h"
 
 namespace shardlab::strategies {
 namespace {
@@ -194,7 +195,10 @@ class ExpertParallel {
     return move({segment.find(name)}, segment.find(there(name)), std::move(label));
   }
   Op go(DraftSegment& s, std::string_view rows, std::string label) const {
-    return move_rows({s.find(rows), s.find("rows.counts"), s.find(there("rows.counts"))}, s.find(there(rows)), std::move(label));
+    Op op = move_rows({s.find(rows), s.find("rows.counts"), s.find(there("rows.counts"))}, s.find(there(rows)), std::move(label));
+    // On GPUs rows go from rank to rank, whatever the plan says.
+    if (draft_.config.backend != BackendKind::kCuda) cross_once(s.segment, draft_.config.model.experts, op);
+    return op;
   }
   /// What experts made of rows, by the product of that label, comes home before it is first read.
   void come_back(DraftSegment& s, std::string_view product, std::string label) const {

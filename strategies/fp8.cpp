@@ -185,7 +185,11 @@ class Rounding {
     narrow.dtype = DType::f8e4m3;
     const Factor come{add(name + ".q", narrow, keep), add(scale_name(name), scales, keep)};
     for (const auto& [from, to, beside] : {std::tuple{home.scales, come.scales, ".scales"}, {home.values, come.values, ""}}) {
-      emit(op.work, {from, op.reads[1], op.reads[2]}, {to}, op.label + beside);
+      std::vector<SlotId> reads = op.reads;
+      reads[0] = from;
+      Collective work = std::get<Collective>(op.work);
+      if (crosses_weighed(op)) reads.resize(3), work.across = 0;  // a product is rounded otherwise than its factors
+      emit(work, std::move(reads), {to}, op.label + beside);
       std::get<Op>(segment_->segment.steps.back()).stream = op.stream;
     }
     arrived_[there.value] = come;

@@ -10,6 +10,7 @@
 #include "plan/automatic.h"
 #include "plan/mesh.h"
 #include "plan/program.h"
+#include "plan/row_levels.h"
 #include "plan/verify.h"
 #include "plan/work.h"
 
@@ -46,7 +47,7 @@ class Chooser {
     for (const Algorithm algorithm : alternatives(static_cast<int>(group.ranks.size()), group.per_node)) {
       if (algorithm == has.algorithm) continue;
       if (exchange && algorithm != Algorithm::kHierarchical && algorithm != Algorithm::kRing) continue;
-      std::get<Collective>(op.work) = with(has, algorithm, group);
+      put(algorithm, group, segment, op);
       all.push_back({algorithm, seconds_of(segment, op, group.ranks)});
     }
     return all;
@@ -60,7 +61,7 @@ class Chooser {
     const auto all = prices(segment, op);
     const Algorithm best = std::ranges::min_element(all, {}, &PricedCollective::Price::seconds)->algorithm;  // the first of equals
     if (best == before.algorithm) return false;
-    std::get<Collective>(op.work) = with(before, best, group);
+    put(best, group, segment, op);
     return true;
   }
 
@@ -79,10 +80,12 @@ class Chooser {
   }
 
  private:
-  static Collective with(Collective c, Algorithm algorithm, const Members& group) {
+  /// Gives `op`, a collective of `segment`, the algorithm. By node rows that are copies of tokens cross to a node once.
+  void put(Algorithm algorithm, const Members& group, const Segment& segment, Op& op) const {
+    auto& c = std::get<Collective>(op.work);
     c.algorithm = algorithm;
-    if (algorithm == Algorithm::kHierarchical) c.per_node = group.per_node;
-    return c;
+    c.per_node = algorithm == Algorithm::kHierarchical ? group.per_node : 1;
+    if (config_.backend != BackendKind::kCuda) cross_once(segment, config_.model.experts, op);
   }
   double seconds_of(const Segment& segment, const Op& op, std::span<const int> ranks) const {
     Instruction instruction;
@@ -105,10 +108,12 @@ bool choose_collectives(const Case& config, Plan& plan, const PlacedCostModel& c
   Chooser chooser(config, plan, costs);
   bool changed = false;
   for (Segment& segment : plan.segments)
-    for (Step& step : segment.steps) {
-      Op* op = std::get_if<Op>(&step);
+    for (size_t i = 0; i < segment.steps.size(); ++i) {
+      Op* op = std::get_if<Op>(&segment.steps[i]);
       const auto* c = op != nullptr ? std::get_if<Collective>(&op->work) : nullptr;
-      if (c != nullptr && is_open(*op, *c)) changed |= chooser.choose(segment, *op);
+      if (c == nullptr || !is_open(*op, *c) || !chooser.choose(segment, *op)) continue;
+      changed = true;
+      free_behind(segment, i);
     }
   // Rows that go by node are staged. On GPUs they go from rank to rank, whatever the plan says.
   if (changed && config.backend != BackendKind::kCuda) add_workspaces(plan, config.canonical);

@@ -12,6 +12,7 @@
 #include "plan/collective_steps.h"
 #include "plan/op_fields.h"
 #include "plan/row_levels.h"
+#include "plan/wire.h"
 #include "plan/work.h"
 #include "simulator/interpreter/device_constants.h"
 #include "simulator/interpreter/device_model.h"
@@ -416,6 +417,9 @@ RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instructi
     bool more_cores = false;
     if (const auto* c = std::get_if<Collective>(&instruction.op->work)) {
       const int64_t ranks = shape[1];
+      if (const auto by_node = row_levels(*instruction.segment, *instruction.op); by_node && by_node->once)
+        shape[0] = std::llround(static_cast<double>(shape[0]) * static_cast<double>(by_node->even_bytes()) /
+                                static_cast<double>(by_node->one_by_one().even_bytes()));
       times = to_largest_group(*c, *kernel, shape);
       more_cores = shape[1] < std::min<int64_t>(ranks, cores_);  // at work at once than when it was measured
     }
@@ -509,22 +513,15 @@ Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruc
 namespace {
 
 /// Bytes that a rank of a group sends in a collective.
-double sent_in(const Segment& segment, const Op& op, int ranks) {
-  const Collective& c = std::get<Collective>(op.work);
-  const Type& full = full_type(segment, op, c);
-  return static_cast<double>(
-      bytes_of(full.dtype, sent_elements(c.kind, c.algorithm, full.shape.elements(), ranks, 0, c.root, c.per_node)));
-}
+double sent_in(const Segment& segment, const Op& op, int ranks) { return static_cast<double>(sent_bytes(segment, op, ranks, 0)); }
 
 /// Of a collective that is priced step by step. Packed rows take the steps of both levels, and counts travel before them.
 StepsTaken in_turn_of(const Segment& segment, const Op& op, const Collective& c, int ranks) {
-  const Type& full = full_type(segment, op, c);
   if (const auto levels = row_levels(segment, op)) {
-    const double bytes = static_cast<double>(full.bytes()), N = levels->nodes, L = levels->per_node;
-    const double across = bytes * (N - 1) / N + static_cast<double>(levels->count_bytes_across());
-    const double within = bytes * (L - 1) / L + static_cast<double>(levels->count_bytes() - levels->count_bytes_across());
-    return {static_cast<double>(levels->steps()), across + within, static_cast<double>(levels->steps_across()), across, true};
+    return {static_cast<double>(levels->steps()), static_cast<double>(levels->even_bytes()),
+            static_cast<double>(levels->steps_across()), static_cast<double>(levels->even_bytes_across()), true};
   }
+  const Type& full = full_type(segment, op, c);
   const StepsInTurn turn = steps_in_turn(c.kind, c.algorithm, full.shape.elements(), ranks, c.per_node);
   return {static_cast<double>(turn.steps), static_cast<double>(bytes_of(full.dtype, turn.elements)),
           static_cast<double>(turn.steps_across), static_cast<double>(bytes_of(full.dtype, turn.elements_across)),

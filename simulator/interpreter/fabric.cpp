@@ -407,6 +407,16 @@ CollectiveCost Fabric::by_steps(CollectiveUse kind, const Group& group, Algorith
   return cost;
 }
 
+double Fabric::by_node_seconds(const RowLevels& levels) const {
+  const Efficiency efficiency;
+  const double within = link_bytes_per_s_ * efficiency.link, across = inter_bytes_per_s_ * efficiency.network;
+  const auto seconds = [](int64_t steps, double latency_s, int64_t bytes, double bytes_per_s) {
+    return static_cast<double>(steps) * latency_s + (bytes_per_s > 0 ? static_cast<double>(bytes) / bytes_per_s : 0);
+  };
+  return seconds(levels.steps() - levels.steps_across(), efficiency.step_latency_s, levels.even_bytes_within(), within) +
+         seconds(levels.steps_across(), efficiency.network_latency_s, levels.even_bytes_across(), across);
+}
+
 /// Every rank sends its part to every other, all at once: peers of the node over the links, the rest over the network.
 CollectiveCost Fabric::all_to_all(const Group& group) const {
   CollectiveCost cost;

@@ -11,6 +11,7 @@
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/machine.h"
+#include "plan/row_levels.h"
 #include "simulator/interpreter/nccl_model.h"
 
 namespace shardlab::simulator {
@@ -150,6 +151,9 @@ class Fabric {
   double collective_seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style = {}) const {
     return group.ranks() <= 1 ? 0 : prepare(kind, group, style).seconds(bytes);
   }
+
+  /// Rows of experts that go by node, where routes are even: as DatasheetCostModel prices the same steps.
+  double by_node_seconds(const RowLevels& levels) const;
 
   /// One message between two devices of a node.
   double local_send_seconds(double bytes) const;

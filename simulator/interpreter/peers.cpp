@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "plan/collective_steps.h"
+#include "plan/wire.h"
 
 namespace shardlab::simulator {
 namespace {
@@ -28,7 +28,7 @@ class Meetings {
     m.parties = static_cast<int>(parties.size());
     m.member = static_cast<int>(std::find(group.begin(), group.end(), rank_) - group.begin());
     m.key = numbered(c.comm, parties.front(), parties.back(), 0);
-    m.sent_bytes = sent_by_collective(i, c, group, m.member);
+    m.sent_bytes = sent_by_collective(i, group, m.member);
     return m;
   }
 
@@ -54,14 +54,10 @@ class Meetings {
     return key;
   }
 
-  int64_t sent_by_collective(const Instruction& i, const Collective& c, const std::vector<int>& group, int index) {
-    const Type* full = program_.reads(i)[0].type;
-    if (c.kind == CollectiveKind::kAllGather) full = program_.writes(i)[0].type;
-    const auto known = sent_.find(i.op);
-    if (known != sent_.end()) return known->second;
-    const int64_t elements =
-        sent_elements(c.kind, c.algorithm, full->shape.elements(), static_cast<int>(group.size()), index, c.root, c.per_node);
-    return sent_[i.op] = bytes_of(full->dtype, elements);
+  int64_t sent_by_collective(const Instruction& i, const std::vector<int>& group, int index) {
+    const auto [sent, is_new] = sent_.try_emplace(i.op, 0);
+    if (is_new) sent->second = sent_bytes(*i.segment, *i.op, static_cast<int>(group.size()), index);
+    return sent->second;
   }
 
   const Program& program_;

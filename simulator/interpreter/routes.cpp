@@ -9,6 +9,7 @@
 
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
+#include "plan/node_reach.h"
 #include "plan/row_levels.h"
 
 namespace shardlab::simulator {
@@ -166,6 +167,33 @@ std::optional<RowLevels> levels_of(const Program& program) {
   return std::nullopt;
 }
 
+/// Tokens that cross between nodes where each crosses to a node once.
+class Crossing {
+ public:
+  /// Formula: `chances_of_nodes` of the layer's shares. Groups of experts make a token's nodes fewer, by as much as they do where routes are even.
+  Crossing(const CountedLayer& layer, const Routing& routing, const Experts& experts, const RowLevels& levels)
+      : tokens_(static_cast<double>(layer.chosen) / static_cast<double>(layer.top_k)),
+        most_(static_cast<double>(std::min(layer.top_k, experts.count / levels.nodes))) {
+    const std::vector<double> by_expert = shares_of_experts(routing, experts, layer.layer);
+    std::vector<double> by_place;
+    for (size_t place = 0; place < by_expert.size(); ++place) by_place.push_back(by_expert[layer.expert_at(place)]);
+    Experts alone = experts;
+    alone.groups = alone.groups_chosen = 1;
+    const double fewer = even_chance_of_node(experts, levels.nodes) / even_chance_of_node(alone, levels.nodes);
+    for (const double chance : chances_of_nodes(by_place, levels.nodes)) chances_.push_back(chance * std::min(1.0, fewer));
+  }
+
+  /// Of the tokens with `rows` rows for a node those that reach it: expected, and no more and no fewer than there can be.
+  int64_t tokens(int64_t rows, size_t node) const {
+    const auto r = static_cast<double>(rows);
+    return std::llround(std::clamp(tokens_ * chances_[node], r / most_, r));
+  }
+
+ private:
+  double tokens_, most_;
+  std::vector<double> chances_;
+};
+
 }  // namespace
 
 RowUse row_use(const Segment& segment, const Op& op) {
@@ -195,6 +223,7 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
       const auto own = static_cast<size_t>(shape.last()), parts = static_cast<size_t>(shape[1] / layer.sources);
       const Parts dealt(plan, owners, *layer.choice);
       const Draws draws(layer, dealt, routing, experts);
+      const auto crossing = levels ? std::optional(Crossing(layer, routing, experts, *levels)) : std::nullopt;
       const bool first = find(static_cast<int>(role), layer.layer) == nullptr;  // later steps of a period are drawn alike
       Drawn drawn{.stage = static_cast<int>(role),
                   .layer = layer.layer,
@@ -209,7 +238,8 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
       for (int m = 0; m < layer.micro_batches; ++m) {
         const std::vector<std::vector<int64_t>> rows = draws.rows(m);  // by owner and expert
         Share most{0, 0};
-        int64_t moved = 0, by_node = 0;
+        int64_t moved = 0;
+        ByNode by_node;
         for (size_t o = 0; o < n; ++o) {
           const size_t begins = static_cast<size_t>(owners.part[o]) * own;
           counts.assign(static_cast<size_t>(shape.elements()), 0);
@@ -221,7 +251,9 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
               counts[source * parts * own + e] = static_cast<int32_t>(r);
               works += r;
               if (sender == o) stays += r;
-              if (levels) by_node += r * levels->hops(static_cast<int>(source), owners.part[o]);
+              if (!levels) continue;
+              by_node.across += r * levels->crosses(static_cast<int>(source), owners.part[o]);
+              by_node.within += r * levels->changes_place(static_cast<int>(source), owners.part[o]);
             }
           }
           add_rows(counts.data(), layer, m, numbers[begin + o]);
@@ -232,10 +264,17 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
           most = {std::max(most.works, share.works), std::max(most.exchanges, share.exchanges)};
           if (by_rank) drawn.shares.push_back(share);
           moved += works - stays;
+          for (int node = 0; levels && node < levels->nodes; ++node) {
+            if (node == owners.part[o] / levels->per_node) continue;
+            int64_t there = 0;
+            const size_t of_node = own * static_cast<size_t>(levels->per_node);
+            for (size_t e = 0; e < of_node; ++e) there += rows[o][layer.expert_at(static_cast<size_t>(node) * of_node + e)];
+            by_node.tokens += crossing->tokens(there, static_cast<size_t>(node));
+          }
         }
         drawn.most.push_back(most);
         drawn.moved.push_back(moved);
-        drawn.moved_by_node.push_back(by_node);
+        drawn.by_node.push_back(by_node);
       }
       exchanges_ |= layer.sources > 1;
       if (first) drawn_.push_back(std::move(drawn));
@@ -245,12 +284,15 @@ Routes::Routes(const Plan& plan, const std::vector<Program>& programs, const Rou
       const Drawn* drawn = find(static_cast<int>(role), i.layer);
       SHARDLAB_CHECK(drawn != nullptr, "`{}` exchanges rows of a layer whose rows are not counted", describe(plan, i));
       const Type& moved = *programs[role].reads(i)[0].type;
-      const auto by_node = row_levels(*i.segment, *i.op);
-      const auto& rows = by_node ? drawn->moved_by_node : drawn->moved;
-      exchange_bytes_ += rows[static_cast<size_t>(i.micro_batch % drawn->micro_batches)] * drawn->copies *
-                         bytes_of(moved.dtype, moved.shape.last());
-      if (by_node)
-        exchange_bytes_ += by_node->count_bytes() * drawn->copies * static_cast<int64_t>(owners_[drawn->owners].ranks.size());
+      const auto m = static_cast<size_t>(i.micro_batch % drawn->micro_batches);
+      const int64_t row_bytes = bytes_of(moved.dtype, moved.shape.last());
+      int64_t bytes = drawn->moved[m] * row_bytes;
+      if (const auto levels = row_levels(*i.segment, *i.op)) {
+        const ByNode& rows = drawn->by_node[m];
+        bytes = ((levels->once ? rows.tokens : rows.across) + rows.within) * row_bytes + levels->list_bytes(rows.across) +
+                levels->count_bytes() * static_cast<int64_t>(owners_[drawn->owners].ranks.size());
+      }
+      exchange_bytes_ += bytes * drawn->copies;
     }
   }
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r].numbers = numbers[r];

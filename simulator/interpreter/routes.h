@@ -58,15 +58,20 @@ class Routes {
     float works = 1, exchanges = 1;
     float of(RowUse use) const { return use == RowUse::kWorks ? works : use == RowUse::kExchanges ? exchanges : 1; }
   };
+  /// Rows of all owners that cross to other nodes, and that change places, where they go by node; and the tokens that the former are copies of,
+  /// each once for each node that it reaches: as many as are expected.
+  struct ByNode {
+    int64_t across = 0, within = 0, tokens = 0;
+  };
   /// A layer of one stage.
   struct Drawn {
     int stage = 0, layer = 0, micro_batches = 0;
-    std::vector<Share> shares;           ///< by micro-batch and, where ranks are told apart, by owner
-    std::vector<Share> most;             ///< by micro-batch
-    std::vector<int64_t> moved;          ///< by micro-batch: rows that go from one owner to another
-    std::vector<int64_t> moved_by_node;  ///< by micro-batch: the same rows, each as often as it is sent where they go by node
-    int copies = 1;                      ///< ranks that have the tokens of one owner
-    size_t owners = 0;                   ///< index into `owners_`
+    std::vector<Share> shares;    ///< by micro-batch and, where ranks are told apart, by owner
+    std::vector<Share> most;      ///< by micro-batch
+    std::vector<int64_t> moved;   ///< by micro-batch: rows that go from one owner to another
+    std::vector<ByNode> by_node;  ///< by micro-batch: the same rows
+    int copies = 1;               ///< ranks that have the tokens of one owner
+    size_t owners = 0;            ///< index into `owners_`
   };
   const Drawn* find(int stage, int layer) const;
 

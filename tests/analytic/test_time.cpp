@@ -788,6 +788,35 @@ TEST_CASE("exchanges among experts hide beside another micro-batch, but while a 
   CHECK(estimator(dense).part(TimePart::kForward) == estimator(beside).part(TimePart::kForward));
 }
 
+TEST_CASE("rows of experts by node: as many tokens cross as are expected to have experts on other nodes") {
+  ModelShape shape = mixtral_8x7b();
+  shape.layers = 2, shape.experts = 64, shape.top_k = 8, shape.moe_ffn = 512;
+  const Point ring{.dp = 64, .ep = 64, .grad_accumulation = 1, .seq_len = 2048, .algorithm = AlgorithmChoice::kRing};
+  Point by_node = ring;
+  by_node.algorithm = AlgorithmChoice::kHierarchical;
+  const auto of = [](const ModelShape& model, const Point& p) {
+    Estimator estimator(study(model, "shardlab", 8));
+    return estimator(p);
+  };
+  const auto bytes = [&](const ModelShape& model, const Point& p) {
+    return of(model, p).wire[static_cast<size_t>(WireUse::kExpert)];
+  };
+  // Of 2,048 tokens with 8 experts each 2,048 * 7 (1 - C(56, 8) / C(64, 8)) cross to 7 nodes, of 16,384 rows 14,336 come back. 2 bytes an element.
+  constexpr double kRow = 2 * 4096, kTokens = 9735, kRows = 14336, kMessages = 2 * (4 * 8 * 7 + 8 * 8 * 7);
+  CHECK(bytes(shape, ring) == Approx(64 * 2 * 4 * 16384 * kRow * 63 / 64));
+  CHECK(bytes(shape, by_node) == Approx(64 * 2 * ((2 * kTokens + 6 * kRows) * kRow + (4 + 8) * kRows + kMessages)).epsilon(1e-12));
+  // Experts in two groups of a node each: two nodes at most.
+  ModelShape groups = shape;
+  groups.router_groups = 8, groups.router_groups_chosen = 2;
+  CHECK(bytes(shape, by_node) - bytes(groups, by_node) == Approx(64 * 2 * 2 * (kTokens - 3584) * kRow));
+  const auto seconds = [&](const ModelShape& model) { return of(model, by_node).part(TimePart::kExpertParallel); };
+  CHECK(seconds(groups) < seconds(shape));
+  // On one node there are no levels.
+  Point one = by_node;
+  one.dp = one.ep = 8;
+  CHECK(bytes(shape, one) == Approx(8 * 2 * 4 * 16384 * kRow * 7 / 8));
+}
+
 TEST_CASE("instances of the optimizer sum their parts with one another") {
   Estimator estimator(study(llama_8b(), "megatron", 8));
   const Point one{.dp = 8, .zero = 1, .grad_accumulation = 1, .seq_len = 512, .overlap = 0};

@@ -7,6 +7,7 @@
 
 #include "plan/base/philox.h"
 #include "plan/base/tree.h"
+#include "plan/node_reach.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -340,7 +341,7 @@ TEST_CASE("rows by node: every row takes the hops that it needs, and N - 1 messa
   for (const int nodes : {2, 3, 4})
     for (const int per_node : {2, 4})
       for (const bool goes : {true, false}) {
-        const RowLevels levels{nodes, per_node, goes};
+        const RowLevels levels{nodes, per_node, goes, false, false, 4 * nodes * per_node, 5, 12, 4 * per_node * (nodes - 1)};
         INFO(nodes << " nodes of " << per_node << (goes ? ", going" : ", returning"));
         const int n = nodes * per_node;
         int64_t hops = 0;
@@ -356,8 +357,75 @@ TEST_CASE("rows by node: every row takes the hops that it needs, and N - 1 messa
         CHECK(levels.steps() - levels.steps_across() == (goes ? 1 : 2) * (per_node - 1));
         CHECK(levels.count_bytes() == (goes ? 4 * per_node * (nodes - 1) : 8 * nodes * (per_node - 1)));
         CHECK(levels.count_bytes_across() == (goes ? levels.count_bytes() : 0));
-        CHECK(levels.stage_bytes(5, 12) == (16 * n + 63) / 64 * 64 + (nodes * 60 + 63) / 64 * 64);
+        CHECK(levels.stage_bytes() == (16 * n + 63) / 64 * 64 + (nodes * 60 + 63) / 64 * 64);
+        CHECK(levels.even_bytes_across() == levels.count_bytes_across() + 12 * 4 * per_node * (nodes - 1));
+        CHECK(levels.even_bytes() == levels.count_bytes() + 12 * sent_elements(CollectiveKind::kAllToAll, Algorithm::kHierarchical,
+                                                                               4 * n, n, 0, 0, per_node));
+        if (!goes) continue;
+        // Of the rows 3 cross, each with what is told of the rows in whose place it does.
+        RowLevels once = levels;
+        once.once = true, once.even_across = 3;
+        CHECK(once.steps_across() == 3 * (nodes - 1));
+        CHECK(once.steps() - once.steps_across() == per_node - 1);
+        CHECK(once.even_bytes_across() == levels.count_bytes() + 4 * 4 * per_node * (nodes - 1) + 3 * 12);
+        CHECK(once.even_bytes_within() == levels.even_bytes_within());
+        CHECK(once.stage_bytes() == levels.stage_bytes() + (4 * (4 * n + nodes * 5) + 63) / 64 * 64);
+        CHECK(once.one_by_one().even_bytes() == levels.even_bytes());
+        once.weighed = true;  // 4 bytes more for each
+        CHECK(once.even_bytes_across() == levels.count_bytes() + 8 * 4 * per_node * (nodes - 1) + 3 * 12);
+        CHECK(once.stage_bytes() == levels.stage_bytes() + (8 * (4 * n + nodes * 5) + 63) / 64 * 64);
       }
+}
+
+namespace {
+
+/// The nodes of a token, as a mean over all choices of groups and experts: counted one by one.
+double counted_chance(const Experts& e, int nodes) {
+  int64_t choices = 0, reached = 0;
+  const auto bits = [](int64_t mask) { return std::popcount(static_cast<uint64_t>(mask)); };
+  const auto of_range = [](int64_t first, int64_t n) { return ((int64_t{1} << n) - 1) << first; };
+  for (int64_t groups = 0; groups < int64_t{1} << e.groups; ++groups) {
+    if (bits(groups) != e.groups_chosen) continue;
+    int64_t eligible = 0;
+    for (int64_t g = 0; g < e.groups; ++g)
+      if (groups >> g & 1) eligible |= of_range(g * e.count / e.groups, e.count / e.groups);
+    for (int64_t chosen = 0; chosen < int64_t{1} << e.count; ++chosen) {
+      if (bits(chosen) != e.top_k || (chosen & ~eligible) != 0) continue;
+      ++choices;
+      for (int64_t node = 0; node < nodes; ++node) reached += (chosen & of_range(node * e.count / nodes, e.count / nodes)) != 0;
+    }
+  }
+  return static_cast<double>(reached) / static_cast<double>(choices * nodes);
+}
+
+}  // namespace
+
+TEST_CASE("the nodes that a token reaches: as counted over all choices, and within what groups and shares allow") {
+  for (const int64_t k : {1, 2, 3, 4})
+    for (const int nodes : {1, 2, 3, 4, 6})
+      for (const auto& [groups, chosen] : {std::pair(1, 1), {2, 1}, {3, 1}, {3, 2}, {6, 3}, {4, 4}}) {
+        const Experts e{.count = 12, .top_k = k, .groups = groups, .groups_chosen = chosen};
+        if (e.count / groups * chosen < k) continue;
+        INFO(k << " of 12 experts on " << nodes << " nodes, " << chosen << " of " << groups << " groups");
+        CHECK(std::abs(even_chance_of_node(e, nodes) - counted_chance(e, nodes)) < 1e-12);
+        if (groups > 1 && chosen < groups) continue;
+        for (const double chance : chances_of_nodes(std::vector<double>(12, static_cast<double>(k) / 12), nodes))
+          CHECK(std::abs(chance - even_chance_of_node(e, nodes)) < 1e-12);
+      }
+  // DeepSeek-V3: 8 of 256 experts, of 4 of 8 groups, each on a node: a token reaches 3.63 of the 4 nodes.
+  const Experts v3{.count = 256, .top_k = 8, .groups = 8, .groups_chosen = 4};
+  CHECK(std::abs(8 * even_chance_of_node(v3, 8) - 3.629) < 0.001);
+  // Two experts have every token; the third is one of four.
+  const std::vector<double> forced{1, 0.25, 0.25, 0, 1, 0.25, 0.25, 0};
+  const std::vector<double> reached = chances_of_nodes(forced, 4);
+  CHECK((reached[0] == 1 && reached[2] == 1));
+  CHECK(std::abs(reached[1] - 0.25) < 1e-12);
+  CHECK(std::abs(reached[3] - 0.25) < 1e-12);
+  // Shares of one expert a token are the chances themselves.
+  const std::vector<double> one{0.4, 0.3, 0.2, 0.1};
+  double sum = 0;
+  for (const double chance : chances_of_nodes(one, 2)) sum += chance;
+  CHECK(std::abs(sum - 1) < 1e-12);
 }
 
 TEST_CASE("groups of a communicator on nodes") {

@@ -224,8 +224,11 @@ namespace {
 struct ByNode {
   ByNode(int g, int per_node, int64_t most_rows, int64_t row_bytes) {
     if (per_node == 0) return;
-    levels = RowLevels{g / per_node, per_node, true};
-    stage.resize(static_cast<size_t>(levels->stage_bytes(most_rows, row_bytes)));
+    levels =
+        RowLevels{.nodes = g / per_node, .per_node = per_node, .rows = most_rows, .most_rows = most_rows, .row_bytes = row_bytes};
+    levels->once = levels->weighed = true;  // needs the most staging
+    stage.resize(static_cast<size_t>(levels->stage_bytes()));
+    levels->once = levels->weighed = false;
   }
   /// Makes `call` go to experts, or come back.
   void put(CollectiveCall& call, bool goes) {
@@ -345,6 +348,139 @@ TEST_CASE("packed rows by node: 1,000 random routes, those to nobody and to one 
 
 namespace {
 
+/// Sends copies of tokens, or tokens times weights, by `routes` random choices among `g` ranks, a token once to each node, and holds rows and bytes
+/// to folds over the choices.
+void send_tokens(int g, int per_node, bool weighed, uint32_t routes) {
+  constexpr int64_t kWidth = 3, kTokens = 5, kExperts = 2, kChosen = 3, kRows = kTokens * kChosen, kBytes = kWidth * 4;
+  const int64_t places = g * kExperts;
+  ThreadTransport transport(kernels::kernels_for_this_processor());
+  std::vector<std::string> faults(static_cast<size_t>(g));
+  run_tasks(g, 1, [&](Task& task) {
+    std::vector<int> members;
+    for (int r = 0; r < g; ++r) members.push_back(r);
+    const auto comm = transport.join(task.rank(), CommId(0), members);
+    const int rank = task.rank(), node = rank / per_node, place = rank % per_node;
+    ByNode by_node(g, per_node, kRows, kBytes);
+    // A rehearsal sends the bytes of an even route, there and back.
+    for (const bool goes : {true, false}) {
+      CollectiveCall rehearsal{.kind = CollectiveKind::kAllToAll};
+      by_node.put(rehearsal, goes);
+      rehearsal.levels->even_across = 7;
+      rehearsal.levels->once = goes, rehearsal.levels->weighed = goes && weighed;
+      if (comm->collective(rehearsal, task).sent_bytes != rehearsal.levels->even_bytes())
+        faults[static_cast<size_t>(rank)] = "another rehearsal";
+    }
+    for (uint32_t route = 0; route < routes; ++route) {
+      // choice[i][t, j]: places of three experts of token t of rank i, some of which drop its row. Route 0 drops all rows, route 1 chooses the last
+      // three places for every token.
+      std::vector<std::vector<int32_t>> choice(static_cast<size_t>(g));
+      for (int i = 0; i < g; ++i)
+        for (int64_t t = 0; t < kTokens; ++t)
+          for (int64_t j = 0; j < kChosen; ++j) {
+            const uint32_t draw =
+                random_bits({8, RandomUse::kShuffle, static_cast<uint32_t>(i), route}, static_cast<uint64_t>(t * kChosen + j));
+            auto& all = choice[static_cast<size_t>(i)];
+            auto chosen = static_cast<int32_t>(route == 1 ? places - 1 - j : draw % static_cast<uint32_t>(places));
+            const auto token = std::span(all).subspan(static_cast<size_t>(t * kChosen));
+            while (std::ranges::any_of(token, [&](int32_t c) { return c == chosen || c == ~chosen; }))
+              chosen = (chosen + 1) % static_cast<int32_t>(places);
+            all.push_back(route == 0 || (route > 1 && draw >> 29 == 0) ? ~chosen : chosen);
+          }
+      const auto element = [&](int i, int64_t t, int64_t w) { return static_cast<float>(1000 * i + 10 * t + w) + 0.1f; };
+      const auto weight = [&](int i, int64_t t, int64_t j) {
+        return weighed ? 1 / static_cast<float>(3 + 7 * i + kChosen * t + j) : 1.0f;
+      };
+      // Rows of rank i for the experts from `first` to `last`: by expert, and then by token.
+      const auto rows_for = [&](int i, int64_t first, int64_t last) {
+        Values rows;
+        for (int64_t e = first; e < last; ++e)
+          for (int64_t t = 0; t < kTokens; ++t)
+            for (int64_t j = 0; j < kChosen; ++j)
+              if (choice[static_cast<size_t>(i)][static_cast<size_t>(t * kChosen + j)] == e)
+                for (int64_t w = 0; w < kWidth; ++w) rows.push_back(weight(i, t, j) * element(i, t, w));
+        return rows;
+      };
+      const auto count = [&](int i, int64_t first, int64_t last) { return std::ssize(rows_for(i, first, last)) / kWidth; };
+      std::vector<int32_t> sent, received;
+      for (int64_t e = 0; e < places; ++e) sent.push_back(static_cast<int32_t>(count(rank, e, e + 1)));
+      Values expected, home = rows_for(rank, 0, places), away(static_cast<size_t>(g * kRows * kWidth), -99.0f);
+      for (int i = 0; i < g; ++i) {
+        for (int64_t e = 0; e < kExperts; ++e)
+          received.push_back(static_cast<int32_t>(count(i, rank * kExperts + e, rank * kExperts + e + 1)));
+        const Values theirs = rows_for(i, rank * kExperts, (rank + 1) * kExperts);
+        expected.insert(expected.end(), theirs.begin(), theirs.end());
+      }
+      expected.resize(away.size(), -99.0f);
+      home.resize(kRows * kWidth, -99.0f);
+      CollectiveCall call{.kind = CollectiveKind::kAllToAll,
+                          .elements = kRows * kWidth,
+                          .source = home.data(),
+                          .target = away.data(),
+                          .sent = sent.data(),
+                          .received = received.data(),
+                          .counts = kExperts,
+                          .row_bytes = kBytes,
+                          .source_room = kRows,
+                          .room = g * kRows};
+      by_node.put(call, true);
+      call.levels->once = true, call.levels->weighed = weighed;
+      Values tokens, weights;
+      for (int64_t t = 0; t < kTokens; ++t) {
+        for (int64_t w = 0; w < kWidth; ++w) tokens.push_back(element(rank, t, w));
+        for (int64_t j = 0; j < kChosen; ++j) weights.push_back(weight(rank, t, j));
+      }
+      if (weighed) call.tokens = tokens.data(), call.weights = weights.data();
+      call.choice = choice[static_cast<size_t>(rank)], call.top_k = kChosen, call.experts = kExperts;
+      const int64_t went = comm->collective(call, task).sent_bytes;
+      // Across: this rank's tokens, each once for each other node that has experts of it, and for each row which one stands for it.
+      int64_t cross = 0, listed = 0, passed = 0;
+      for (int p = 0; p < g / per_node; ++p) {
+        const int64_t first = int64_t{p} * per_node * kExperts, last = first + per_node * kExperts;
+        if (p == node) continue;
+        listed += count(rank, first, last);
+        for (int64_t t = 0; t < kTokens; ++t)
+          cross +=
+              std::ranges::any_of(std::span(choice[static_cast<size_t>(rank)]).subspan(static_cast<size_t>(t * kChosen), kChosen),
+                                  [&](int32_t c) { return c >= first && c < last; });
+      }
+      // Within: rows that ranks of this place have for other places of the node.
+      for (int i = place; i < g; i += per_node)
+        for (int q = node * per_node; q < (node + 1) * per_node; ++q)
+          if (q != rank) passed += count(i, q * kExperts, (q + 1) * kExperts);
+      const int64_t bytes = call.levels->count_bytes() + (weighed ? 8 : 4) * listed + (cross + passed) * kBytes;
+      std::string& fault = faults[static_cast<size_t>(rank)];
+      if (!same_bits(away, expected)) fault = fmt::format("route {} of {}: other rows came", route, g);
+      if (went != bytes) fault = fmt::format("route {} of {}: sent {} bytes, not {}", route, g, went, bytes);
+      if (route == 1 && node != g / per_node - 1 && per_node * kExperts >= kChosen && cross != kTokens)
+        fault = fmt::format("{} of {} tokens cross", cross, kTokens);
+    }
+  });
+  for (const std::string& fault : faults) REQUIRE(fault == "");
+}
+
+}  // namespace
+
+TEST_CASE(
+    "packed rows by node, a token once a node: 1,000 random choices bring the rows of direct exchanges, and send what the choices "
+    "say",
+    "[collectives]") {
+  for (const auto& [g, per_node] : {std::pair(4, 2), {6, 2}, {6, 3}, {8, 4}}) {
+    INFO(g << " ranks, " << per_node << " on a node");
+    send_tokens(g, per_node, false, 250);
+  }
+}
+
+TEST_CASE(
+    "packed rows by node, a token and its weights once a node: 1,000 random choices bring the products that direct exchanges bring",
+    "[collectives]") {
+  for (const auto& [g, per_node] : {std::pair(4, 2), {6, 2}, {6, 3}, {8, 4}}) {
+    INFO(g << " ranks, " << per_node << " on a node");
+    send_tokens(g, per_node, true, 250);
+  }
+}
+
+namespace {
+
 /// Of each of `kRanks` ranks 4 rows, all to rank 1, which has room for 4 and more: a message that would reach beyond the end lies at the end.
 template <int kRanks>
 void overfill(int per_node) {
@@ -416,12 +552,12 @@ TEST_CASE("rows that go by node without a workspace are refused beforehand", "[c
   const std::vector<int> members{0, 1, 2, 3};
   CollectiveCall call{.kind = CollectiveKind::kAllToAll, .algorithm = Algorithm::kHierarchical, .elements = 48, .per_node = 2};
   call.row_bytes = 12, call.source_room = 4, call.room = 16;
-  call.levels = RowLevels{2, 2, true};
+  call.levels = RowLevels{.nodes = 2, .per_node = 2, .rows = 4, .most_rows = 4, .row_bytes = 12};
   const auto comm = transport.join(0, CommId(0), members);
   const auto refused = comm->prepare(call);
   REQUIRE(!refused.ok());
-  CHECK(refused.error().message == "rows that go by node are staged in 64 bytes or more, and the stream's workspace has 0");
-  std::vector<std::byte> stage(64);
+  CHECK(refused.error().message == "rows that go by node are staged in 192 bytes, and the stream's workspace has 0");
+  std::vector<std::byte> stage(192);  // counts, and 2 x 4 rows of 12 bytes
   call.stage = stage;
   CHECK(comm->prepare(call).ok());
   call.room = int64_t{1} << 31;

@@ -144,6 +144,12 @@ std::vector<Golden> goldens() {
   Case placed = experts;
   placed.layout.expert_placement = "0:2,0,3,1 1:0,3,2,1";
   all.push_back({"expert-placement", placed});
+  Case by_node = experts;
+  by_node.machine.local = true;
+  by_node.machine.nodes = 2;
+  by_node.layout.ep = 4;
+  by_node.layout.collective_algorithm = AlgorithmChoice::kHierarchical;
+  all.push_back({"expert-parallel-by-node", by_node});
   Case bound = experts;
   bound.layout.zero = 0;
   bound.train.micro_batch = 2;

@@ -40,6 +40,8 @@ std::optional<Model> model_of(const ModelShape& s) {
                  .shared = s.shared_experts,
                  .shared_gate = s.shared_gate,
                  .dense_layers = s.dense_layers,
+                 .groups = s.router_groups,
+                 .groups_chosen = s.router_groups_chosen,
                  .capacity_factor = static_cast<float>(s.capacity_factor)};
   return m;
 }

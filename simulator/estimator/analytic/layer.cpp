@@ -2,7 +2,9 @@
 #include "simulator/estimator/analytic/layer.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "plan/node_reach.h"
 #include "simulator/estimator/analytic/pricer.h"
 
 namespace shardlab::simulator::analytic {
@@ -168,6 +170,31 @@ void Pricer::add_feed_forward(LayerCost& cost) const {
   add_mlp(Trained::kFeedForward, n_.tokens, of(shape_.ffn) / n_.t, 0, remade(Recompute::kUp), key_.recompute.full(), cost);
 }
 
+/// As one exchange of all with all, or, where shardlab's own are asked to go by node, in its two levels.
+Pricer::Exchanged Pricer::exchanged(double tokens, double rows, Rows what) const {
+  const double bytes = e_ * rows * n_.h;
+  const int nodes = expert_group_.nodes;
+  if (!p_.model.own_collectives || key_.algorithm != AlgorithmChoice::kHierarchical || nodes < 2 ||
+      expert_group_.ranks_per_node < 2)
+    return {skew() * collective_s(CollectiveUse::kAllToAll, bytes, expert_group_), ring_bytes(bytes, key_.ep)};
+  RowLevels levels{.nodes = nodes,
+                   .per_node = expert_group_.ranks_per_node,
+                   .goes = what != Rows::kReturn,
+                   .rows = std::llround(rows),
+                   .row_bytes = std::llround(e_ * n_.h)};
+  levels = levels.one_by_one();
+  if (what == Rows::kCopies || what == Rows::kWeighed) {
+    const double chance = even_chance_of_node({.count = shape_.experts,
+                                               .top_k = shape_.top_k,
+                                               .groups = shape_.router_groups,
+                                               .groups_chosen = shape_.router_groups_chosen},
+                                              nodes);
+    levels.once = true, levels.weighed = what == Rows::kWeighed;
+    levels.even_across = std::min<int64_t>(levels.even_across, std::llround(tokens * chance * (nodes - 1)));
+  }
+  return {skew() * fabric_.by_node_seconds(levels), static_cast<double>(levels.even_bytes())};
+}
+
 void Pricer::add_experts(LayerCost& cost) const {
   const bool again = remade(Recompute::kExperts);
   // With sequence parallelism a rank routes its own part of the sequence; experts cut by tp gather what each other received.
@@ -185,12 +212,14 @@ void Pricer::add_experts(LayerCost& cost) const {
   cost.input.compute_s += 2 * permute_back;
   if (again) cost.recompute.compute_s += 2 * permute;
   if (key_.ep > 1) {
-    const double bytes = e_ * sent * n_.h;
-    const double exchange = skew() * collective_s(CollectiveUse::kAllToAll, bytes, expert_group_);
-    cost.forward.expert_s += 2 * exchange;
-    cost.input.expert_s += 2 * exchange;
-    if (again) cost.recompute.expert_s += 2 * exchange;
-    cost.wire.expert += (again ? 6 : 4) * ring_bytes(bytes, key_.ep);
+    // Gradients in 8 bits are rounded products: none is another's times a weight.
+    const bool products = key_.precision != Precision::kFp8;
+    const Exchanged copies = exchanged(own_tokens, sent, Rows::kCopies), results = exchanged(own_tokens, sent, Rows::kReturn),
+                    gradients = exchanged(own_tokens, sent, products ? Rows::kWeighed : Rows::kGo);
+    cost.forward.expert_s += copies.seconds + results.seconds;
+    cost.input.expert_s += gradients.seconds + results.seconds;
+    if (again) cost.recompute.expert_s += copies.seconds + results.seconds;
+    cost.wire.expert += (again ? 2 : 1) * (copies.bytes + results.bytes) + gradients.bytes + results.bytes;
   }
   if (key_.expert_tp > 1 && !slices_take_all_tokens()) {
     const Group group = group_of(key_.expert_tp, 1, fabric_.devices_per_node());

@@ -229,6 +229,13 @@ class Pricer {
   void add_mlp(Trained::Module module, double rows, double width, double experts, bool remade_up, bool remade_all,
                LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
+  /// Rows of an exchange among experts: copies of tokens, tokens times weights, rows that are neither, or rows that come back.
+  enum class Rows : uint8_t { kCopies, kWeighed, kGo, kReturn };
+  /// Seconds of an exchange, and bytes that a rank sends in it.
+  struct Exchanged {
+    double seconds = 0, bytes = 0;
+  };
+  Exchanged exchanged(double tokens, double rows, Rows what) const;
   /// Rows that tokens make for routed experts, of what the router chose: where experts have a capacity, at most what it lets in.
   double rows_of(double tokens) const {
     const double taken = shape_.capacity_factor > 0 ? std::min(1.0, shape_.capacity_factor) : 1;

@@ -114,6 +114,8 @@ ModelShape shape_of(const Model& m) {
           .moe_ffn = m.experts.ffn,
           .shared_experts = m.experts.shared,
           .dense_layers = m.is_mixture() ? m.layers - m.mixture_layers() : 0,
+          .router_groups = m.experts.groups,
+          .router_groups_chosen = m.experts.groups_chosen,
           .capacity_factor = m.experts.capacity_factor,
           .shared_gate = m.experts.shared_gate,
           .q_rank = m.latent.q_rank,

@@ -65,6 +65,7 @@ struct ModelShape {
   // Mixture of experts. Layers from `dense_layers` on have `experts` of width `moe_ffn`, `top_k` of them for a token, and
   // `shared_experts` that every token passes.
   int64_t experts = 0, top_k = 0, moe_ffn = 0, shared_experts = 0, dense_layers = 0;
+  int64_t router_groups = 1, router_groups_chosen = 1;  ///< a token's experts lie in so many of so many groups of neighbours
   double capacity_factor = 0;  ///< an expert takes so many times its even share of rows, and drops the others; 0: it takes all
   bool shared_gate = false;    ///< a vector gates what the shared experts make; counted with the router
 
