@@ -299,15 +299,10 @@ constexpr Apart kExpertParallelApart[] = {
 };
 constexpr Fact kNoExpertParallel{[](const Case& c) { return !shares_experts(c); }, [](const Case&) { return std::string("ep=1"); }};
 constexpr Apart kWholeExpertsApart[] = {
-    {kCuda, kMissing, "set expert_tp: 0, or use backend: cpu"},
     {kAllTokens, "every rank of tp would route all tokens, and send each row as often as there are ranks",
      "set sequence_parallel: true, so that a rank routes its own part of each sequence, or expert_tp: 0"},
     {kNoExpertParallel, "every rank of tp would have all experts whole, and the same",
      "set ep to a multiple of tp, so that ranks of tp share the experts, or expert_tp: 0"},
-    {kCapacity,
-     "an expert takes rows of a sequence in the order of its tokens, and the ranks of tp that have its other parts would have to "
-     "count theirs first",
-     "set expert_tp: 0, or model.capacity_factor: 0"},
 };
 constexpr Apart kExpertBoundApart[] = {
     {kNoExpertParallel, "a rank has the rows of its own tokens, and room for all of them", "set ep, or expert_bound: 0"},

@@ -447,38 +447,6 @@ class Blocks {
   std::vector<Step> steps_;
 };
 
-/// The room of an expert is of whole sequences, in the order of the text: what the tokens of all parts choose is gathered before rows are
-/// dropped. Choices and not their counts, since the positions of two parts may alternate (`TokenOrder`).
-void share_room(Draft& draft) {
-  const AxisSet axes = context_axes(draft.plan.mesh);
-  for (const UnitKind kind : draft.mixture_kinds()) {
-    for (DraftSegment* segment : {&draft.of(kind).forward, &draft.of(kind).backward}) {
-      cut_router(*segment, draft.config.train.seq_len);
-      std::get<Route>(std::get<Op>(segment->segment.steps[router_of(*segment)]).work).biased = false;  // it chooses nothing
-    }
-    DraftSegment& segment = draft.of(kind).forward;
-    auto& steps = segment.segment.steps;
-    const size_t at = router_of(segment);
-    Op& router = std::get<Op>(steps[at]);
-    const Route& route = std::get<Route>(router.work);
-    const Type part = segment.slot(segment.find("moe.choice")).type;
-    Type whole = part;
-    whole.shape[1] = draft.config.train.seq_len;
-    const SlotId chosen = segment.add("moe.chosen", part, Use::kLocal, BufferClass::kTemporary);
-    const SlotId all =
-        segment.add("moe.chosen.all", placed(whole, axes, Placement::replicate()), Use::kLocal, BufferClass::kTemporary);
-    const ChooseExperts choose{.sigmoid = route.sigmoid,
-                               .groups = route.groups,
-                               .groups_chosen = route.groups_chosen,
-                               .biased = draft.config.model.experts.has_bias()};
-    const Collective gather{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("cp.chosen", axes), draft.algorithm()};
-    Op first = make_op(choose, std::exchange(router.reads, {segment.find("moe.logits"), all}), {chosen}, "moe.choose",
-                       kContextParallelName);
-    Op second = make_op(gather, {chosen}, {all}, "moe.chosen.all", kContextParallelName);
-    steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(at), {Step(std::move(first)), Step(std::move(second))});
-  }
-}
-
 }  // namespace
 
 void context_parallel(Draft& draft) {
@@ -491,7 +459,7 @@ void context_parallel(Draft& draft) {
     if (kind != ContextKind::kUlysses) Blocks(draft, layer).run();
   }
   if (draft.config.model.is_mixture()) {
-    if (draft.config.model.experts.drops()) share_room(draft);
+    share_room(draft, routed_axes(draft), kContextParallelName);
     sum_loads(draft, routed_axes(draft), kContextParallelName);
   }
 }

@@ -30,6 +30,34 @@ void sum_loads_of(Draft& draft, UnitTemplate& layer, AxisSet axes, std::string_v
   }
 }
 
+void share_room_of(Draft& draft, UnitTemplate& layer, AxisSet axes, std::string_view strategy) {
+  const Case& config = draft.config;
+  for (DraftSegment* segment : {&layer.forward, &layer.backward}) {
+    cut_router(*segment, config.train.seq_len);
+    std::get<Route>(std::get<Op>(segment->segment.steps[router_of(*segment)]).work).biased = false;  // it chooses nothing
+  }
+  DraftSegment& segment = layer.forward;
+  auto& steps = segment.segment.steps;
+  const size_t at = router_of(segment);
+  Op& router = std::get<Op>(steps[at]);
+  const Route& route = std::get<Route>(router.work);
+  const Type part = segment.slot(segment.find("moe.choice")).type;
+  Type whole = part;
+  whole.shape[1] = config.train.seq_len;
+  const SlotId chosen = segment.add("moe.chosen", part, Use::kLocal, BufferClass::kTemporary);
+  const SlotId all =
+      segment.add("moe.chosen.all", placed(whole, axes, Placement::replicate()), Use::kLocal, BufferClass::kTemporary);
+  const ChooseExperts choose{.sigmoid = route.sigmoid,
+                             .groups = route.groups,
+                             .groups_chosen = route.groups_chosen,
+                             .biased = config.model.experts.has_bias()};
+  const CommId comm = draft.comm(config.layout.cp > 1 ? "cp.chosen" : "tp.chosen", axes);
+  const Collective gather{CollectiveKind::kAllGather, ReduceOp::kSum, comm, draft.algorithm()};
+  Op first = make_op(choose, std::exchange(router.reads, {segment.find("moe.logits"), all}), {chosen}, "moe.choose", strategy);
+  Op second = make_op(gather, {chosen}, {all}, "moe.chosen.all", strategy);
+  steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(at), {Step(std::move(first)), Step(std::move(second))});
+}
+
 }  // namespace
 
 size_t router_of(const DraftSegment& segment) {
@@ -41,6 +69,11 @@ size_t router_of(const DraftSegment& segment) {
 
 void cut_router(DraftSegment& segment, int64_t tokens) {
   std::get<Route>(std::get<Op>(segment.segment.steps[router_of(segment)]).work).sequence = tokens;
+}
+
+void share_room(Draft& draft, AxisSet axes, std::string_view strategy) {
+  if (!draft.config.model.experts.drops()) return;
+  for (const UnitKind kind : draft.mixture_kinds()) share_room_of(draft, draft.of(kind), axes, strategy);
 }
 
 void sum_loads(Draft& draft, AxisSet axes, std::string_view strategy) {

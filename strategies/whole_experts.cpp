@@ -8,17 +8,18 @@
 //
 // A router is the same on every rank of tp, and its gradient a sum over the tokens of all of them: each micro-batch's is added up over the ranks, as
 // those of norms are, and leaves backward whole. An expert has seen the rows of its whole group: its gradient is summed over the ranks of dp
-// that have the same expert, and over no rank of tp. Loads of experts, for the loss for even use and for biases, are summed over tp too.
+// that have the same expert, and over no rank of tp. Loads of experts, for the loss for even use and for biases, are summed over tp too, and
+// what the tokens of all ranks choose is gathered where experts have a capacity.
 //
 // Shared experts take every token, whatever its route: they stay cut as a feed-forward, with sequence parallelism's gather and scatter.
 //
 // Shapes   logits[b,s/t,e] weights, choice[b,s/t,k]; rows of experts [1, b s/t k, width]; moe.wup[e,2f,h], moe.wdown[e,h,f] until `ep` shares
 //          them
-// Adds     per layer and micro-batch an all-reduce of e h (the router's gradient) and, with a loss for even use, of b e; without shared
-//          experts 3 all-gathers and 2 reduce-scatters of b s h fewer. Each rank exchanges the rows of b s/t tokens in place of b s
+// Adds     per layer and micro-batch an all-reduce of e h (the router's gradient) and, with a loss for even use, of b e, and with a
+//          capacity a gather of b s top_k, forward; without shared experts 3 all-gathers and 2 reduce-scatters of b s h fewer. Each rank exchanges the rows of b s/t tokens in place of b s
 // Memory   logits, choices and rows of a rank's tokens 1/t
-// Refuses  a rank with all tokens (sequence_parallel false); ranks of tp that do not share the experts (ep); a capacity; canonical with several
-//          sequences a micro-batch, as cp does (`check`)
+// Refuses  a rank with all tokens (sequence_parallel false); ranks of tp that do not share the experts (ep); canonical with several sequences
+//          a micro-batch, as cp does (`check`)
 // Paper    Liu et al., "MoE Parallel Folding" (2025), arXiv 2504.14960
 #include "strategies/whole_experts.h"
 
@@ -90,7 +91,9 @@ class WholeExperts {
 
 void whole_experts(Draft& draft) {
   for (const UnitKind kind : draft.mixture_kinds()) WholeExperts(draft, draft.of(kind)).run();
-  if (draft.config.layout.cp == 1) sum_loads(draft, routed_axes(draft), kWholeExpertsName);  // else context parallelism does
+  if (draft.config.layout.cp > 1) return;  // context parallelism says how all parts of a sequence are routed
+  share_room(draft, routed_axes(draft), kWholeExpertsName);
+  sum_loads(draft, routed_axes(draft), kWholeExpertsName);
 }
 
 }  // namespace shardlab::strategies

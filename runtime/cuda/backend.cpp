@@ -888,7 +888,8 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Route& w) {
                                     .ranks = op.writes[2].shape()[0],
                                     .leaves = op.writes[2].shape()[1],
                                     .capacity = w.capacity,
-                                    .chosen = chosen_by_all(op, w)});
+                                    .chosen = chosen_by_all(op, w),
+                                    .by_place = placed.experts});
   return launch(op, k_.route_input,
                 gpu::RouteInput{.shape = shape,
                                 .dweights = op.reads[0].as<const float>(),
@@ -906,6 +907,7 @@ Launch CudaBackend::bind_work(const BoundOp& op, const ChooseExperts& w) {
                 gpu::RouteForward{.shape = choose_shape(w, op.reads[0], op.writes[0]),
                                   .logits = op.reads[0].as<const float>(),
                                   .bias = w.biased ? op.reads[1].as<const float>() : nullptr,
+                                  .places = want_places(op).of_experts,
                                   .choice = op.writes[0].as<int32_t>()});
 }
 

@@ -199,6 +199,9 @@ std::vector<std::pair<std::string, Case>> expert_layouts(const Case& subject) {
   const auto shared = [](Case& c, int dp, int ep, int zero = 0, int micro_batches = 1) {
     c.layout.dp = dp, c.layout.ep = ep, c.layout.zero = zero, c.train.grad_accumulation = micro_batches;
   };
+  const auto place = [](Case& c) {
+    c.layout.expert_placement = c.model.experts.count == 4 ? "1:3,0,2,1" : "1:6,0,3,1,7,2,4,5";
+  };
   add("dp2 ep2", [&](Case& c) { shared(c, 2, 2); });
   add("dp4 ep2 zero2", [&](Case& c) { shared(c, 4, 2, 2, 2); });
   add("dp4 ep4 zero2", [&](Case& c) { shared(c, 4, 4, 2); });
@@ -234,13 +237,35 @@ std::vector<std::pair<std::string, Case>> expert_layouts(const Case& subject) {
   });
   add("dp2 ep2 placed", [&](Case& c) {
     shared(c, 2, 2);
-    c.layout.expert_placement = c.model.experts.count == 4 ? "1:3,0,2,1" : "1:6,0,3,1,7,2,4,5";
+    place(c);
   });
   for (const ContextKind kind : {ContextKind::kZigzag, ContextKind::kUlysses})
     add(fmt::format("dp2 cp2 ep4 {}", name_of(kind)), [&](Case& c) {
       shared(c, 2, 4, 0, 4);
       c.layout.cp = 2, c.layout.cp_kind = kind;
     });
+  add("dp2 cp2 ep2 all-gather placed", [&](Case& c) {
+    shared(c, 2, 2, 0, 4);
+    c.layout.cp = 2, c.layout.cp_kind = ContextKind::kAllGather;
+    place(c);
+  });
+  const auto whole = [&](Case& c, int dp, int ep, int zero, int micro_batches) {
+    shared(c, dp, ep, zero, micro_batches);
+    c.layout.tp = 2, c.layout.sequence_parallel = true, c.layout.expert_tp = 1;
+  };
+  add("dp2 tp2 ep4 whole placed", [&](Case& c) {
+    whole(c, 2, 4, 0, 4);
+    place(c);
+  });
+  add("dp2 tp2 ep2 whole zero2 recompute", [&](Case& c) {
+    whole(c, 2, 2, 2, 4);
+    c.layout.recompute = Recompute::kFull;
+  });
+  add("cp2 tp2 ep4 whole beside the layer", [&](Case& c) {
+    whole(c, 1, 4, 0, 8);
+    c.layout.cp = 2, c.layout.cp_kind = ContextKind::kUlysses;
+    c.layout.expert_overlap = ExpertOverlap::kLayer;
+  });
   return all;
 }
 

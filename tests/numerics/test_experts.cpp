@@ -410,11 +410,9 @@ TEST_CASE("experts placed out of order, canonical: under every placement layouts
   for (Subject subject : {subject_of(kSoftmax, Optimizer::kSgd), subject_of(kBiasedGroups, Optimizer::kAdamW, 0.25f, 0.5f),
                           subject_of(kFull, Optimizer::kAdamW)}) {
     subject.train.seq_len = 24;
-    const bool drops = subject.model.experts.drops();
     std::vector<Case> cases;
     for (const Sizes& sizes : kSizes)
       for (const std::string_view placement : kPlacements) {
-        if (drops && sizes.cp > 1) continue;                                                  // refused
         if (subject.model.experts.dense_layers > 0 && placement != kPlacements[1]) continue;  // layer 0 has no experts
         cases.push_back(case_of(subject, sizes, true));
         cases.back().layout.expert_placement = placement;
@@ -687,8 +685,9 @@ TEST_CASE("experts of a capacity, canonical: rows are dropped by sequence, and e
 }
 
 TEST_CASE(
-    "experts of a capacity beside context parallelism, canonical: parts of a sequence share its room in the order of the text, and "
-    "train to the bits of the reference") {
+    "experts of a capacity beside parts of sequences, on ranks of cp and whole on ranks of tp, canonical: the parts share its room "
+    "in the "
+    "order of the text, and train to the bits of the reference") {
   using enum ContextKind;
   const Schedule kEager = *schedule_named("eager-1f1b");
   const Sizes kSizes[] = {{.accumulation = 8, .cp = 2},
@@ -705,8 +704,16 @@ TEST_CASE(
                           {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .kind = kAllGather},
                           {.dp = 2, .ep = 4, .zero = 3, .accumulation = 4, .cp = 2},
                           {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .kind = kZigzag, .tp = 2},
-                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kEager, .cp = 2, .kind = kStriped}};
-  constexpr size_t kBraided[] = {10, 11, 14};
+                          {.dp = 2, .ep = 2, .pp = 2, .accumulation = 4, .schedule = kEager, .cp = 2, .kind = kStriped},
+                          with_whole_experts({.ep = 2, .accumulation = 8, .tp = 2}),
+                          with_whole_experts({.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .tp = 4}),
+                          with_whole_experts({.dp = 2, .ep = 2, .zero = 3, .accumulation = 4, .tp = 2}),
+                          with_whole_experts({.dp = 8, .ep = 4, .zero = 1, .tp = 2}),
+                          with_whole_experts({.ep = 4, .accumulation = 8, .cp = 2, .kind = kZigzag, .tp = 2}),
+                          with_whole_experts({.dp = 2, .ep = 8, .accumulation = 4, .cp = 2, .kind = kStriped, .tp = 2}),
+                          with_whole_experts({.ep = 8, .accumulation = 8, .cp = 4, .kind = kUsp, .tp = 2}),
+                          with_whole_experts({.ep = 2, .pp = 2, .accumulation = 8, .schedule = kEager, .tp = 2})};
+  constexpr size_t kBraided[] = {10, 11, 14, 16, 20};
   for (Subject subject : {subject_of(kFull, Optimizer::kSgd), subject_of(kFullSwitch, Optimizer::kAdamW),
                           subject_of(kFullGroups, Optimizer::kAdamW, 0.25f, 0.5f)}) {
     subject.train.seq_len = 24;
@@ -728,7 +735,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("experts of a capacity beside context parallelism: peaks, wire bytes and drops are those that are known before the run") {
+TEST_CASE("experts of a capacity beside parts of sequences: peaks, wire bytes and drops are those that are known before the run") {
   Subject subject = subject_of(kFull, Optimizer::kSgd);
   subject.train.seq_len = 24;
   subject.sequences = 8;
@@ -739,7 +746,9 @@ TEST_CASE("experts of a capacity beside context parallelism: peaks, wire bytes a
                              {.accumulation = 8, .cp = 4, .kind = ContextKind::kZigzag},
                              {.dp = 2, .accumulation = 4, .cp = 2, .kind = ContextKind::kStriped, .tp = 2},
                              {.ep = 4, .accumulation = 8, .cp = 4, .kind = ContextKind::kUsp},
-                             {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .kind = ContextKind::kAllGather}})
+                             {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2, .kind = ContextKind::kAllGather},
+                             with_whole_experts({.dp = 2, .ep = 4, .accumulation = 4, .tp = 2}),
+                             with_whole_experts({.ep = 4, .accumulation = 8, .cp = 2, .kind = ContextKind::kZigzag, .tp = 2})})
     for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
       Case config = case_of(subject, sizes, true);
       config.layout.recompute = recompute;
@@ -751,37 +760,48 @@ TEST_CASE("experts of a capacity beside context parallelism: peaks, wire bytes a
       CHECK(dropped.value_or(now) == now);
       dropped = now;
       // Each rank sends what its part of each sequence chose, 4 bytes a choice, to the others: once forward, and once where forward runs again.
-      const int64_t tokens = subject.train.seq_len * subject.sequences / (sizes.dp * sizes.cp);
+      const int parts = config.layout.routed_parts();
+      const int64_t tokens = subject.train.seq_len * subject.sequences / (sizes.dp * parts);
+      int gathers = 0;
       const int64_t choices = (recompute == Recompute::kFull ? 2 : 1) * subject.model.layers * tokens * kTopK;
       const Plan& plan = *run.placed.plan;
       for (int rank = 0; rank < plan.mesh.world_size(); ++rank) {
         CHECK(run.session->ledger(rank).peak(Space::kDevice) ==
               memory_peak(plan, plan.mesh.role_of(rank))[static_cast<size_t>(Space::kDevice)].peak_bytes);
         for (size_t c = 0; c < plan.comms.size(); ++c) {
-          if (plan.comms[c].name != "cp.chosen") continue;
-          CHECK(run.session->sent_by_comm(rank)[c] == 4 * choices * (sizes.cp - 1));
-          CHECK(wire_bytes(plan, plan.mesh.coordinates(rank))["cp.chosen"] == 4 * choices * (sizes.cp - 1));
+          if (!plan.comms[c].name.ends_with(".chosen")) continue;
+          gathers += rank == 0;
+          CHECK(run.session->sent_by_comm(rank)[c] == 4 * choices * (parts - 1));
+          CHECK(wire_bytes(plan, plan.mesh.coordinates(rank))[plan.comms[c].name] == 4 * choices * (parts - 1));
         }
       }
+      CHECK(gathers == (parts > 1));
     }
   CHECK(*dropped > 0);
 }
 
-TEST_CASE("rows with experts beside context parallelism: ranks with parts of a sequence share its room") {
+TEST_CASE("rows with experts beside parts of sequences: the ranks that have them share its room") {
   Subject subject = subject_of(kFull, Optimizer::kSgd);
   subject.train.seq_len = 24;
   subject.sequences = 8;
   const int64_t s = 24, k = 2, h = subject.model.hidden, f = 20;
-  for (const auto& [dp, ep, cp] : {std::array{2, 1, 2}, {2, 2, 2}, {2, 4, 2}, {1, 4, 4}, {2, 8, 4}})
+  for (const Sizes& sizes : {Sizes{.dp = 2, .accumulation = 2, .cp = 2},
+                             {.dp = 2, .ep = 2, .accumulation = 2, .cp = 2},
+                             {.dp = 2, .ep = 4, .accumulation = 2, .cp = 2},
+                             {.ep = 4, .accumulation = 2, .cp = 4},
+                             {.dp = 2, .ep = 8, .accumulation = 2, .cp = 4},
+                             with_whole_experts({.dp = 2, .ep = 4, .accumulation = 2, .tp = 2}),
+                             with_whole_experts({.dp = 2, .ep = 8, .accumulation = 2, .cp = 2, .tp = 2})})
     for (const float factor : {0.25f, 1.0f, 1.25f, 4.0f}) {
-      Case config = case_of(subject, {.dp = dp, .ep = ep, .accumulation = 2, .cp = cp}, false);
+      Case config = case_of(subject, sizes, false);
       config.model.experts.capacity_factor = factor;
-      INFO(dp << " " << ep << " " << cp << " " << factor);
+      INFO(config.name << " " << factor);
+      const int ep = sizes.ep, parts = config.layout.routed_parts();
       const auto plan = lower(config);
       REQUIRE(plan.ok());
       const int64_t b = config.train.micro_batch, e = 8 / ep, c = config.model.experts.capacity(s);
-      const int64_t own = b * std::min(s / cp * k, 8 * c), groups = (own + ep - 1) / ep * ep;
-      const int64_t come = ep == 1 ? own : ep / cp * b * std::min(s * std::min(k, e), e * c);
+      const int64_t own = b * std::min(s / parts * k, 8 * c), groups = (own + ep - 1) / ep * ep;
+      const int64_t come = ep == 1 ? own : ep / parts * b * std::min(s * std::min(k, e), e * c);
       int64_t elements = 0;
       for (const Segment& segment : plan->segments)
         for (const Slot& slot : segment.slots)
@@ -793,7 +813,7 @@ TEST_CASE("rows with experts beside context parallelism: ranks with parts of a s
       for (const Segment& segment : plan->segments)
         for (const Step& step : segment.steps)
           if (const Op* op = std::get_if<Op>(&step); op != nullptr && std::holds_alternative<GroupedLinear>(op->work))
-            CHECK(std::get<GroupedLinear>(op->work).rows == b * std::min(s * k, 8 * c) / cp);
+            CHECK(std::get<GroupedLinear>(op->work).rows == b * std::min(s * k, 8 * c) / parts);
     }
 }
 
@@ -1418,7 +1438,6 @@ TEST_CASE(
                                {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2},
                                with_whole_experts({.dp = 2, .ep = 4, .accumulation = 4, .tp = 2})})
       for (const bool canonical : {false, true}) {
-        if (factor > 0 && sizes.expert_tp == 1) continue;
         subject.model.experts.capacity_factor = factor;
         const Case config = case_of(subject, sizes, canonical);
         INFO(config.name << " capacity " << factor);
@@ -1546,14 +1565,6 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
   CHECK(whole({.ep = 2, .accumulation = 4, .tp = 2}, true) ==
         "canonical with tp=2, expert_tp=1 and micro_batch=2 | the tree over sequences stands above that over parts of each: set "
         "micro_batch: 1 and raise grad_accumulation");
-  subject.model.experts.capacity_factor = 1;
-  CHECK(whole({.ep = 2, .tp = 2})
-            .starts_with("expert_tp=1 with model.capacity_factor=1: an expert takes rows of a sequence in the order"));
-  subject.model.experts.capacity_factor = 0;
-  Case on_gpu = case_of(subject, with_whole_experts({.ep = 2, .tp = 2}), false);
-  on_gpu.backend = BackendKind::kCuda, on_gpu.transport = TransportKind::kOneGpu;
-  CHECK(refused(on_gpu) ==
-        "expert_tp=1 with backend=cuda is not implemented in this version | set expert_tp: 0, or use backend: cpu");
   Case dense = case_of(subject, {.tp = 2, .expert_tp = 1}, false);
   dense.model.experts = {};
   CHECK(refused(dense) == "expert_tp=1 of a model without experts | leave expert_tp out, or set model.experts");
@@ -1620,7 +1631,6 @@ TEST_CASE(
                                            {scaled, false},
                                            {scaled, true}})
     for (const Sizes& sizes : kSizes) {
-      if (subject.model.experts.drops() && (sizes.cp > 1 || sizes.expert_tp == 1)) continue;
       const Case config = case_of(subject, sizes, canonical);
       Running run(config);
       INFO(config.name << (canonical ? " canonical" : ""));
@@ -1953,41 +1963,41 @@ TEST_CASE(
   Subject subject = subject_of(kFullGroups, Optimizer::kSgd);
   subject.model.experts.balance = 0;
   subject.train.seq_len = 24;
-  const auto lowered = lower(case_of(subject, {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2}, true));
-  INFO((lowered ? "" : to_string(lowered.error())));
-  REQUIRE(lowered.ok());
-  REQUIRE(verdict(*lowered) == "accepted");
-  const auto everywhere = [](Segment& s, Op&) {  // each buffer of rows with the experts, by a row
-    for (Slot& x : s.slots)
-      if (x.type.dtype == DType::f32 && (x.name.ends_with(".there") || x.name == "rows.u" || x.name == "rows.a")) --x.type.shape[1];
-  };
-  refuse_all(
-      *lowered,
-      {// The rank's own choices in the place of those of all parts.
-       {"layer.F", "moe.route", Phase::kF, [](Segment& s, Op& op) { op.reads[1] = slot(s, "moe.chosen"); },
-        "%moe.chosen has extent 12 along dim 1, and what all parts of a sequence chose expects 24"},
-       {"layer.F", "moe.route", Phase::kF,
-        [](Segment& s, Op& op) { op.reads[1] = slot(s, "moe.chosen"), std::get<Route>(op.work).sequence = 12; }, "sequence=12"},
-       {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).sequence = 0, op.reads.pop_back(); },
-        "along cp: %moe.logits is shard(1), and the op needs that dim whole"},
-       {"layer.F", "moe.chosen.all", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""},
-       {"layer.F", "moe.chosen.all", Phase::kNone,
-        [](Segment&, Op& op) { std::get<Collective>(op.work).kind = CollectiveKind::kBroadcast; }, ""},
-       // Choices by another rule, or that no ChooseExperts made.
-       {"layer.F", "moe.choose", Phase::kF, [](Segment&, Op& op) { std::get<ChooseExperts>(op.work).groups_chosen = 1; }, "groups"},
-       {"layer.F", "moe.choose", Phase::kF, [](Segment&, Op& op) { std::get<ChooseExperts>(op.work).groups = 2; },
-        "as what all parts of a sequence chose by %moe.logits"},
-       {"layer.F", "moe.choose", Phase::kF,
-        [](Segment&, Op& op) {
-          auto& w = std::get<ChooseExperts>(op.work);
-          w.sigmoid = !w.sigmoid;
-        },
-        "as what all parts of a sequence chose by %moe.logits"},
-       {"layer.F", "moe.choose", Phase::kF, [](Segment&, Op& op) { std::get<ChooseExperts>(op.work).phase = Phase::kI; }, ""},
-       {"layer.F", "moe.chosen.all", Phase::kNone, [](Segment& s, Op& op) { op.reads[0] = slot(s, "moe.choice"); }, ""},
-       // Room for the rows that come.
-       {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).capacity = 25; },
-        "up to 24 rows of a sequence"}});
+  for (const auto& [axis, sizes] : {std::pair<std::string_view, Sizes>{"cp", {.dp = 2, .ep = 4, .accumulation = 4, .cp = 2}},
+                                    {"tp", with_whole_experts({.dp = 2, .ep = 4, .accumulation = 4, .tp = 2})}}) {
+    const auto lowered = lower(case_of(subject, sizes, true));
+    INFO((lowered ? "" : to_string(lowered.error())));
+    REQUIRE(lowered.ok());
+    REQUIRE(verdict(*lowered) == "accepted");
+    refuse_all(
+        *lowered,
+        {// The rank's own choices in the place of those of all parts.
+         {"layer.F", "moe.route", Phase::kF, [](Segment& s, Op& op) { op.reads[1] = slot(s, "moe.chosen"); },
+          "%moe.chosen has extent 12 along dim 1, and what all parts of a sequence chose expects 24"},
+         {"layer.F", "moe.route", Phase::kF,
+          [](Segment& s, Op& op) { op.reads[1] = slot(s, "moe.chosen"), std::get<Route>(op.work).sequence = 12; }, "sequence=12"},
+         {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).sequence = 0, op.reads.pop_back(); },
+          "along " + std::string(axis) + ": %moe.logits is shard(1), and the op needs that dim whole"},
+         {"layer.F", "moe.chosen.all", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""},
+         {"layer.F", "moe.chosen.all", Phase::kNone,
+          [](Segment&, Op& op) { std::get<Collective>(op.work).kind = CollectiveKind::kBroadcast; }, ""},
+         // Choices by another rule, or that no ChooseExperts made.
+         {"layer.F", "moe.choose", Phase::kF, [](Segment&, Op& op) { std::get<ChooseExperts>(op.work).groups_chosen = 1; },
+          "groups"},
+         {"layer.F", "moe.choose", Phase::kF, [](Segment&, Op& op) { std::get<ChooseExperts>(op.work).groups = 2; },
+          "as what all parts of a sequence chose by %moe.logits"},
+         {"layer.F", "moe.choose", Phase::kF,
+          [](Segment&, Op& op) {
+            auto& w = std::get<ChooseExperts>(op.work);
+            w.sigmoid = !w.sigmoid;
+          },
+          "as what all parts of a sequence chose by %moe.logits"},
+         {"layer.F", "moe.choose", Phase::kF, [](Segment&, Op& op) { std::get<ChooseExperts>(op.work).phase = Phase::kI; }, ""},
+         {"layer.F", "moe.chosen.all", Phase::kNone, [](Segment& s, Op& op) { op.reads[0] = slot(s, "moe.choice"); }, ""},
+         // Room for the rows that come.
+         {"layer.F", "moe.route", Phase::kF, [](Segment&, Op& op) { std::get<Route>(op.work).capacity = 25; },
+          "up to 24 rows of a sequence"}});
+  }
 }
 
 TEST_CASE("experts beside slices: a missing sum, a sum too many or another's tokens are refused, and say what is wrong") {

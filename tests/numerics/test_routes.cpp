@@ -56,9 +56,6 @@ const Sizes kSizes[] = {{.dp = 2, .accumulation = 2},
                         {.dp = 2, .ep = 2, .accumulation = 4, .cp = 2, .kind = ContextKind::kStriped},
                         with_whole_experts({.dp = 2, .ep = 4, .accumulation = 4, .tp = 2})};
 
-/// Whether ranks of tp route parts of sequences, which goes with no capacity.
-bool routes_parts(const Sizes& sizes) { return sizes.expert_tp == 1; }
-
 Routes routes_of(const Running& run, const Case& config, const Routing& routing) {
   return Routes(*run.placed.plan, run.placed.programs, routing, config.model.experts, true);
 }
@@ -109,8 +106,8 @@ TEST_CASE("routes that a run recorded are drawn as they were: rows by expert, ra
   for (const float capacity : {0.0f, 1.0f})
     for (const Sizes& sizes : kSizes)
       for (const auto& [canonical, fp8] : {std::pair(false, false), {true, false}, {false, true}}) {
-        if ((capacity > 0 && routes_parts(sizes)) || (fp8 && (sizes.cp > 1 || sizes.tp > 1))) continue;  // refused
-        if (is_mirrored(sizes.schedule)) continue;  // a file of routes does not say which of two stages had the rows
+        if (fp8 && (sizes.cp > 1 || sizes.tp > 1)) continue;  // refused
+        if (is_mirrored(sizes.schedule)) continue;            // a file of routes does not say which of two stages had the rows
         Case config = case_of(mixture(capacity), sizes, canonical);
         if (fp8) config.train.precision = Precision::kFp8, config.train.fp8_scaling = Fp8Scaling::kBlock;
         INFO(config.name << (canonical ? " canonical" : "") << (fp8 ? " fp8" : "") << " capacity " << capacity);
@@ -208,7 +205,7 @@ TEST_CASE("routes of a batch of another size are drawn from their shares, under 
 TEST_CASE("experts placed out of order have the rows of contiguous ones on other ranks, and the bytes that are predicted") {
   for (const float capacity : {0.0f, 1.0f})
     for (const Sizes& sizes : kSizes) {
-      if (sizes.ep == 1 || is_mirrored(sizes.schedule) || (capacity > 0 && routes_parts(sizes))) continue;
+      if (sizes.ep == 1 || is_mirrored(sizes.schedule)) continue;
       const Case contiguous = case_of(mixture(capacity), sizes, true);
       Case config = contiguous;
       config.layout.expert_placement = "1:3,0,6,5,2,7,4,1 2:0,1,2,3,4,5,7,6";
@@ -244,7 +241,6 @@ TEST_CASE("experts placed out of order have the rows of contiguous ones on other
 TEST_CASE("a forced routing has the rows, the imbalance and the bytes of ranks whose routers are forced") {
   for (const float capacity : {0.0f, 1.0f})
     for (const Sizes& sizes : kSizes) {
-      if (capacity > 0 && routes_parts(sizes)) continue;
       const Case config = case_of(mixture(capacity), sizes, false);
       INFO(config.name << " capacity " << capacity);
       Running run(config);
