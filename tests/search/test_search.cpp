@@ -398,6 +398,20 @@ TEST_CASE("shardlab's parts of sequences and of experts are proposed, with the b
   }
 }
 
+TEST_CASE("experts that no ranks share are cut by tp, as a layout that does not say expert_tp has them") {
+  const auto prepared = prepare(small(mixtral_8x7b(), 16), machine(1), *analytic::profile_named("megatron"));
+  REQUIRE(prepared.ok());
+  const std::vector<Study> studies{{8, *prepared}};
+  Space space{.devices = {8}, .seq_len = 4096, .sequences = 16};
+  space.can = prepared->profile().can, space.tp = {4};
+  for (const int32_t ep : {1, 2}) {
+    space.ep = {ep};
+    const Ranked ranked = rank(studies, space, {.top = 8});
+    REQUIRE_FALSE(ranked.found.best.empty());
+    for (const Candidate& c : ranked.found.best) CHECK(c.point.expert_tp == (ep == 1 ? 4 : 1));
+  }
+}
+
 TEST_CASE("layouts of a model have what no shape says of it") {
   Case config;
   config.model = {.name = "tiny", .family = Family::kLlama, .layers = 4, .hidden = 64, .heads = 8, .kv_heads = 4, .head_dim = 8};
