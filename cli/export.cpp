@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <memory>
 #include <numeric>
+#include <optional>
 
+#include "answers/model_shape.h"
 #include "cases/environment.h"
 #include "cli/common.h"
 #include "cli/namespaces.h"
@@ -218,8 +220,12 @@ Result<ExitCode> import_case(const ImportFlags& flags) {
   if (!sweep.ok()) return sweep.error();
   const auto expansion = sweeps::expand(*sweep, sweeps::Resolution::kAnalytic);
   if (!expansion.ok()) return expansion.error();
-  for (const sweeps::Point& point : expansion->points)
-    if (point.refusal) fmt::print(stderr, "warning: as it stands the case is refused: {}\n", to_string(*point.refusal));
+  for (const sweeps::Point& point : expansion->points) {
+    std::optional<Error> refusal = point.refusal;
+    if (!refusal)
+      if (const auto layout = answers::estimated_layout(point); !layout.ok()) refusal = layout.error();
+    if (refusal) fmt::print(stderr, "warning: as it stands the case is refused: {}\n", to_string(*refusal));
+  }
   if (flags.out.empty())
     fmt::print("{}", yaml);
   else

@@ -135,6 +135,14 @@ TEST_CASE("a mixture that is imported is estimated as its framework runs it, and
   REQUIRE(run.code == 0);
 }
 
+TEST_CASE("import warns of a case that the estimate of its framework refuses") {
+  const Scratch scratch;
+  const std::string file = scratch.write("train.toml", "[model]\nflavor = \"8B\"\n");  // recompute of every second layer
+  const Output in = shardlab_program(scratch, fmt::format("import {} --machine h100 --devices 8", file));
+  CHECK(in.code == 0);
+  CHECK(in.err.find("warning: as it stands the case is refused: recompute of every k-th layer") != std::string::npos);
+}
+
 TEST_CASE("one point of a sweep is exported, and what cannot be is refused with what to do") {
   const Scratch scratch;
   const std::string sweep = scratch.write("sweep.yaml", kLlama + "include: [{name: eight, tp: 8}, {name: four, tp: 4}]\n");
