@@ -387,7 +387,8 @@ void write_megatron(Account& account, const ExportOptions& options, std::vector<
   const bool fsdp = account.of().layout.zero >= 2;
   files.push_back(launch_script(account, options, "pretrain_gpt.py",
                                 "$(grep -v '^#' \"$here/arguments.txt\" | tr '\\n' ' ' | tr -d \"'\")",
-                                fsdp ? "unset CUDA_DEVICE_MAX_CONNECTIONS\n" : "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"));
+                                std::string("set -f  # words of arguments.txt are no patterns of file names\n") +
+                                    (fsdp ? "unset CUDA_DEVICE_MAX_CONNECTIONS\n" : "export CUDA_DEVICE_MAX_CONNECTIONS=1\n")));
 }
 
 }  // namespace shardlab::interop

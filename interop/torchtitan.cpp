@@ -163,6 +163,7 @@ bool has_sizes(const Model& m, const Flavour& f) {
   sizes.max_positions = f.shape.max_positions, sizes.init_deviation = f.shape.init_deviation;
   sizes.tied_embeddings = f.shape.tied_embeddings, sizes.norm_epsilon = f.shape.norm_epsilon, sizes.rope_theta = f.shape.rope_theta;
   sizes.experts.bias_update_rate = f.shape.experts.bias_update_rate;
+  sizes.experts.balance = sizes.experts.z_loss = sizes.experts.capacity_factor = 0;
   return sizes == f.shape;
 }
 
@@ -187,6 +188,9 @@ const Flavour* add_model(Account& account, Toml& out) {
   same(m.rope_theta, theirs.rope_theta, "model.rope_theta");
   same(m.norm_epsilon, theirs.norm_epsilon, "model.norm_epsilon");
   same(m.experts.bias_update_rate, theirs.experts.bias_update_rate, "model.bias_update_rate");
+  account.require(m.experts.balance == 0, "model.balance_loss", "torchtitan has no such loss: set model.balance_loss: 0");
+  account.require(m.experts.z_loss == 0, "model.z_loss", "torchtitan has no such loss: set model.z_loss: 0");
+  account.require(!m.experts.drops(), "model.capacity_factor", "torchtitan drops no rows: set model.capacity_factor: 0");
   account.note("Initial weights are torchtitan's own: model.init_deviation says nothing there.");
   if (m.is_latent() && account.of().train.seq_len > kTitanPlainTokens)
     account.note(fmt::format("Rotary frequencies are scaled beyond {} tokens there (YaRN), and not here.", kTitanPlainTokens));

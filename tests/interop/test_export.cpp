@@ -231,6 +231,12 @@ TEST_CASE("experts go where there are words for them") {
                                  {"model.capacity_factor: 1.25", "transformers drops no rows"},
                                  {"model.router: sigmoid", "no ungated shared experts are beside it"}})
     REQUIRE(refusal(mixtral("deepspeed", std::string(key) + "\n"), "deepspeed").find(why) != std::string::npos);
+  Case v3 = point_of(
+      "profile: torchtitan\nmodel: deepseek-v3\nmachine: {preset: hgx-h100-ndr, nodes: 16}\nseq_len: 4096\n"
+      "global_batch_tokens: 4Mi\nmicro_batch: 1\nzero: 3\nep: 64\nprecision: bf16\n");
+  REQUIRE(refusal(v3, "torchtitan").find("model.balance_loss=0.001: torchtitan has no such loss") != std::string::npos);
+  v3.model.experts.balance = 0, v3.model.norm_epsilon = 1e-5f;
+  REQUIRE(text_of(exported(v3, "torchtitan")).find("flavor = \"671B\"") != std::string::npos);
   for (const auto& [key, why] :
        {std::pair{"model.shared_experts: 1\nmodel.shared_gate: true", "model.shared_gate=true: Megatron-LM has no argument"},
         {"model.bias_update_rate: 0.001", "biases of routers go with router: sigmoid there"},
