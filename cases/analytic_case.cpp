@@ -203,6 +203,7 @@ CaseOutcome AnalyticCaseRunner::run(const sweeps::Point& said, Mode) {
       fmt::format("does not fit: {} needs {}{} and may use {} of {}", whose, all,
                   live == all || !predicted->figures.stages.empty() ? "" : fmt::format(", of which {} are live,", live),
                   bytes_text(have), device);
+  outcome.reason += fmt::format("; `shardlab memory --profile {}` with this layout says what to change", config.profile);
   return outcome;
 }
 

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <numeric>
+#include <optional>
 
+#include "answers/model_shape.h"
 #include "cases/environment.h"
 #include "cli/common.h"
 #include "cli/namespaces.h"
@@ -14,6 +17,7 @@
 #include "interop/frameworks.h"
 #include "plan/base/files.h"
 #include "plan/base/pending_file.h"
+#include "plan/base/values.h"
 #include "sweeps/machines.h"
 #include "sweeps/resolution.h"
 #include "sweeps/sweep.h"
@@ -104,28 +108,91 @@ std::string framework_of(const std::string& file) {
   return file.ends_with(".json") ? "deepspeed" : file.ends_with(".toml") ? "torchtitan" : "megatron";
 }
 
-Result<ExitCode> import_case(const ImportFlags& flags) {
-  const auto text = read_file(flags.file);
+/// A file of settings, and what the launch script beside it says.
+struct Source {
+  std::string file, text, framework, model;
+  int64_t devices = 0;
+};
+
+/// The file that was named, or, for the launch script of an export, the settings that it starts with.
+Result<Source> source_of(const ImportFlags& flags) {
+  auto text = read_file(flags.file);
   if (!text.ok()) return text.error();
-  const std::string framework = flags.from.empty() ? framework_of(flags.file) : flags.from;
-  const auto imported = interop::import_file(*text, flags.file, framework, flags.devices);
+  Source source{.file = flags.file,
+                .text = std::move(*text),
+                .framework = flags.from.empty() ? framework_of(flags.file) : flags.from,
+                .model = flags.model,
+                .devices = flags.devices};
+  const auto launch = interop::launch_of(source.text);
+  if (!launch) return source;
+  const std::filesystem::path folder = std::filesystem::path(flags.file).parent_path();
+  source.file = (folder / launch->settings).string();
+  auto settings = read_file(source.file);
+  if (!settings.ok())
+    return refusal(fmt::format("{} starts {} with the settings of {}: {}", flags.file, launch->framework, source.file,
+                               settings.error().message),
+                   "name a launch script in the folder of its export, or the file of settings");
+  source.text = std::move(*settings);
+  source.framework = launch->framework;
+  if (source.devices == 0) source.devices = launch->devices;
+  if (const auto model = folder / "model/config.json"; source.model.empty() && std::filesystem::exists(model))
+    source.model = std::filesystem::absolute(model).string();
+  return source;
+}
+
+/// Ranks of the smallest mesh with the sizes that were read.
+int64_t least_ranks(const interop::Imported& imported) {
+  constexpr int64_t kMost = 1 << 20;
+  const auto size = [&](std::string_view path) {
+    const auto found = std::ranges::find(imported.settings, path, &std::pair<std::string, std::string>::first);
+    return found == imported.settings.end() ? int64_t{1} : std::clamp<int64_t>(std::atoll(found->second.c_str()), 1, kMost);
+  };
+  const int64_t tp = size("layout.tp"), dense = std::min(std::min(size("layout.dp") * size("layout.cp"), kMost) * tp, kMost);
+  const bool cut = std::ranges::any_of(imported.settings, [](const auto& s) { return s.first == "layout.expert_tp"; });
+  const int64_t ep = size("layout.ep"), expert = ep == 1 ? 1 : std::min(ep * (cut ? size("layout.expert_tp") : tp), kMost);
+  return std::min(std::min(std::lcm(dense, expert), kMost) * size("layout.pp"), kMost);
+}
+
+/// Sequences of another length than the file says, and as many in a step.
+Result<void> set_sequence(const std::string& text, interop::Imported& imported) {
+  const auto tokens = parse_count(text);
+  if (!tokens || *tokens < 1 || *tokens > 1 << 27)
+    return refusal(fmt::format("--seq-len {}", text), "a number of tokens from 1 to 2^27");
+  const auto find = [&](std::string_view path) {
+    return std::ranges::find(imported.settings, path, &std::pair<std::string, std::string>::first);
+  };
+  const auto said = find("train.seq_len"), batch = find("train.global_batch_tokens");
+  if (said != imported.settings.end() && batch != imported.settings.end()) {
+    const int64_t sequences = parse_count(batch->second).value_or(0) / std::max<int64_t>(parse_count(said->second).value_or(1), 1);
+    batch->second = fmt::to_string(std::min(sequences, (int64_t{1} << 62) / *tokens) * *tokens);
+  }
+  if (said != imported.settings.end())
+    said->second = text;
+  else
+    imported.settings.insert(imported.settings.begin(), {"train.seq_len", text});
+  return {};
+}
+
+Result<ExitCode> import_case(const ImportFlags& flags) {
+  auto source = source_of(flags);
+  if (!source.ok()) return source.error();
+  const std::string& file = source->file;
+  const auto imported = interop::import_file(source->text, file, source->framework, source->devices);
   if (!imported.ok()) return imported.error();
   const auto machine_name = sweeps::machine_name(flags.machine);
   const std::string machine = machine_name.ok() ? *machine_name : flags.machine;
   const auto machine_read = sweeps::load_machine(machine);
   if (!machine_read.ok()) return machine_read.error();
-  int64_t ranks = 1;
-  for (const auto& [path, value] : imported->settings)
-    for (const std::string_view axis : {"layout.dp", "layout.tp", "layout.pp", "layout.cp"})
-      if (path == axis) ranks = std::min<int64_t>(ranks * std::clamp<int64_t>(std::atoll(value.c_str()), 1, 1 << 20), 1 << 20);
-  if (flags.devices == 0 && std::ranges::none_of(imported->settings, [](const auto& s) { return s.first == "layout.dp"; }))
+  const int64_t ranks = least_ranks(*imported);
+  if (source->devices == 0 && std::ranges::none_of(imported->settings, [](const auto& s) { return s.first == "layout.dp"; }))
     fmt::print(stderr,
                "note: {} does not say how many ranks train: the case is of as few whole nodes as hold one copy of the model; "
                "--devices N says how many\n",
-               flags.file);
+               file);
   const int64_t per_node = std::max(1, machine_read->devices_per_node);
   std::string more = fmt::format("# Read from {} by {}.\nversion: 1\nprofile: {}\n",
-                                 std::filesystem::path(flags.file).filename().string(), version_line(), imported->profile);
+                                 std::filesystem::path(file).filename().string(), version_line(), imported->profile);
+  for (const std::string& line : imported->differs) more += fmt::format("# {}\n", line);
   std::ranges::replace_if(
       more, [](char c) { return (static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f; }, '?');
   more += machine_name.ok() ? fmt::format("machine: {{preset: {}, nodes: {}}}\n", machine, (ranks + per_node - 1) / per_node)
@@ -135,23 +202,30 @@ Result<ExitCode> import_case(const ImportFlags& flags) {
       "mode: simulate\nresolution: analytic  # as the framework runs it; a plan is of shardlab's own executor (profile: "
       "shardlab)\n";
   interop::Imported settings = *imported;
-  if (!flags.model.empty()) {
+  if (!source->model.empty()) {
     std::erase_if(settings.settings, [](const auto& s) { return s.first.starts_with("model."); });
-    more += fmt::format("model: {}\n", flags.model);
+    more += fmt::format("model: {}\n", source->model);
   }
-  if (std::ranges::none_of(settings.settings, [](const auto& s) { return s.first.starts_with("model."); }) && flags.model.empty())
-    return refusal(fmt::format("{} does not say the model", flags.file),
+  if (std::ranges::none_of(settings.settings, [](const auto& s) { return s.first.starts_with("model."); }) && source->model.empty())
+    return refusal(fmt::format("{} does not say the model", file),
                    "add --model NAME (`shardlab model list`) or --model CONFIG.JSON");
-  if (!flags.seq_len.empty()) settings.settings.insert(settings.settings.begin(), {"train.seq_len", flags.seq_len});
+  if (!flags.seq_len.empty()) SHARDLAB_TRY(set_sequence(flags.seq_len, settings));
   const std::string yaml = interop::case_text(settings, more);
   const auto sweep = sweeps::load_sweep_text(yaml, flags.out.empty() ? "the case" : flags.out, load_options(""));
   if (!imported->unread.empty())
-    fmt::print(stderr, "{}: left out, as a case has no such settings:\n  {}\n", flags.file, fmt::join(imported->unread, "\n  "));
+    fmt::print(stderr, "{}: left out, as a case has no such settings:\n  {}\n", file, fmt::join(imported->unread, "\n  "));
+  if (!imported->differs.empty())
+    fmt::print(stderr, "{}: said by the nearest settings of a case, which differ:\n  {}\n", file,
+               fmt::join(imported->differs, "\n  "));
   if (!sweep.ok()) return sweep.error();
   const auto expansion = sweeps::expand(*sweep, sweeps::Resolution::kAnalytic);
   if (!expansion.ok()) return expansion.error();
-  for (const sweeps::Point& point : expansion->points)
-    if (point.refusal) fmt::print(stderr, "warning: as it stands the case is refused: {}\n", to_string(*point.refusal));
+  for (const sweeps::Point& point : expansion->points) {
+    std::optional<Error> refusal = point.refusal;
+    if (!refusal)
+      if (const auto layout = answers::estimated_layout(point); !layout.ok()) refusal = layout.error();
+    if (refusal) fmt::print(stderr, "warning: as it stands the case is refused: {}\n", to_string(*refusal));
+  }
   if (flags.out.empty())
     fmt::print("{}", yaml);
   else
@@ -181,8 +255,9 @@ void add_export(CLI::App& app, Action& action, const Invocation&) {
 void add_import(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("import", "reads a framework's settings as a case file");
   auto flags = std::make_shared<ImportFlags>();
-  verb->add_option("file", flags->file,
-                   "a DeepSpeed config.json, a script or file with Megatron-LM arguments, or a torchtitan TOML file")
+  verb->add_option(
+          "file", flags->file,
+          "a DeepSpeed config.json, a script or file with Megatron-LM arguments, a torchtitan TOML file, or launch.sh of an export")
       ->required();
   verb->add_option(
       "--from", flags->from,
@@ -190,7 +265,8 @@ void add_import(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("--machine", flags->machine, "a preset (`shardlab machine list`) or a machine file")->required();
   verb->add_option("--model", flags->model, "the model, where the file does not say it or another is meant");
   verb->add_option("--devices", flags->devices, "ranks, where the file does not say it")->check(number_in(1, 1 << 20));
-  verb->add_option("--seq-len", flags->seq_len, "tokens of a sequence, which DeepSpeed's file does not say");
+  verb->add_option("--seq-len", flags->seq_len,
+                   "tokens of a sequence, where the file does not say them (DeepSpeed) or others are meant");
   verb->add_option("-o,--out", flags->out, "write the case to this file instead of printing it");
   verb->callback([&action, flags] { action = [flags] { return import_case(*flags); }; });
 }

@@ -358,8 +358,9 @@ Result<ExitCode> diff(const DiffFlags& flags) {
   }
   if (!table.rows.empty() || *format != TableFormat::kTable) print(table, *format);
   if (equal + equal_kinds > 0)
-    fmt::print("{}The same in both: {}{} figures and the number of ops of {} kinds; --format csv has them.\n",
-               table.rows.empty() ? "" : "\n", equal, table.rows.empty() ? "" : " other", equal_kinds);
+    fmt::print("{}The same in both: {}{} {} and the number of ops of {} {}; --format csv has them.\n",
+               table.rows.empty() ? "" : "\n", equal, table.rows.empty() ? "" : " other", equal == 1 ? "figure" : "figures",
+               equal_kinds, equal_kinds == 1 ? "kind" : "kinds");
   if (*format == TableFormat::kTable) print_segment_differences(*placed[0].plan, *placed[1].plan);
   return ExitCode::kDone;
 }

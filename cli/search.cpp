@@ -106,10 +106,12 @@ class ProgressWatcher final : public search::Watcher {
  private:
   void tell(const search::Counts& counts, std::span<const search::Candidate> best, double now) {
     told_ = now;
-    std::string text =
-        fmt::format("{:.0f} % done, {} layouts estimated, {} dismissed",
-                    100.0 * static_cast<double>(counts.cuts_done) / static_cast<double>(std::max<int64_t>(1, counts.cuts)),
-                    count_text(static_cast<double>(counts.evaluated)), count_text(static_cast<double>(counts.bounded)));
+    // Where layouts that were found do not fit by their plans, the space is searched again for more of them.
+    if (counts.cuts_done < std::exchange(cuts_done_, counts.cuts_done)) ++searches_;
+    std::string text = searches_ > 1 ? fmt::format("search {}: ", searches_) : "";
+    text += fmt::format("{:.0f} % done, {} layouts estimated, {} dismissed",
+                        100.0 * static_cast<double>(counts.cuts_done) / static_cast<double>(std::max<int64_t>(1, counts.cuts)),
+                        count_text(static_cast<double>(counts.evaluated)), count_text(static_cast<double>(counts.bounded)));
     if (!best.empty()) text += fmt::format("; best so far {}: {}", seconds_text(best[0].seconds()), layout_words(best[0].point));
     if (terminal_)
       fmt::print(stderr, "\r\033[K{}", text), std::fflush(stderr);
@@ -122,6 +124,8 @@ class ProgressWatcher final : public search::Watcher {
   Folder& folder_;
   Stopwatch watch_;
   double told_ = 0, saved_ = -1;
+  int64_t cuts_done_ = 0;
+  int searches_ = 1;
 };
 
 std::string hours_text(double hours) {

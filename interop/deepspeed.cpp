@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "interop/hugging_face.h"
 #include "interop/said.h"
 #include "plan/base/values.h"
 
@@ -137,6 +138,34 @@ void add_precision(Account& account, Json& config) {
   config["data_types"] = {{"grad_accum_dtype", type(t.accumulate_dtype)}};
 }
 
+/// AutoEP shares experts that transformers' model has. Source: deepspeed/module_inject/auto_ep_config.py, auto_ep_folding.py
+/// (validate_folding_global), auto_ep_presets/registry.py.
+void add_experts(Account& account, Json& config) {
+  const Case& c = account.of();
+  const Layout& l = c.layout;
+  if (!c.model.is_mixture()) return;
+  account.say({"layout.ep"});
+  if (l.ep == 1) {
+    account.require(l.tp == 1, "layout.tp", "AutoTP is not combined with experts without AutoEP here: set ep, or tp=1");
+    return;
+  }
+  const auto type = hugging_face_type(c.model);
+  const std::string preset = type.ok() ? *type : "";
+  account.require(
+      preset == "mixtral" || preset == "qwen3_moe" || preset == "deepseek_v2" || preset == "deepseek_v3", "layout.ep",
+      fmt::format("AutoEP shares experts of mixtral, qwen3_moe, deepseek_v2 and deepseek_v3, not of {}: set ep=1", preset));
+  account.require(l.pp == 1 || l.tp == 1, "layout.pp", "AutoEP with AutoTP has no pipeline: set pp=1");
+  account.require(l.tp == 1 || l.expert_slices() == 1, "layout.expert_tp", "AutoEP does not cut experts: set expert_tp: 1");
+  account.require(l.tp == 1 || l.zero < 3, "layout.zero", "AutoEP with AutoTP goes with zero 0, 1 and 2");
+  account.require(l.tp == 1 || l.offload.optimizer == OffloadTo::kNone, "layout.offload",
+                  "AutoEP with AutoTP offloads nothing: set offload.optimizer: none");
+  account.require(!l.zero_plus_plus.gradients || l.zero < 3, "layout.zero_plus_plus.gradients",
+                  "AutoEP under zero=3 does not quantise gradients");
+  account.say({"layout.expert_tp"});
+  config["expert_parallel"] = {
+      {"enabled", true}, {"autoep_size", l.ep}, {"expert_tensor_parallel_size", 1}, {"preset_model", preset}};
+}
+
 }  // namespace
 
 std::string deepspeed_json(Account& account) {
@@ -160,8 +189,7 @@ std::string deepspeed_json(Account& account) {
   account.require(l.offload.activations == OffloadTo::kNone, "layout.offload",
                   "activations are checkpointed to the host by calls in the model's code");
   account.require(l.cp == 1, "layout.cp", "DeepSpeed shards sequences by calls in the model's code (Ulysses): set cp=1");
-  account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
-  account.require(!account.of().model.is_mixture(), "model.experts", "mixtures of experts are not exported");
+  add_experts(account, config);
   account.require(!(l.tp > 1 && l.sequence_parallel), "layout.sequence_parallel",
                   "AutoTP keeps activations whole: set sequence_parallel=false");
   if (l.pp > 1) {

@@ -8,6 +8,8 @@
 
 #include "interop/hugging_face.h"
 #include "interop/said.h"
+#include "interop/settings.h"
+#include "interop/shell_words.h"
 #include "plan/base/values.h"
 #include "plan/pipeline_case.h"
 
@@ -16,11 +18,11 @@ namespace shardlab::interop {
 namespace {
 
 constexpr std::array kFrameworks{
-    Framework{"megatron", "Megatron-LM", "core_v0.15.3", "309ffca6, 2026-02-06", true},
-    Framework{"deepspeed", "DeepSpeed", "v0.19.5", "cf443004, 2026-08-09", true},
-    Framework{"torchtitan", "torchtitan", "v0.2.2", "73a0e697, 2026-02-20", true},
-    Framework{"nanotron", "nanotron", "0.4", "2411b022, 2026-04-07", false},
-    Framework{"accelerate", "accelerate", "v1.14.0", "beb0672a, 2026-06-11", false},
+    Framework{"megatron", "Megatron-LM", "core_v0.15.3", "309ffca6, 2026-02-06", "arguments.txt", true},
+    Framework{"deepspeed", "DeepSpeed", "v0.19.5", "cf443004, 2026-08-09", "ds_config.json", true},
+    Framework{"torchtitan", "torchtitan", "v0.2.2", "73a0e697, 2026-02-20", "train.toml", true},
+    Framework{"nanotron", "nanotron", "0.4", "2411b022, 2026-04-07", "config.yaml", false},
+    Framework{"accelerate", "accelerate", "v1.14.0", "beb0672a, 2026-06-11", "accelerate.yaml", false},
 };
 
 /// A word of a path as the shell takes it within double quotes is not needed: names of ours have no blanks.
@@ -68,6 +70,29 @@ std::string account_text(const Account& account, const ExportOptions& options, c
   return text;
 }
 
+/// Refuses a model that model/config.json does not say by a model_type of transformers.
+void check_config(Account& account) {
+  const Model& m = account.of().model;
+  account.require(!(m.qk_norm && m.qkv_biases && !m.is_mixture()), "model.qkv_biases",
+                  "no model_type of transformers has norms over heads of q and k and biases besides");
+  if (!m.is_mixture()) {
+    account.require(!m.is_latent(), "model.kv_lora_rank", "no model_type of transformers has latent attention without experts");
+    return account.require(account.of().layout.ep == 1, "layout.ep", "the exported model has no experts");
+  }
+  if (const auto type = hugging_face_type(m); !type.ok()) return account.refuse("model.experts", type.error().message);
+  const Experts& e = m.experts;
+  account.require(e.z_loss == 0, "model.z_loss", "transformers has no such loss: set model.z_loss: 0");
+  account.require(!e.has_bias(), "model.bias_update_rate",
+                  "transformers moves no biases of routers: set model.bias_update_rate: 0");
+  account.require(!e.drops(), "model.capacity_factor", "transformers drops no rows: set model.capacity_factor: 0");
+  account.require(e.balance == 0 || !(m.is_latent() || e.sigmoid), "model.balance_loss",
+                  "transformers has no loss for even use of the experts of this model: set model.balance_loss: 0");
+  if (e.balance > 0) {
+    account.by_script("model.balance_loss", "model.config.output_router_logits = True, so that the loss of the model has it");
+    account.note("transformers evens the experts out over all tokens of a micro-batch, and balance_loss over each sequence.");
+  }
+}
+
 }  // namespace
 
 std::span<const Framework> frameworks() { return kFrameworks; }
@@ -75,6 +100,25 @@ std::span<const Framework> frameworks() { return kFrameworks; }
 const Framework* find_framework(std::string_view id) {
   const auto found = std::ranges::find(kFrameworks, id, &Framework::id);
   return found == kFrameworks.end() ? nullptr : &*found;
+}
+
+std::optional<Launch> launch_of(std::string_view script) {
+  constexpr std::string_view kStamp = "\n# Written by ";
+  const size_t begin = script.find(kStamp);
+  if (!script.starts_with("#!") || begin == std::string_view::npos) return std::nullopt;
+  const std::string_view line = script.substr(begin + 1, script.find('\n', begin + 1) - begin - 1);
+  for (const Framework& f : kFrameworks) {
+    if (line.find(fmt::format(" for {} {} (", f.name, f.version)) == std::string_view::npos) continue;
+    const Options options = options_of(shell_words(script));
+    const auto count = [&](const char* name) {
+      const auto found = options.find(name);
+      const auto n = found == options.end() || found->second.empty() ? std::nullopt : parse_count(found->second.front());
+      return n && *n > 0 && *n <= kMost ? *n : 0;
+    };
+    const int64_t devices = product(count("nnodes"), count("nproc_per_node"));
+    return Launch{.framework = f.id, .settings = f.settings, .devices = devices <= kMost ? devices : 0};
+  }
+  return std::nullopt;
 }
 
 File launch_script(const Account& account, const ExportOptions& options, const std::string& script, const std::string& arguments,
@@ -102,19 +146,20 @@ Result<Exported> export_case(const Case& c, std::string_view framework, const Ex
   if (placement_of(c).nodes * placement_of(c).per_node != c.layout.world_size())
     account.refuse("layout.dp", fmt::format("{} ranks do not fill nodes of {} devices evenly", c.layout.world_size(),
                                             c.machine.devices_per_node));
-  if (framework == "torchtitan" || framework == "nanotron") {  // their llama has neither
-    account.require(!c.model.qk_norm, "model.qk_norm", fmt::format("{}'s llama has no norms over heads of q and k", target->name));
-    account.require(!c.model.qkv_biases, "model.qkv_biases", fmt::format("{}'s llama has no biases of q, k and v", target->name));
-  } else if (framework != "megatron") {  // model/config.json says it by its model_type
-    account.require(!(c.model.qk_norm && c.model.qkv_biases), "model.qkv_biases",
-                    "no model_type of transformers has norms over heads of q and k and biases besides");
+  if (framework == "nanotron") {
+    account.require(!c.model.qk_norm, "model.qk_norm", "nanotron's llama has no norms over heads of q and k");
+    account.require(!c.model.qkv_biases, "model.qkv_biases", "nanotron's llama has no biases of q, k and v");
+    account.require(!c.model.is_latent(), "model.kv_lora_rank", "nanotron's llama has no latent attention");
+    account.require(!c.model.is_mixture(), "model.experts", "nanotron's llama has no experts");
+    account.require(c.layout.ep == 1, "layout.ep", "the exported model has no experts");
+  } else if (framework == "deepspeed" || framework == "accelerate") {
+    check_config(account);
   }
-  for (const auto& [key, width] : {std::pair{"model.kv_lora_rank", c.model.latent.kv_rank},
-                                   {"model.q_lora_rank", c.model.latent.q_rank},
+  for (const auto& [key, width] : {std::pair{"model.q_lora_rank", c.model.latent.q_rank},
                                    {"model.qk_nope_head_dim", c.model.latent.nope},
                                    {"model.qk_rope_head_dim", c.model.latent.rope},
                                    {"model.v_head_dim", c.model.latent.v}})
-    account.require(width == 0, key, "latent attention is not exported");
+    account.require(width == 0 || c.model.is_latent(), key, "attention is latent where kv_lora_rank is set");
   for (const auto& [key, value] : {std::pair{"model.window", c.model.window.tokens},
                                    {"model.global_layers", c.model.window.global_layers},
                                    {"model.global_every", c.model.window.global_every}})

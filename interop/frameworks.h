@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,11 +19,12 @@ namespace shardlab::interop {
 
 /// A framework whose files are written. Its keys were read in the sources of exactly this version.
 struct Framework {
-  std::string_view id;       ///< as `--to` says it
-  std::string_view name;     ///< as people say it
-  std::string_view version;  ///< tag, or version in its own words
-  std::string_view commit;   ///< of that version, with its date
-  bool imports = false;      ///< whether its files are read too
+  std::string_view id;        ///< as `--to` says it
+  std::string_view name;      ///< as people say it
+  std::string_view version;   ///< tag, or version in its own words
+  std::string_view commit;    ///< of that version, with its date
+  std::string_view settings;  ///< the file of an export that holds the settings
+  bool imports = false;       ///< whether its files are read too
 };
 std::span<const Framework> frameworks();
 const Framework* find_framework(std::string_view id);
@@ -57,12 +59,23 @@ Result<Exported> export_case(const Case& c, std::string_view framework, const Ex
 struct Imported {
   std::vector<std::pair<std::string, std::string>> settings;  ///< canonical path and value
   std::vector<std::string> unread;                            ///< keys of the file that no case has, with why they do not matter
+  std::vector<std::string> differs;                           ///< keys that the nearest word of a case says, with what differs
   std::string profile;                                        ///< the framework's profile
 };
 
 /// Reads a DeepSpeed config.json, Megatron-LM arguments (a launch script, or its arguments alone) or a torchtitan TOML file. The error
 /// lists every key whose meaning no case can say, by name. `devices` is the number of ranks where the file does not say it; 0: not known.
 Result<Imported> import_file(std::string_view text, const std::string& name, std::string_view framework, int64_t devices = 0);
+
+/// What a launch script of an export starts.
+struct Launch {
+  std::string_view framework;  ///< its id
+  std::string_view settings;   ///< the file beside the script that holds the settings
+  int64_t devices = 0;         ///< ranks that the script starts; 0: the script does not say
+};
+
+/// The launch of a script that an export wrote, by its stamp; nothing for any other text.
+std::optional<Launch> launch_of(std::string_view script);
 
 /// A model's config.json as transformers reads it.
 std::string hugging_face_config(const Model& model);

@@ -24,6 +24,83 @@ class Arguments {
   std::string text_;
 };
 
+/// Source: megatron/core/transformer/multi_latent_attention.py; rotary frequencies are plain, as here.
+void add_latent(Account& account, Arguments& out) {
+  const Model& m = account.of().model;
+  out.flag("--multi-latent-attention");
+  if (m.latent.q_rank > 0) out.option("--q-lora-rank", m.latent.q_rank);
+  out.option("--kv-lora-rank", m.latent.kv_rank);
+  out.option("--qk-head-dim", m.latent.nope);
+  out.option("--qk-pos-emb-head-dim", m.latent.rope);
+  out.option("--v-head-dim", m.latent.v);
+  out.option("--rope-type", "rope");
+  if (m.norm_epsilon != LatentAttention::kNormEpsilon)
+    account.note("Compressed vectors are normalised with --norm-epsilon there, and with 1e-6 here.");
+}
+
+/// "([0]*3+[1]*58)": 1 for each layer with experts.
+std::string layer_pattern(const Model& m) {
+  std::string text;
+  for (int64_t layer = 0; layer < m.layers;) {
+    const bool mixture = m.is_mixture(layer);
+    int64_t end = layer + 1;
+    while (end < m.layers && m.is_mixture(end) == mixture) ++end;
+    text += fmt::format("{}[{}]*{}", text.empty() ? "" : "+", mixture ? 1 : 0, end - layer);
+    layer = end;
+  }
+  return fmt::format("'({})'", text);
+}
+
+/// The router and its experts. Source: megatron/core/transformer/moe/router.py and moe_utils.py.
+void add_experts(Account& account, Arguments& out) {
+  const Case& c = account.of();
+  const Model& m = c.model;
+  const Experts& e = m.experts;
+  out.option("--num-experts", e.count);
+  out.option("--moe-router-topk", e.top_k);
+  out.option("--moe-ffn-hidden-size", e.ffn);
+  out.option("--moe-layer-freq", layer_pattern(m));
+  out.option("--moe-router-score-function", e.sigmoid ? "sigmoid" : "softmax");
+  if (e.sigmoid)
+    account.require(e.normalise == (e.top_k > 1), "model.normalise_weights",
+                    "Megatron-LM divides weights of sigmoids by their sum where a token has several experts, and else never");
+  else
+    account.require(!e.normalise || e.top_k > 1, "model.normalise_weights",
+                    "the softmax of one chosen expert is 1, which Megatron-LM refuses: set normalise_weights: false");
+  if (!e.sigmoid && !e.normalise) out.flag("--moe-router-pre-softmax");
+  if (e.factor != 1) out.option("--moe-router-topk-scaling-factor", e.factor);
+  if (e.groups > 1) {
+    account.require(e.groups == e.groups_chosen || e.top_k / e.groups_chosen == (e.sigmoid ? 2 : 1), "model.router_groups_chosen",
+                    fmt::format("Megatron-LM scores a group by its top_k / router_groups_chosen largest: {} here, {} there",
+                                e.sigmoid ? "2" : "1", e.top_k / e.groups_chosen));
+    out.option("--moe-router-num-groups", e.groups);
+    out.option("--moe-router-group-topk", e.groups_chosen);
+  }
+  out.option("--moe-router-load-balancing-type", e.balance > 0 ? "seq_aux_loss" : "none");
+  if (e.balance > 0) out.option("--moe-aux-loss-coeff", e.balance);
+  if (e.z_loss > 0) out.option("--moe-z-loss-coeff", e.z_loss);
+  if (e.has_bias()) {
+    account.require(e.sigmoid, "model.bias_update_rate", "biases of routers go with router: sigmoid there");
+    out.flag("--moe-router-enable-expert-bias");
+    out.option("--moe-router-bias-update-rate", e.bias_update_rate);
+  }
+  if (e.shared > 0) out.option("--moe-shared-expert-intermediate-size", e.shared * e.ffn);
+  account.require(!e.shared_gate, "model.shared_gate", "Megatron-LM has no argument for a gate of shared experts in this version");
+  if (e.drops()) {
+    out.option("--moe-expert-capacity-factor", e.capacity_factor);
+    out.option("--moe-token-drop-policy", "position");
+    account.note("The tokens of a rank and micro-batch share the room of an expert there, and those of a sequence here.");
+  }
+  out.option("--moe-router-dtype", "fp32");
+  out.flag("--moe-grouped-gemm");
+  out.option("--moe-token-dispatcher-type", "alltoall");
+  const Layout& l = c.layout;
+  account.require(l.tp == 1 || l.sequence_parallel, "layout.sequence_parallel",
+                  "experts with tp ask for --sequence-parallel there: set sequence_parallel=true");
+  account.require(l.ep == 1 || c.train.precision != Precision::kFp16, "train.precision",
+                  "Megatron-LM has no expert parallelism in fp16: set bf16");
+}
+
 void add_model(Account& account, Arguments& out) {
   const Model& m = account.of().model;
   const Train& t = account.of().train;
@@ -32,10 +109,14 @@ void add_model(Account& account, Arguments& out) {
   out.option("--hidden-size", m.hidden);
   out.option("--ffn-hidden-size", m.ffn);
   out.option("--num-attention-heads", m.heads);
-  out.option("--kv-channels", m.head_dim);
-  if (m.kv_heads != m.heads) {
-    out.flag("--group-query-attention");
-    out.option("--num-query-groups", m.kv_heads);
+  if (m.is_latent()) {
+    add_latent(account, out);
+  } else {
+    out.option("--kv-channels", m.head_dim);
+    if (m.kv_heads != m.heads) {
+      out.flag("--group-query-attention");
+      out.option("--num-query-groups", m.kv_heads);
+    }
   }
   out.option("--max-position-embeddings", std::max(m.max_positions, t.seq_len));
   if (m.is_llama()) {
@@ -46,7 +127,7 @@ void add_model(Account& account, Arguments& out) {
     out.flag("--swiglu");
     out.flag("--disable-bias-linear");
     if (m.qkv_biases) out.flag("--add-qkv-bias");
-    if (m.qk_norm) out.flag("--qk-layernorm");  // of the kind that --normalization names
+    if (m.qk_norm || m.is_latent()) out.flag("--qk-layernorm");  // of the kind that --normalization names
   } else {
     out.option("--position-embedding-type", "learned_absolute");
     out.option("--normalization", "LayerNorm");
@@ -60,6 +141,7 @@ void add_model(Account& account, Arguments& out) {
   out.option("--tokenizer-type", "NullTokenizer");
   out.option("--vocab-size", m.vocab - 1);
   out.option("--make-vocab-size-divisible-by", 1);
+  if (m.is_mixture()) add_experts(account, out);
 }
 
 /// "Ettt|tttt|tL": layers of each stage, the embedding with the first and the loss with the last.
@@ -114,6 +196,21 @@ void add_context(Account& account, Arguments& out) {
   }
 }
 
+/// Experts have a mesh of their own: ep * expert_tp ranks of dp * cp * tp share and cut them (megatron/core/parallel_state.py).
+void add_expert_layout(Account& account, Arguments& out) {
+  const Case& c = account.of();
+  const Layout& l = c.layout;
+  if (!c.model.is_mixture()) return account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
+  account.say({"layout.ep", "layout.expert_tp", "layout.expert_overlap"});
+  out.option("--expert-model-parallel-size", l.ep);
+  out.option("--expert-tensor-parallel-size", l.expert_slices());
+  if (l.expert_overlap == ExpertOverlap::kLayer && c.model.experts.shared > 0)
+    out.flag("--moe-shared-expert-overlap");
+  else if (l.expert_overlap != ExpertOverlap::kNone)
+    account.refuse("layout.expert_overlap",
+                   "of the overlaps Megatron-LM's --moe-shared-expert-overlap is exported: layer, with shared experts");
+}
+
 void add_layout(Account& account, Arguments& out) {
   const Case& c = account.of();
   const Layout& l = c.layout;
@@ -124,8 +221,7 @@ void add_layout(Account& account, Arguments& out) {
   if (l.tp > 1 && l.tensor_overlap) out.flag("--tp-comm-overlap");
   add_pipeline(account, out);
   add_context(account, out);
-  account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
-  account.require(!account.of().model.is_mixture(), "model.experts", "mixtures of experts are not exported");
+  add_expert_layout(account, out);
   const bool fsdp = l.zero >= 2;
   if (l.zero == 1) out.flag("--use-distributed-optimizer");
   if (fsdp) {
@@ -291,7 +387,8 @@ void write_megatron(Account& account, const ExportOptions& options, std::vector<
   const bool fsdp = account.of().layout.zero >= 2;
   files.push_back(launch_script(account, options, "pretrain_gpt.py",
                                 "$(grep -v '^#' \"$here/arguments.txt\" | tr '\\n' ' ' | tr -d \"'\")",
-                                fsdp ? "unset CUDA_DEVICE_MAX_CONNECTIONS\n" : "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"));
+                                std::string("set -f  # words of arguments.txt are no patterns of file names\n") +
+                                    (fsdp ? "unset CUDA_DEVICE_MAX_CONNECTIONS\n" : "export CUDA_DEVICE_MAX_CONNECTIONS=1\n")));
 }
 
 }  // namespace shardlab::interop

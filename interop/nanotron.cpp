@@ -91,8 +91,6 @@ std::string nanotron_parallelism(Account& account) {
                   "nanotron deals layers out by their cost itself: leave stage_layers out");
   account.require(l.cp == 1, "layout.cp", "context parallelism is of nanotron's Qwen2 models only: set cp=1");
   account.require(l.overlap || l.dp == 1, "layout.overlap", "nanotron always overlaps: set overlap=true");
-  account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
-  account.require(!account.of().model.is_mixture(), "model.experts", "mixtures of experts are not exported");
   account.require(l.recompute == Recompute::kNone || (l.recompute == Recompute::kFull && l.recompute_options.every == 1),
                   "layout.recompute", "recompute_layer is of every whole layer: take none or full");
   if (l.pp > 1) account.note("nanotron deals layers out to stages by its own estimate of their cost.");

@@ -1,5 +1,5 @@
 // torchtitan v0.2.2, the last version that is configured by TOML. Keys were read in torchtitan/config/job_config.py, the flavours in
-// torchtitan/models/llama3/__init__.py, the deal of modules to stages in distributed/pipeline_parallel.py of that version.
+// torchtitan/models/{llama3,qwen3,deepseek_v3}/__init__.py and model/args.py, the mixture in models/moe/moe.py, the deal of modules to stages in distributed/pipeline_parallel.py of that version.
 #include "interop/torchtitan.h"
 
 #include <fmt/format.h>
@@ -15,13 +15,113 @@ namespace shardlab::interop {
 
 namespace {
 
-/// Flavours of llama3. The width of the feed-forward follows there from a multiplier and is written out here.
-constexpr std::array kFlavours{
-    Flavour{"debugmodel", 6, 256, 16, 16, 768, 2048},
-    Flavour{"8B", 32, 4096, 32, 8, 14336, 128256},
-    Flavour{"70B", 80, 8192, 64, 8, 28672, 128256},
-    Flavour{"405B", 126, 16384, 128, 8, 53248, 128256},
-};
+/// Widths of feed-forwards follow from a multiplier in llama3, and are written out here.
+Flavour llama3(std::string_view name, int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t ffn, int64_t vocab,
+               std::string_view assets) {
+  Flavour f{.model = "llama3", .name = name, .shape = {}, .assets = assets};
+  f.shape = {.family = Family::kLlama,
+             .layers = layers,
+             .hidden = hidden,
+             .heads = heads,
+             .kv_heads = kv_heads,
+             .head_dim = hidden / heads,
+             .ffn = ffn,
+             .vocab = vocab,
+             .norm_epsilon = 1e-5f,
+             .rope_theta = 500000};
+  return f;
+}
+
+/// qwen3 has no function that cuts it into stages. Biases of its routers stay 0: only build_optimizers_with_moe_load_balancing moves them.
+Flavour qwen3(std::string_view name, int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t ffn) {
+  Flavour f{.model = "qwen3", .name = name, .shape = {}, .assets = "./assets/hf/Qwen3-0.6B", .has_pipeline = false};
+  f.shape = {.family = Family::kLlama,
+             .layers = layers,
+             .hidden = hidden,
+             .heads = heads,
+             .kv_heads = kv_heads,
+             .head_dim = 128,
+             .ffn = ffn,
+             .vocab = 151936,
+             .qk_norm = true,
+             .norm_epsilon = 1e-6f,
+             .rope_theta = 1000000};
+  return f;
+}
+
+Flavour tied(Flavour f) {
+  f.shape.tied_embeddings = true;
+  return f;
+}
+
+Flavour small(Flavour f) {
+  f.shape.vocab = 2048;
+  f.assets = "./tests/assets/tokenizer";
+  return f;
+}
+
+Flavour mixed(Flavour f, int64_t experts, int64_t width, float theta = 1000000) {
+  f.shape.experts = {.count = experts, .top_k = 8, .ffn = width};
+  f.shape.rope_theta = theta;
+  return f;
+}
+
+/// `moe_args.load_balance_coeff` of every flavour of deepseek_v3 is the step of its routers' biases. Their mean is taken away after each
+/// step there, which changes no choice.
+Flavour deepseek_v3(std::string_view name, int64_t layers, int64_t hidden, int64_t heads, int64_t ffn, int64_t vocab,
+                    int64_t dense_layers, int64_t q_rank, Experts experts) {
+  Flavour f{.model = "deepseek_v3", .name = name, .shape = {}, .assets = "./assets/hf/DeepSeek-V3.1-Base"};
+  experts.dense_layers = dense_layers, experts.bias_update_rate = 1e-3f;
+  f.shape = {.family = Family::kLlama,
+             .layers = layers,
+             .hidden = hidden,
+             .heads = heads,
+             .kv_heads = heads,
+             .head_dim = 192,
+             .ffn = ffn,
+             .vocab = vocab,
+             .norm_epsilon = 1e-5f,
+             .rope_theta = 10000,
+             .latent = {.q_rank = q_rank, .kv_rank = 512, .nope = 128, .rope = 64, .v = 128},
+             .experts = experts};
+  return f;
+}
+
+Flavour flex(Flavour f) {
+  f.attends_by_flex = true;
+  return f;
+}
+
+std::vector<Flavour> all_flavours() {
+  constexpr std::string_view kTests = "./tests/assets/tokenizer";
+  std::vector<Flavour> all{
+      llama3("debugmodel", 6, 256, 16, 16, 768, 2048, kTests),
+      llama3("8B", 32, 4096, 32, 8, 14336, 128256, "./assets/hf/Llama-3.1-8B"),
+      llama3("70B", 80, 8192, 64, 8, 28672, 128256, "./assets/hf/Llama-3.1-70B"),
+      llama3("405B", 126, 16384, 128, 8, 53248, 128256, "./assets/hf/Llama-3.1-405B"),
+      small(tied(qwen3("debugmodel", 8, 256, 16, 8, 3072))),
+      tied(qwen3("0.6B", 28, 1024, 16, 8, 3072)),
+      tied(qwen3("1.7B", 28, 2048, 16, 8, 6144)),
+      tied(qwen3("4B", 36, 2560, 32, 8, 9728)),
+      qwen3("8B", 36, 4096, 32, 8, 12288),
+      qwen3("14B", 40, 5120, 40, 8, 17408),
+      qwen3("32B", 64, 5120, 64, 8, 25600),
+      small(mixed(qwen3("debugmodel_moe", 8, 256, 16, 8, 3072), 64, 768)),
+      mixed(qwen3("30B-A3B", 48, 2048, 32, 4, 6144), 128, 768),
+      mixed(qwen3("235B-A22B", 94, 4096, 64, 4, 12288), 128, 1536, 5000000),
+      small(deepseek_v3("debugmodel", 6, 256, 16, 1024, 2048, 1, 0,
+                        {.count = 8, .top_k = 3, .ffn = 256, .normalise = false, .shared = 2})),
+      flex(deepseek_v3("16B", 27, 2048, 16, 10944, 102400, 1, 0,
+                       {.count = 64, .top_k = 6, .ffn = 1408, .normalise = false, .shared = 2})),
+      flex(deepseek_v3(
+          "236B", 60, 5120, 128, 12288, 102400, 1, 1536,
+          {.count = 160, .top_k = 6, .ffn = 1536, .normalise = false, .factor = 16, .shared = 2, .groups = 8, .groups_chosen = 3})),
+      flex(deepseek_v3(
+          "671B", 61, 7168, 128, 18432, 129280, 3, 1536,
+          {.count = 256, .top_k = 8, .ffn = 2048, .sigmoid = true, .factor = 2.5f, .shared = 1, .groups = 8, .groups_chosen = 4})),
+  };
+  return all;
+}
 
 /// PyTorch's names of schedules, in torch/distributed/pipelining/schedules.py get_schedule_class.
 constexpr std::array kSchedules{
@@ -56,31 +156,52 @@ class Toml {
   std::string text_;
 };
 
-void add_model(Account& account, Toml& out) {
+/// Whether the two differ in nothing that a flavour fixes besides the settings that `add_model` names one by one.
+bool has_sizes(const Model& m, const Flavour& f) {
+  Model sizes = m;
+  sizes.name.clear();
+  sizes.max_positions = f.shape.max_positions, sizes.init_deviation = f.shape.init_deviation;
+  sizes.tied_embeddings = f.shape.tied_embeddings, sizes.norm_epsilon = f.shape.norm_epsilon, sizes.rope_theta = f.shape.rope_theta;
+  sizes.experts.bias_update_rate = f.shape.experts.bias_update_rate;
+  sizes.experts.balance = sizes.experts.z_loss = sizes.experts.capacity_factor = 0;
+  return sizes == f.shape;
+}
+
+/// The model, or nothing where torchtitan has no such flavour.
+const Flavour* add_model(Account& account, Toml& out) {
   const Model& m = account.of().model;
   account.say({"model."});
-  const auto found = std::ranges::find_if(kFlavours, [&](const Flavour& f) {
-    return m.is_llama() && f.layers == m.layers && f.hidden == m.hidden && m.head_dim * m.heads == m.hidden && f.heads == m.heads &&
-           f.kv_heads == m.kv_heads && f.ffn == m.ffn && f.vocab == m.vocab;
-  });
-  if (found == kFlavours.end()) {
-    account.refuse(
-        "model.layers",
-        fmt::format(
-            "no flavour of llama3 has {} layers of {} with {} heads, {} of keys and values, {} inside, and {} tokens; there are "
-            "debugmodel, 8B, 70B and 405B, others are Python code there",
-            m.layers, m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab));
-    return;
+  const auto all = titan_flavours();
+  const auto found = std::ranges::find_if(all, [&](const Flavour& f) { return has_sizes(m, f); });
+  if (found == all.end()) {
+    account.refuse("model.layers",
+                   fmt::format("no flavour has {} layers of {} with {} heads, {} of keys and values, {} inside, {} experts and {} "
+                               "tokens, and all else as here; there are {}; others are Python code there",
+                               m.layers, m.hidden, m.heads, m.kv_heads, m.ffn, m.experts.count, m.vocab, flavour_list()));
+    return nullptr;
   }
-  account.require(!m.tied_embeddings, "model.tied_embeddings", "llama3 has a head of its own there");
-  account.require(m.rope_theta == kTitanTheta, "model.rope_theta", fmt::format("the flavours have {}", kTitanTheta));
-  account.require(m.norm_epsilon == kTitanEpsilon, "model.norm_epsilon", fmt::format("the flavours have {}", kTitanEpsilon));
+  const Model& theirs = found->shape;
+  const auto same = [&](auto ours, auto value, std::string_view key) {
+    account.require(ours == value, key, fmt::format("{} {} has {}", found->model, found->name, value));
+  };
+  same(m.tied_embeddings, theirs.tied_embeddings, "model.tied_embeddings");
+  same(m.rope_theta, theirs.rope_theta, "model.rope_theta");
+  same(m.norm_epsilon, theirs.norm_epsilon, "model.norm_epsilon");
+  same(m.experts.bias_update_rate, theirs.experts.bias_update_rate, "model.bias_update_rate");
+  account.require(m.experts.balance == 0, "model.balance_loss", "torchtitan has no such loss: set model.balance_loss: 0");
+  account.require(m.experts.z_loss == 0, "model.z_loss", "torchtitan has no such loss: set model.z_loss: 0");
+  account.require(!m.experts.drops(), "model.capacity_factor", "torchtitan drops no rows: set model.capacity_factor: 0");
   account.note("Initial weights are torchtitan's own: model.init_deviation says nothing there.");
+  if (m.is_latent() && account.of().train.seq_len > kTitanPlainTokens)
+    account.note(fmt::format("Rotary frequencies are scaled beyond {} tokens there (YaRN), and not here.", kTitanPlainTokens));
+  if (m.experts.groups > 1 && !m.experts.sigmoid)
+    account.note("The score of a group of experts is the sum of its two largest there, and its largest here.");
   out.table("model");
-  out.key("name", "llama3");
+  out.key("name", found->model);
   out.key("flavor", found->name);
-  out.key("hf_assets_path", "./assets/hf/Llama-3.1-8B");
+  out.key("hf_assets_path", found->assets);
   if (account.of().train.precision == Precision::kFp8) out.raw("converters", "[\"quantize.linear.float8\"]");
+  return &*found;
 }
 
 /// "[["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]": the modules of each part.
@@ -122,7 +243,17 @@ void add_pipeline(Account& account, Toml& out, std::vector<File>& files) {
   out.raw("module_fqns_per_model_part", modules_of_parts(c));
 }
 
-void add_layout(Account& account, Toml& out, std::vector<File>& files) {
+/// Experts are cut as tp cuts a feed-forward where no ranks share them (apply_moe_ep_tp of models/llama4/infra/parallelize.py).
+void add_experts(Account& account, Toml& out) {
+  const Case& c = account.of();
+  const Layout& l = c.layout;
+  if (!c.model.is_mixture()) return account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
+  account.say({"layout.ep", "layout.expert_tp"});
+  out.key("expert_parallel_degree", l.ep);
+  if (l.ep > 1) out.key("expert_tensor_parallel_degree", l.expert_slices());
+}
+
+void add_layout(Account& account, Toml& out, std::vector<File>& files, const Flavour* flavour) {
   const Case& c = account.of();
   const Layout& l = c.layout;
   account.say({"layout.dp", "layout.tp", "layout.cp", "layout.sequence_parallel", "layout.tensor_overlap", "layout.zero",
@@ -148,8 +279,14 @@ void add_layout(Account& account, Toml& out, std::vector<File>& files) {
                   "tensor parallelism always shards the sequence there: set sequence_parallel=true");
   add_pipeline(account, out, files);
   out.key("context_parallel_degree", l.cp);
-  account.require(l.ep == 1, "layout.ep", "the exported model has no experts");
-  account.require(!account.of().model.is_mixture(), "model.experts", "mixtures of experts are not exported");
+  if (flavour != nullptr) {
+    account.require(flavour->has_pipeline || l.pp == 1, "layout.pp",
+                    fmt::format("torchtitan has no pipeline of {}: set pp=1", flavour->model));
+    account.require(
+        !flavour->attends_by_flex || l.cp == 1, "layout.cp",
+        fmt::format("{} {} attends by FlexAttention, which goes with no cp there: set cp=1", flavour->model, flavour->name));
+  }
+  add_experts(account, out);
 
   account.say({"layout.recompute", "layout.recompute_options."});
   out.table("activation_checkpoint");
@@ -240,14 +377,28 @@ void add_training(Account& account, Toml& out) {
 
 }  // namespace
 
-std::span<const Flavour> titan_flavours() { return kFlavours; }
+std::span<const Flavour> titan_flavours() {
+  static const std::vector<Flavour> all = all_flavours();
+  return all;
+}
+
+std::string flavour_list() {
+  std::string list;
+  std::string_view model;
+  for (const Flavour& f : titan_flavours()) {
+    list += f.model == model ? " " : fmt::format("{}{}: ", list.empty() ? "" : "; ", f.model);
+    list += f.name, model = f.model;
+  }
+  return list;
+}
+
 std::span<const ScheduleName> torch_schedules() { return kSchedules; }
 
 void write_torchtitan(Account& account, const ExportOptions& options, std::vector<File>& files) {
   Toml out;
   std::vector<File> more;
-  add_model(account, out);
-  add_layout(account, out, more);
+  const Flavour* flavour = add_model(account, out);
+  add_layout(account, out, more, flavour);
   add_training(account, out);
   files.push_back({"train.toml", stamp(account, options) + out.take()});
   files.insert(files.end(), more.begin(), more.end());

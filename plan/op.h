@@ -217,25 +217,38 @@ struct Activation {
   int64_t rows = 0;
 };
 
-/// The experts of each token (a mixture of experts): k of E. Rank i of the n that share the experts has [i E/n, (i+1) E/n).
-/// F: logits[b,s,E] -> weights[b,s,k], choice i32[b,s,k], counts i32[n,l,E/n]. choice: the experts with the k largest logits, the lower
-///   number first where two are equal, in ascending order; of `groups` of neighbours only those in the `groups_chosen` with the largest
-///   score (with `sigmoid` the largest sum of two). weights: their scores (softmax over all experts, or with `sigmoid` of each by
-///   itself), with `normalise` divided by their sum, times `factor`. counts[i,j,e]: tokens that go to expert e of rank i from part j of the
-///   tokens: l is 1, or the same number of leaves for each sequence (docs/canonical-order.md).
-/// I: dweights, logits, choice -> dlogits. It adds the gradients of two losses of the step, which no op computes: `balance` times the
-///   mean over sequences of sum over e of (E / (k s) tokens to e) * (mean score of e), and `z_loss` times the mean over tokens of the
-///   squared log-sum-exp. `tokens` is the number of tokens of the step.
-/// `sequence`: the rank has a part of each sequence, which has so many tokens. With `balance` I then reads load f32[b,E] last: tokens of the
-///   whole sequence that go to each expert (ExpertLoad, summed over the parts). With `capacity` F then reads chosen i32[b,sequence,k] last: what
-///   the tokens of all parts chose (ChooseExperts, gathered), and chooses nothing itself.
-/// `capacity`: an expert takes so many rows of each sequence, in the order of the text, whatever weight they have; the rows beyond are
-///   dropped (Lepikhin et al. 2020). choice then has ~e (below 0) in the place of e, counts leave the row out, and weights stay as they are. I
-///   reads a dweights of 0 there. The two losses, and loads, are of all that was chosen.
-/// `Plan::expert_placement` gives each expert of the call's layer a place. choice has places, of a token in the order of its experts, and
-/// counts are by place; logits, bias and the two losses are by expert. Elsewhere "expert" says place: Dispatch, GroupedLinear and Combine
-/// go by the choice, whatever the placement.
-/// `biased`: F reads bias f32[E] last, and experts, and groups, are chosen by score plus bias. Weights are of scores alone. I reads no bias.
+/// The router of a mixture of experts: chooses k of E experts for each token.
+/// n ranks share the experts: rank i has the experts [i E/n, (i+1) E/n). A rank that shares them with no other has n = 1.
+///
+/// F: logits[b,s,E] (, bias f32[E]) (, chosen i32[b,sequence,k]) -> weights[b,s,k], choice i32[b,s,k], counts i32[n,l,E/n].
+/// - choice: the experts with the k largest scores, by ascending number. Of two equal scores the expert with the lower number wins. With
+///   `groups` above 1 the experts are in that many groups of neighbours, and a token chooses within its `groups_chosen` best groups. The
+///   score of a group is its largest score; with `sigmoid` it is the largest sum of two scores.
+/// - weights: the scores of the chosen experts. A score is the softmax over the logits of all experts; with `sigmoid` it is the sigmoid of
+///   the expert's own logit. `normalise` divides the weights of a token by their sum; `factor` multiplies them.
+/// - counts[i,j,e]: the number of rows that go to expert e of rank i from part j of the rank's tokens. l is 1, or the same number of parts
+///   for each sequence (the leaves of docs/canonical-order.md).
+///
+/// I: dweights, logits, choice (, load f32[b,E]) -> dlogits. I also adds the gradients of two losses of the step, which no op computes:
+/// - `balance` times the mean over sequences of the sum over experts e of (E / (k s) tokens that go to e) * (mean score of e);
+/// - `z_loss` times the mean over tokens of the squared log-sum-exp of the logits.
+/// `tokens` is the number of tokens of the step, which both means need.
+///
+/// `biased`: F reads a bias for each expert. Experts and groups are chosen by score plus bias; weights are of scores alone. I reads no bias.
+///
+/// `capacity`: an expert takes at most that many rows of each sequence. The rows of the first tokens of the text are taken, whatever their
+/// weights; the others are dropped. A dropped row has ~e (a negative number) in choice in the place of its expert e, and counts leave the
+/// row out. Its weight stays as it is, and its dweights must be 0. Both losses count dropped rows.
+///
+/// `sequence`: the rank has a part of each sequence, and this is the length of a whole one. With `balance`, I reads `load`: the tokens of
+/// whole sequences that go to each expert (ExpertLoad, summed over the parts). With `capacity`, F reads `chosen`: what the tokens of all
+/// parts chose (ChooseExperts, gathered); F then drops rows, and chooses nothing.
+///
+/// `Plan::expert_placement` gives each expert of a layer a place. Choice then holds places, in the order of the token's experts, and counts are by
+/// place. Logits, biases and losses are by expert. Dispatch, GroupedLinear and Combine read the choice, so their "expert" means place.
+///
+/// Source: Shazeer et al. 2017; losses: DeepSeek-V3 (2024), section 2.1.2, and ST-MoE (Zoph et al. 2022); biases: Wang et al. 2024;
+/// capacity: Lepikhin et al., "GShard" (2020), section 2.2.
 struct Route {
   Phase phase = Phase::kF;
   bool sigmoid = false;
@@ -271,20 +284,26 @@ struct ExpertLoad {
   bool accumulate = false;
 };
 
-/// A row for each token and expert that it goes to, by expert and then by token, without gaps from the first row on. rows[n,r,h] has
-/// n r >= b min(s k, E C), where C is `capacity`, that of the router; without one b s k. A dropped row (Route) is not there.
-/// F: x[b,s,h], choice i32[b,s,k] -> rows. I: drows, choice -> dx: the sum of a token's rows, by expert; 0 where all are dropped.
+/// Copies each token into one row for each of its experts.
+/// F: x[b,s,h], choice i32[b,s,k] -> rows[n,r,h]. Rows are sorted by expert, then by token, and follow one another from the first row on.
+/// I: drows[n,r,h], choice -> dx[b,s,h]: the sum of a token's rows, in the order of its experts; 0 for a token whose rows are all dropped.
+/// Dropped rows (Route, `capacity`) have no row. Room: n r >= b s k, or with a capacity of C rows n r >= b min(s k, E C).
+/// `experts`: E. `capacity`: C, as the router's; 0: none.
 struct Dispatch {
   Phase phase = Phase::kF;
   int experts = 1;
   int64_t capacity = 0;
 };
 
-/// Each row times the weight of its expert: w[e,out,in] of the e experts of this rank. rows[1,r,in] are those of `sources` ranks, one after
-/// the other, each by expert and then by token; counts i32[1,l,e] says how many: l/sources parts of each rank's tokens. The rows
-/// behind them hold nothing. `rows` are expected.
-/// F: rows, w, counts -> y[1,r,out]. I: dy, w, counts -> drows. W: rows, dy, counts -> dw. Factors of 8 bits have their scales behind the
-/// counts: those of rows f32[1,r,ceil(width/128)], those of w f32[e,ceil(out/128),ceil(in/128)], so that no block has elements of two experts.
+/// Multiplies each row by the weight matrix of its expert.
+/// F: rows[1,r,in], w[e,out,in], counts i32[1,l,e] -> y[1,r,out]. I: dy, w, counts -> drows. W: rows, dy, counts -> dw; with `accumulate`
+/// W adds to dw.
+/// - e: the experts of this rank.
+/// - rows: those of `sources` ranks, one rank's after another's; the rows of a rank are sorted by expert, then by token.
+/// - counts[0,j,i]: rows of expert i in part j. l parts: l / sources for each source rank, in their order. Rows behind the counted ones hold nothing.
+/// - `rows`: the number of rows that the plan expects; r is room for the most that can come.
+/// With factors of 8 bits, scales are read behind the counts, one for each block of 128: of rows f32[1,r,ceil(width/128)], of w
+/// f32[e,ceil(out/128),ceil(in/128)]. No block has elements of two experts.
 struct GroupedLinear {
   Phase phase = Phase::kF;
   int sources = 1;
@@ -292,9 +311,10 @@ struct GroupedLinear {
   bool accumulate = false;
 };
 
-/// The sum of a token's rows, weighted, by expert. rows and `capacity` as of Dispatch.
-/// F: rows, weights[b,s,k], choice i32[b,s,k] -> y[b,s,h]. I: dy, rows, weights, choice -> drows, dweights. Of dropped rows y has nothing, and
-/// dweights 0.
+/// Sums the rows of each token, each multiplied by its weight.
+/// F: rows[n,r,h], weights[b,s,k], choice i32[b,s,k] -> y[b,s,h]. Rows lie as Dispatch lays them; a token's are added in the order of its experts.
+/// I: dy[b,s,h], rows, weights, choice -> drows[n,r,h], dweights[b,s,k].
+/// A dropped row adds nothing to y, and its dweights are 0. `experts`, `capacity`: as of Dispatch.
 struct Combine {
   Phase phase = Phase::kF;
   int experts = 1;
@@ -441,18 +461,30 @@ enum class Algorithm : uint8_t {
   kHierarchical,     ///< rings within nodes, and rings across them between ranks of equal place (`Collective::per_node`)
 };
 
-/// src -> dst. all_reduce: dst in place of src. reduce_scatter: dst is this rank's 1/n of src, a view of it or apart. all_gather:
-/// src is this rank's 1/n of dst. Both may cut any dim; where a dim before it is larger than 1 a part is several strips
-/// (`strips_of`), and src and dst lie apart. broadcast: from group index `root`. all_to_all: src cut in n, parts contiguous. kSum
-/// multiplies nothing: scales live in types.
-/// all_to_all with counts: src, sent i32[n,l,e], (received i32[1,n l,e]) -> dst. Rows are packed: to rank i go as many as sent[i,..] add up to,
-/// behind those that go to the ranks before it, and `received` says the same of what comes. What came goes back by the two the other way round.
-/// `room`: so many rows go from one rank to another at most, by the capacity of experts; 0: all rows of src may.
-/// all_to_all with counts and choice, under kHierarchical: src, sent, received, choice i32[b,s,k] -> dst. The rows of src are copies of tokens, laid
-/// out by `choice` (Dispatch). A token crosses to a node once and is copied there to each of its experts (plan/row_levels.h). `across`: rows that a
-/// rank is expected to send to other nodes, where routes are even.
-/// The same with weights and tokens: src, sent, received, choice, weights f32[b,s,k], tokens[b,s,h] -> dst. The rows of src are the tokens times
-/// their weights (Combine, phase I). A token and its weights cross, and are multiplied there as they were for src.
+/// Moves data among the n ranks of a group: src -> dst.
+///
+/// | kind           | src            | dst                                                            |
+/// |----------------|----------------|----------------------------------------------------------------|
+/// | all_reduce     | a summand      | the sum (`kSum`) or maximum (`kMax`), in the storage of src     |
+/// | reduce_scatter | a summand      | this rank's 1/n of the sum: a view of src, or apart             |
+/// | all_gather     | this rank's 1/n| the whole                                                      |
+/// | broadcast      | the whole, at group index `root` | the same on every rank                        |
+/// | all_to_all     | n equal, contiguous parts; part i is for rank i | the parts for this rank, by sender |
+///
+/// reduce_scatter and all_gather may cut any dim. If a dim before the cut one is larger than 1, a part consists of several strips
+/// (`strips_of`), and src and dst do not share storage. Sums are not scaled: a scale belongs to the type of a buffer.
+///
+/// all_to_all with counts sends rows of experts: src, sent i32[n,l,e] (, received i32[1,n l,e]) -> dst.
+/// - Rank i gets as many rows as sent[i,..] add up to. The rows for a rank lie behind the rows for the ranks before it, without gaps.
+/// - `received` counts the rows that come, in the same way. A plan without it can be predicted, and not run.
+/// - Rows that came go back with `sent` and `received` exchanged.
+/// - `room`: the most rows that one rank sends to one other rank, by the capacity of experts; 0: all rows of src.
+///
+/// all_to_all with counts and choice, under kHierarchical: src, sent, received, choice i32[b,s,k] -> dst. The rows of src are copies of tokens, which
+/// `choice` lays out (Dispatch). A token crosses to a node once, and is copied there for each of its experts (plan/row_levels.h).
+/// - `across`: rows that a rank is expected to send to other nodes, where routes are even.
+/// - With weights and tokens behind choice (weights f32[b,s,k], tokens [b,s,h]) the rows of src are tokens times their weights (Combine, phase I). A
+///   token and its weights cross, and their products are made behind the exchange as they were made for src.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   ReduceOp reduce = ReduceOp::kSum;

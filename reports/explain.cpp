@@ -77,6 +77,19 @@ void step_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   }
 }
 
+/// Whether exchanges of experts' rows take more than half of the time of all collectives of the step.
+bool is_mostly_of_experts(const CaseOutcome& o) {
+  constexpr std::string_view kCollectives[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"};
+  double all = 0, experts = 0;
+  for (const OpComparison& op : o.ops) {
+    if (std::ranges::find(kCollectives, op.kind) == std::end(kCollectives)) continue;
+    const double seconds = o.measured ? op.measured_s : op.predicted_s;
+    all += seconds;
+    if (op.kind == "all_to_all" && op.label.find(" moe.") != std::string::npos) experts += seconds;
+  }
+  return experts > all / 2;
+}
+
 /// The sentence of all parts, whose shares add up to 100.0 %, and what could be done about each.
 void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
   const bool measured = o.measured.has_value();
@@ -93,7 +106,11 @@ void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
   out.push_back(fmt::format("{} step is made of {}.", measured ? "A" : "The predicted", text));
   const auto worth = [&](StepPart::Kind kind) { return parts[static_cast<size_t>(kind)].tenths > 1000 * kWorthSaying; };
   if (worth(StepPart::kCommunication)) {
-    if (l.tp > 1)
+    if (l.ep > 1 && is_mostly_of_experts(o))
+      out.push_back(l.expert_overlap == ExpertOverlap::kNone
+                        ? std::string("Rows go to experts and back in every layer: try expert_overlap: layer, or a smaller ep.")
+                        : fmt::format("Rows go to experts and back in every layer: try an ep below {}.", l.ep));
+    else if (l.tp > 1)
       out.push_back(fmt::format("tp {} communicates inside every layer: try a smaller tp.", l.tp));
     else if (l.dp > 1 && !l.overlap)
       out.push_back("Gradients are reduced with nothing beside: try overlap: true with bucket_bytes.");

@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 
+#include "plan/keys.h"
 #include "plan/op_fields.h"
 #include "plan/optimizers.h"
 #include "plan/techniques.h"
@@ -140,6 +141,32 @@ std::string loss_key(const Case& c) {
   return key;
 }
 
+/// Whether losses depend on a key that `loss_label` may leave out.
+bool is_of_loss(std::string_view path) {
+  if (path == "model.name" || path.starts_with("data.rout")) return false;
+  constexpr std::string_view kPrefixes[] = {"model.",     "data.",         "train.seq_len",        "train.weight_decay",
+                                            "train.beta", "train.epsilon", "train.learning_rate.", "train.guard."};
+  return std::ranges::any_of(kPrefixes, [&](std::string_view prefix) { return path.starts_with(prefix); });
+}
+
+/// Adds to labels that are alike what sets their groups apart: "model.capacity_factor=1.25".
+void tell_apart(std::span<const CaseOutcome> cases, std::vector<LossGroup>& groups) {
+  std::map<std::string, std::vector<LossGroup*>> alike;
+  for (LossGroup& g : groups) alike[g.label].push_back(&g);
+  for (const auto& [label, same] : alike) {
+    if (same.size() == 1) continue;
+    const auto value = [&](const CaseKey& key, const LossGroup* g) {
+      return key.get(cases[static_cast<size_t>(g->cases.front())].config);
+    };
+    for (const CaseKey& key : case_keys()) {
+      if (key.get == nullptr || !is_of_loss(key.path)) continue;
+      const std::string first = value(key, same.front());
+      if (std::ranges::all_of(same, [&](const LossGroup* g) { return value(key, g) == first; })) continue;
+      for (LossGroup* g : same) g->label += fmt::format(", {}={}", key.path, value(key, g));
+    }
+  }
+}
+
 void measure_deviation(std::span<const CaseOutcome> cases, LossGroup& group) {
   size_t steps = SIZE_MAX;
   std::vector<double> last;
@@ -191,6 +218,7 @@ std::vector<LossGroup> loss_groups(std::span<const CaseOutcome> cases) {
     if (fresh) groups.push_back({.label = loss_label(o.config), .cases = {}, .spread = {}, .precision = o.config.train.precision});
     groups[found->second].cases.push_back(static_cast<int>(i));
   }
+  tell_apart(cases, groups);
   for (LossGroup& g : groups) measure_deviation(cases, g);
   return groups;
 }

@@ -4,20 +4,35 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
 namespace shardlab::runtime {
 
 // ---- Gloo of this process
 
+namespace {
+
+/// Whether `file` lies in a folder that CMake builds, where another build helps.
+bool is_of_build(const std::string& file) {
+  std::error_code none;
+  return std::filesystem::exists(std::filesystem::path(file).parent_path() / "CMakeCache.txt", none);
+}
+
+}  // namespace
+
 Result<GlooLibrary> GlooLibrary::open(const std::string& file) {
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays: Gloo keeps threads
-  if (library == nullptr)
-    return Error{ExitCode::kEnvironment, fmt::format("Gloo cannot be used: {}", dlerror()),
-                 "apt-get install libgloo-dev and build again, or ./dev wires; or name the library with SHARDLAB_GLOO", ""};
+  if (library == nullptr) return Error{ExitCode::kEnvironment, fmt::format("Gloo cannot be used: {}", dlerror()),
+                 is_of_build(file) ? "apt-get install libgloo-dev and build again, or ./dev wires; or name the library with SHARDLAB_GLOO"
+                                   : "install Gloo and a shardlab that was built with it, or name its library with SHARDLAB_GLOO; "
+                                     "transport: tcp needs no Gloo",
+                 ""};
   auto* connect = reinterpret_cast<GlooConnect*>(dlsym(library, kGlooConnect));
   if (connect == nullptr)
-    return Error{ExitCode::kEnvironment, fmt::format("{} is of another version of this program", file), "build again", ""};
+    return Error{ExitCode::kEnvironment, fmt::format("{} is of another version of this program", file),
+                 is_of_build(file) ? "build again" : "install program and library together, or name one of this version with SHARDLAB_GLOO",
+                 ""};
   return GlooLibrary(connect);
 }
 

@@ -104,7 +104,7 @@ StreamId Draft::stream(std::string_view name) {
 CommId Draft::comm(std::string_view name, AxisSet axes, Groups groups) {
   const auto found = std::ranges::find(plan.comms, name, &Comm::name);
   if (found != plan.comms.end()) {
-    SHARDLAB_CHECK(found->axes == axes, "the communicator `{}` is asked for along other axes than it has", name);
+    SHARDLAB_CHECK(found->axes == axes && found->groups == groups, "communicator {} is asked for with other axes or groups", name);
     return CommId(static_cast<int32_t>(found - plan.comms.begin()));
   }
   plan.comms.push_back({std::string(name), axes, std::move(groups)});

@@ -64,6 +64,85 @@ TEST_CASE("a layout goes to a framework and comes back as the same case") {
   REQUIRE(without_stamp(slurp(scratch / "again/arguments.txt")) == without_stamp(slurp(scratch / "job/arguments.txt")));
 }
 
+TEST_CASE("the launch script of an export is imported by the settings and the model beside it") {
+  const Scratch scratch;
+  for (const char* framework : {"megatron", "deepspeed", "torchtitan"}) {
+    const std::string layout = framework == std::string("megatron") ? "tp: 4\nsequence_parallel: true\nzero: 1\n" : "zero: 3\n";
+    const std::string file = scratch.write(
+        "case.yaml", fmt::format("model: {}\nmachine: {{preset: hgx-h100-ndr, nodes: 2}}\nseq_len: 4096\nglobal_batch_tokens: 1Mi\n"
+                                 "precision: bf16\nmicro_batch: 1\nprofile: {}\n{}{}",
+                                 framework == std::string("torchtitan") ? "llama-3.1-8b" : "mixtral-8x7b", framework, layout,
+                                 framework == std::string("megatron") ? "ep: 4\n" : ""));
+    const std::string first = scratch / (std::string(framework) + "-1"), second = scratch / (std::string(framework) + "-2");
+    const Output out = shardlab_program(scratch, fmt::format("export {} --to {} --out {}", file, framework, first));
+    INFO(framework << out.err);
+    REQUIRE(out.code == 0);
+    const Output back = shardlab_program(
+        scratch, fmt::format("import {}/launch.sh --machine hgx-h100-ndr --seq-len 4Ki -o {}", first, scratch / "back.yaml"));
+    INFO(back.err);
+    REQUIRE(back.code == 0);
+    CHECK(back.err.find("how many ranks") == std::string::npos);
+    CHECK(back.err.find("warning") == std::string::npos);
+    const Output again =
+        shardlab_program(scratch, fmt::format("export {} --to {} --out {}", scratch / "back.yaml", framework, second));
+    INFO(again.err << slurp(scratch / "back.yaml"));
+    REQUIRE(again.code == 0);
+    const auto settings = [&](const std::string& folder) {
+      for (const char* name : {"arguments.txt", "ds_config.json", "train.toml"})
+        if (fs::exists(folder + "/" + name)) {
+          const std::string text = slurp(folder + "/" + name);
+          return text.substr(text.starts_with("#") ? text.find("\n", text.find("id ")) : 0);
+        }
+      return std::string();
+    };
+    CHECK_FALSE(settings(first).empty());
+    CHECK(settings(second) == settings(first));
+  }
+  fs::remove(scratch / "megatron-1/arguments.txt");
+  const Output alone = shardlab_program(scratch, fmt::format("import {} --machine h100", scratch / "megatron-1/launch.sh"));
+  CHECK(alone.code == 2);
+  CHECK(alone.err.find("starts megatron with the settings of") != std::string::npos);
+}
+
+TEST_CASE("a mixture that is imported is estimated as its framework runs it, and trains here") {
+  const Scratch scratch;
+  const std::string script = scratch.write(
+      "small.sh",
+      "torchrun --nproc_per_node 4 --nnodes 1 pretrain_gpt.py --num-layers 2 --hidden-size 64 --ffn-hidden-size 128 "
+      "--num-attention-heads 4 --seq-length 64 --swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type "
+      "rope "
+      "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --vocab-size 256 --num-experts 8 "
+      "--moe-ffn-hidden-size 32 --moe-router-score-function sigmoid --moe-router-enable-expert-bias --expert-model-parallel-size 4 "
+      "--expert-tensor-parallel-size 1 --tensor-model-parallel-size 2 --sequence-parallel --moe-token-dispatcher-type alltoall "
+      "--micro-batch-size 1 --global-batch-size 4 --lr 1e-3 --lr-decay-style constant --use-distributed-optimizer\n");
+  const Output in =
+      shardlab_program(scratch, fmt::format("import {} --machine hgx-h100-ndr -o {}", script, scratch / "small.yaml"));
+  INFO(in.err);
+  REQUIRE(in.code == 0);
+  REQUIRE(shardlab_program(scratch, fmt::format("run {} --out {}", scratch / "small.yaml", scratch / "estimated")).code == 0);
+  std::string text = slurp(scratch / "small.yaml");
+  for (const auto& [line, other] : {std::pair{"profile: megatron", ""},
+                                    {"resolution: analytic", "data: {text: small.sh}\nmeasure: {warmup: 0, steps: 2, repeat: 1}"},
+                                    {"machine: ", "machine: {local: true}"},
+                                    {"mode: simulate", "mode: measure"}}) {
+    const size_t begin = text.find(line);
+    REQUIRE(begin != std::string::npos);
+    text.replace(begin, text.find('\n', begin) - begin, other);
+  }
+  const std::string local = scratch.write("local.yaml", text);
+  const Output run = shardlab_program(scratch, fmt::format("run {} --out {}", local, scratch / "run"));
+  INFO(text << run.err);
+  REQUIRE(run.code == 0);
+}
+
+TEST_CASE("import warns of a case that the estimate of its framework refuses") {
+  const Scratch scratch;
+  const std::string file = scratch.write("train.toml", "[model]\nflavor = \"8B\"\n");  // recompute of every second layer
+  const Output in = shardlab_program(scratch, fmt::format("import {} --machine h100 --devices 8", file));
+  CHECK(in.code == 0);
+  CHECK(in.err.find("warning: as it stands the case is refused: recompute of every k-th layer") != std::string::npos);
+}
+
 TEST_CASE("one point of a sweep is exported, and what cannot be is refused with what to do") {
   const Scratch scratch;
   const std::string sweep = scratch.write("sweep.yaml", kLlama + "include: [{name: eight, tp: 8}, {name: four, tp: 4}]\n");

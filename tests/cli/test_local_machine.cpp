@@ -74,6 +74,17 @@ TEST_CASE("what predicts nothing needs no calibration") {
   CHECK(says(named, "--machine-file none.yaml"));
 }
 
+TEST_CASE("doctor says what helps where the library of Gloo is not there, in a build and elsewhere") {
+  const Scratch scratch;
+  const auto hint = [&](const std::string& file) {
+    return shardlab_program(scratch, "doctor --format json", fmt::format("SHARDLAB_GLOO={}", file)).out;
+  };
+  CHECK(hint(scratch / "libshardlab_gloo.so").find("build again, or ./dev wires") == std::string::npos);
+  CHECK(hint(scratch / "libshardlab_gloo.so").find("name its library with SHARDLAB_GLOO") != std::string::npos);
+  scratch.write("CMakeCache.txt", "");
+  CHECK(hint(scratch / "libshardlab_gloo.so").find("apt-get install libgloo-dev and build again") != std::string::npos);
+}
+
 TEST_CASE("a calibration is found in runs/ before the one of the user, and said with its faults") {
   const Place place;
   place.calibrate(".config/shardlab/machine.yaml");

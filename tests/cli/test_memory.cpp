@@ -50,6 +50,18 @@ void check_answer(const nlohmann::json& json) {
   CHECK(json["interval"]["device"]["high"] >= device);
 }
 
+TEST_CASE("experts that do not lie on the ranks are refused by the rule that is broken, with what to set") {
+  const Scratch scratch;
+  const auto refused = [&](const std::string& layout) {
+    return shardlab_program(scratch, "memory --model mixtral-8x7b --machine h100 --devices 8 " + layout).err;
+  };
+  CHECK(refused("--ep 3").find("ep 3 ranks do not share 8 experts evenly\n  set ep to a divisor of 8") != std::string::npos);
+  CHECK(refused("--ep 8 --tp 2").find("set ep to a divisor of 4, or expert_tp: 1") != std::string::npos);
+  CHECK(refused("--ep 4 --tp 2 --expert-tp 3").find("expert_tp 3 does not cut experts of width 14336 evenly") != std::string::npos);
+  CHECK(refused("--ep 8 --pp 2").find("ep 8 times expert_tp 1 is 8 ranks for each copy of the experts, and dp 4 cp 1 tp 1 are 4") !=
+        std::string::npos);
+}
+
 TEST_CASE("memory tells of shardlab's run to the byte, of a framework's with an interval, and what to change") {
   const Scratch scratch;
   const auto own =

@@ -284,8 +284,7 @@ TEST_CASE("a case trains with cuDNN's attention as with our own; which it was is
   REQUIRE(contains(trained(&narrow, AttentionBy::kCudnn).refusal, "cannot run on cuDNN: cuDNN 9.19.0 has no engine for it"));
   FakeCudnn failing;
   failing.execute_status = 5000;
-  REQUIRE(
-      contains(world_error([&] { trained(&failing, AttentionBy::kAuto); }), "kernel attention_forward: cuDNN error 5000"));
+  REQUIRE(contains(world_error([&] { trained(&failing, AttentionBy::kAuto); }), "kernel attention_forward: cuDNN error 5000"));
 }
 
 #ifdef SHARDLAB_TEST_CUDNN_HEADER

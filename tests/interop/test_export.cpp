@@ -202,10 +202,47 @@ TEST_CASE("biases of q, k and v and norms over heads go where there is a word fo
     both.model.qk_norm = true;
     REQUIRE(refusal(both, framework).find("model.qkv_biases=true: no model_type of transformers") != std::string::npos);
   }
-  for (const char* framework : {"torchtitan", "nanotron"}) {
-    REQUIRE(refusal(biased, framework).find("model.qkv_biases=true") != std::string::npos);
-    REQUIRE(refusal(normed, framework).find("model.qk_norm=true") != std::string::npos);
-  }
+  REQUIRE(refusal(biased, "nanotron").find("model.qkv_biases=true") != std::string::npos);
+  REQUIRE(refusal(normed, "nanotron").find("model.qk_norm=true") != std::string::npos);
+  for (const Case& c : {biased, normed}) REQUIRE(refusal(c, "torchtitan").find("no flavour has 32 layers") != std::string::npos);
+}
+
+/// Mixtral's shape on as many ranks as Llama's.
+Case mixtral(const std::string& profile, const std::string& more) {
+  return point_of(
+      fmt::format("profile: {}\nname: test\nmodel: mixtral-8x7b\nmachine: {{preset: hgx-h100-ndr, nodes: 2}}\nseq_len: "
+                  "4096\nglobal_batch_tokens: 1Mi\nprecision: bf16\nmicro_batch: 1\n{}",
+                  profile, more));
+}
+
+TEST_CASE("experts go where there are words for them") {
+  const Case shared = mixtral("megatron", "zero: 1\nep: 8\n");
+  const std::string megatron = text_of(exported(shared, "megatron"));
+  REQUIRE(megatron.find("--num-experts 8\n--moe-router-topk 2\n--moe-ffn-hidden-size 14336\n--moe-layer-freq '([1]*32)'\n") !=
+          std::string::npos);
+  REQUIRE(megatron.find("--expert-model-parallel-size 8\n--expert-tensor-parallel-size 1\n") != std::string::npos);
+  REQUIRE(text_of(exported(shared, "deepspeed")).find("\"autoep_size\": 8") != std::string::npos);
+  REQUIRE(refusal(shared, "accelerate").find("layout.ep=8: accelerate's files share no experts") != std::string::npos);
+  REQUIRE(refusal(shared, "nanotron").find("model.experts=8: nanotron's llama has no experts") != std::string::npos);
+  REQUIRE(refusal(shared, "torchtitan").find("no flavour has 32 layers of 4096") != std::string::npos);
+  REQUIRE(text_of(exported(mixtral("torchtitan", "zero: 3\n"), "accelerate")).find("\"num_local_experts\": 8") !=
+          std::string::npos);
+  for (const auto& [key, why] : {std::pair{"model.z_loss: 0.001", "transformers has no such loss"},
+                                 {"model.capacity_factor: 1.25", "transformers drops no rows"},
+                                 {"model.router: sigmoid", "no ungated shared experts are beside it"}})
+    REQUIRE(refusal(mixtral("deepspeed", std::string(key) + "\n"), "deepspeed").find(why) != std::string::npos);
+  Case v3 = point_of(
+      "profile: torchtitan\nmodel: deepseek-v3\nmachine: {preset: hgx-h100-ndr, nodes: 16}\nseq_len: 4096\n"
+      "global_batch_tokens: 4Mi\nmicro_batch: 1\nzero: 3\nep: 64\nprecision: bf16\n");
+  REQUIRE(refusal(v3, "torchtitan").find("model.balance_loss=0.001: torchtitan has no such loss") != std::string::npos);
+  v3.model.experts.balance = 0, v3.model.norm_epsilon = 1e-5f;
+  REQUIRE(text_of(exported(v3, "torchtitan")).find("flavor = \"671B\"") != std::string::npos);
+  for (const auto& [key, why] :
+       {std::pair{"model.shared_experts: 1\nmodel.shared_gate: true", "model.shared_gate=true: Megatron-LM has no argument"},
+        {"model.bias_update_rate: 0.001", "biases of routers go with router: sigmoid there"},
+        {"model.router_groups: 4\nmodel.router_groups_chosen: 1", "Megatron-LM scores a group by"},
+        {"tp: 2", "experts with tp ask for --sequence-parallel"}})
+    REQUIRE(refusal(mixtral("megatron", std::string(key) + "\n"), "megatron").find(why) != std::string::npos);
 }
 
 TEST_CASE("what a framework does not have is refused by name, all of it at once") {
@@ -230,7 +267,7 @@ TEST_CASE("what a framework does not have is refused by name, all of it at once"
   REQUIRE(refusal(llama("deepspeed", "cp: 2\nmicro_batch: 1\n"), "deepspeed").find("layout.cp=2") != std::string::npos);
   REQUIRE(
       refusal(point_of("model: gpt2\nmachine: h100\nseq_len: 1Ki\nglobal_batch_tokens: 8Ki\nprofile: torchtitan\n"), "torchtitan")
-          .find("no flavour of llama3") != std::string::npos);
+          .find("no flavour has 12 layers") != std::string::npos);
   REQUIRE(refusal(point_of("model: gpt2\nmachine: h100\nseq_len: 1Ki\nglobal_batch_tokens: 8Ki\nprofile: megatron\n"), "nanotron")
               .find("model.family=gpt: nanotron trains llama") != std::string::npos);
   REQUIRE(refusal(c, "jax").find("no framework is called `jax`") != std::string::npos);

@@ -54,6 +54,24 @@ TEST_CASE("shares add up: those of the ops of all stages, and those of the parts
   CHECK(parts[StepPart::kIdle].seconds == 1.5);
 }
 
+TEST_CASE("what is tried against communication is against what most of it is") {
+  CaseOutcome o = small_outcome();
+  o.measured.reset();
+  o.predicted->step_s = 2, o.predicted->compute_s = 1, o.predicted->exposed_comm_s = 1, o.predicted->idle = {};
+  o.config.layout.dp = 4, o.config.layout.tp = 1, o.config.layout.ep = 4, o.config.layout.overlap = true;
+  const auto tried = [&](double rows_s, double gradients_s) {
+    o.ops = {{.label = "layer.F moe.go", .kind = "all_to_all", .predicted_s = rows_s},
+             {.label = "reduce.64 gradients", .kind = "all_reduce", .predicted_s = gradients_s}};
+    std::string all;
+    for (const std::string& sentence : reasons(o)) all += sentence + "\n";
+    return all;
+  };
+  CHECK(tried(3, 1).find("try expert_overlap: layer, or a smaller ep") != std::string::npos);
+  CHECK(tried(1, 3).find("Less communication of gradients") != std::string::npos);
+  o.config.layout.expert_overlap = ExpertOverlap::kLayer;
+  CHECK(tried(3, 1).find("try an ep below 4") != std::string::npos);
+}
+
 TEST_CASE("the algorithm of each collective is said with its origin, and what the others would take") {
   CaseOutcome o = small_outcome();
   PricedCollective c{"layer.B gradients",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "plan/keys.h"
 #include "reports/columns.h"
 #include "reports/selection.h"
 #include "reports/summary.h"
@@ -245,6 +246,13 @@ TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mo
   clipped[1].config.train.clip_norm = 1;
   CHECK(said(clipped).front() ==
         std::pair(Mood::kGood, std::string("3 layouts in canonical mode are equal to the bit over 3 steps, as promised.")));
+  // Groups whose labels say the same are told apart by what sets them apart.
+  std::vector<CaseOutcome> heavier = cases;
+  heavier[1].config.train.weight_decay = 0.5f;
+  const std::vector<LossGroup> groups = summarise(heavier).losses;
+  REQUIRE(groups.size() == 2);
+  CHECK(groups[0].label.ends_with(", train.weight_decay=" + find_key("train.weight_decay")->get(heavier[0].config)));
+  CHECK(groups[1].label.ends_with(", train.weight_decay=0.5"));
   std::vector<CaseOutcome> resumed = cases;
   resumed[1].config.checkpoint.resume = "saved";
   CHECK(said(resumed).front() == said(clipped).front());

@@ -398,6 +398,48 @@ TEST_CASE("shardlab's parts of sequences and of experts are proposed, with the b
   }
 }
 
+TEST_CASE("experts that no ranks share are cut by tp, as a layout that does not say expert_tp has them") {
+  const auto prepared = prepare(small(mixtral_8x7b(), 16), machine(1), *analytic::profile_named("megatron"));
+  REQUIRE(prepared.ok());
+  const std::vector<Study> studies{{8, *prepared}};
+  Space space{.devices = {8}, .seq_len = 4096, .sequences = 16};
+  space.can = prepared->profile().can, space.tp = {4};
+  for (const int32_t ep : {1, 2}) {
+    space.ep = {ep};
+    const Ranked ranked = rank(studies, space, {.top = 8});
+    REQUIRE_FALSE(ranked.found.best.empty());
+    for (const Candidate& c : ranked.found.best) CHECK(c.point.expert_tp == (ep == 1 ? 4 : 1));
+  }
+}
+
+TEST_CASE("the estimate of shardlab's memory has room for the rows that experts may get") {
+  const Lower lower = [](const Case& c) { return strategies::lower(c, {.after = {}, .verify = false}); };
+  struct Layout {
+    int ep = 1, tp = 1, cp = 1, expert_tp = 1;
+    double capacity = 0;
+  };
+  for (const Layout& l : {Layout{.ep = 8},
+                          {.ep = 8, .capacity = 1.25},
+                          {.ep = 4, .tp = 2, .expert_tp = 2},
+                          {.ep = 8, .tp = 2},
+                          {.ep = 4, .cp = 2},
+                          {.ep = 4, .cp = 2, .capacity = 1}}) {
+    analytic::ModelShape shape = small(mixtral_8x7b(), 16);
+    shape.experts = 16, shape.top_k = 4, shape.capacity_factor = l.capacity;
+    const auto prepared = prepare(shape, machine(1), *analytic::profile_named("shardlab"));
+    REQUIRE(prepared.ok());
+    Estimator estimator(*prepared);
+    analytic::Point p{.dp = 8 / l.tp / l.cp, .tp = l.tp, .cp = l.cp, .ep = l.ep, .expert_tp = l.expert_tp};
+    p.sequence_parallel = l.tp > 1, p.precision = Precision::kFp32, p.seq_len = 4096, p.micro_batch = 2, p.grad_accumulation = 2;
+    const Case* executed = estimator.executed(p);
+    REQUIRE(executed != nullptr);
+    const double planned = static_cast<double>(CasePlan::of(*executed, lower)->bytes().peak_bytes),
+                 estimated = static_cast<double>(estimator(p).memory.device());
+    INFO("ep " << l.ep << " tp " << l.tp << " cp " << l.cp << " capacity " << l.capacity << ": " << estimated / planned);
+    CHECK(std::abs(estimated / planned - 1) < 0.01);
+  }
+}
+
 TEST_CASE("layouts of a model have what no shape says of it") {
   Case config;
   config.model = {.name = "tiny", .family = Family::kLlama, .layers = 4, .hidden = 64, .heads = 8, .kv_heads = 4, .head_dim = 8};

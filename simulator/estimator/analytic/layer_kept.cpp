@@ -70,7 +70,7 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
   // Operator-wise checkpointing keeps the result of the last projection besides.
   if (alternate()) kept.add("feed-forward result", p_.saved.result * wide_ * n_.residual, 0, 1);
   if (!moe) return inner(t, of(shape_.ffn) / n_.t);
-  const auto [own, sent, received] = routed();
+  const double own = routed().tokens, sent = routed().sent, received = room();
   kept.add("router", p_.saved.router * own * of(shape_.experts), Recompute::kExperts);
   if (reads)
     kept.add("permuted tokens", received * n_.h * (narrow_inputs() ? 0.5 : wide_) * p_.saved.permuted, Recompute::kExperts);
@@ -93,7 +93,9 @@ bool copies_rows(const FrameworkProfile& profile, const LayerKey& key) {
 void Pricer::add_kept(bool moe, LayerCost& cost) const {
   const KeptTensors tensors = kept(moe);
   for (const KeptTensor& t : tensors.all()) cost.kept += t.kept, cost.remade += t.remade;
-  const double inner_width = moe ? rows_of(1) * of(shape_.moe_ffn) / (key_.sequence_parallel ? n_.t : 1) : of(shape_.ffn) / n_.t;
+  const double wider = moe && p_.model.own_collectives ? room() / routed().received : 1;  // of the rows that are expected
+  const double inner_width =
+      moe ? wider * rows_of(1) * of(shape_.moe_ffn) / (key_.sequence_parallel ? n_.t : 1) : of(shape_.ffn) / n_.t;
   const double whole = n_.tokens * n_.h;
   cost.transient =
       wide_ * (p_.transient.backward * n_.residual + p_.transient.ffn * (shape_.swiglu ? 2 : 1) * n_.tokens * inner_width);

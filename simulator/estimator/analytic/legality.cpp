@@ -150,6 +150,28 @@ Result<void> explain_ability(const FrameworkProfile& profile, const Point& p) {
 
 namespace {
 
+/// The rule of experts that the point breaks (`experts_ok`).
+Error experts_refused(const ModelShape& s, const Point& p) {
+  const auto no = [](std::string message, std::string hint) {
+    return Error{.code = ExitCode::kNo, .message = std::move(message), .hint = std::move(hint), .where = {}};
+  };
+  if (!s.moe())
+    return no(fmt::format("{}: the model has no experts",
+                          p.ep > 1 ? fmt::format("ep {}", p.ep) : fmt::format("expert_tp {}", p.expert_tp)),
+              "leave it out");
+  if (s.experts % p.ep != 0)
+    return no(fmt::format("ep {} ranks do not share {} experts evenly", p.ep, s.experts),
+              fmt::format("set ep to a divisor of {}", s.experts));
+  if (s.moe_ffn % p.expert_tp != 0)
+    return no(fmt::format("expert_tp {} does not cut experts of width {} evenly", p.expert_tp, s.moe_ffn),
+              fmt::format("set expert_tp to a divisor of {}", s.moe_ffn));
+  const int64_t ranks = int64_t{p.dp} * p.cp * p.tp;
+  return no(fmt::format("ep {} times expert_tp {} is {} ranks for each copy of the experts, and dp {} cp {} tp {} are {}", p.ep,
+                        p.expert_tp, int64_t{p.ep} * p.expert_tp, p.dp, p.cp, p.tp, ranks),
+            p.expert_tp > 1 ? fmt::format("set ep to a divisor of {}, or expert_tp: 1", std::max<int64_t>(1, ranks / p.expert_tp))
+                            : fmt::format("set ep to a divisor of {}, or take more dp", ranks));
+}
+
 /// The rule of a pipeline schedule that the point breaks (`schedule_ok`).
 Error schedule_refused(const ModelShape& s, const Point& p) {
   const std::string name(name_of(p.schedule));
@@ -222,14 +244,7 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
     case Refusal::kSequence:
       return no(fmt::format("seq_len {} cannot be cut by cp {} ({}) and tp {}", p.seq_len, p.cp, name_of(p.cp_kind), p.tp),
                 "seq_len is a multiple of cp (2 cp under zigzag), times tp under sequence parallelism");
-    case Refusal::kExperts:
-      if (!s.moe())
-        return no(fmt::format("{}: the model has no experts",
-                              p.ep > 1 ? fmt::format("ep {}", p.ep) : fmt::format("expert_tp {}", p.expert_tp)),
-                  "leave it out");
-      return no(fmt::format("{} experts of width {} with ep {} and expert_tp {} on dp {} cp {} tp {}", s.experts, s.moe_ffn, p.ep,
-                            p.expert_tp, p.dp, p.cp, p.tp),
-                "ep divides the experts, expert_tp their width, and both together dp * cp * tp");
+    case Refusal::kExperts: return experts_refused(s, p);
     case Refusal::kZero:
       if (p.zero == 0)
         return no(fmt::format("hybrid_shard {} without ZeRO: there are no shards to share", p.hybrid_shard),

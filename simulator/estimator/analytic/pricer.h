@@ -253,6 +253,17 @@ class Pricer {
                  sent = rows_of(tokens);
     return {tokens, sent, sent * skew() * (slices_take_all_tokens() ? 1 : key_.expert_tp)};
   }
+  /// Rows that a rank's experts have room for, of a layer and a micro-batch. Frameworks allocate what comes. Buffers of shardlab's plans have
+  /// room for all rows of all ranks that share the experts, or for what a capacity lets in (docs/experts.md, "Room for rows").
+  double room() const {
+    if (!p_.model.own_collectives || key_.ep == 1) return routed().received;
+    if (shape_.capacity_factor <= 0) return static_cast<double>(key_.ep) * routed().sent;
+    const int64_t here = std::max<int64_t>(1, shape_.experts / key_.ep);
+    const Experts experts{
+        .count = shape_.experts, .top_k = shape_.top_k, .capacity_factor = static_cast<float>(shape_.capacity_factor)};
+    return static_cast<double>(key_.ep) / n_.c * static_cast<double>(key_.micro_batch) *
+           static_cast<double>(experts.most_rows(key_.seq_len, here));
+  }
   /// Rows of the busiest expert-parallel rank over the mean: its experts take no more than their capacity.
   double skew() const {
     return shape_.capacity_factor > 0 ? std::min(key_.expert_skew, std::max(1.0, shape_.capacity_factor)) : key_.expert_skew;

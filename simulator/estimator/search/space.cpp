@@ -85,11 +85,12 @@ class Cuts {
       }
   }
 
-  /// Ranks that cut each expert.
+  /// Ranks that cut each expert. Where no ranks share experts, tp cuts them as it cuts a feed-forward, in every framework: Megatron-LM's
+  /// --expert-tensor-parallel-size is tp by default, and torchtitan's degree counts with expert parallelism alone.
   std::vector<int32_t> slices_of(const Point& p) const {
     if (!shape_.moe() || p.tp == 1) return {1};
-    if (!space_.slices_experts) return either(space_.expert_tp, {1});
-    return either(space_.expert_tp, p.ep > 1 ? std::vector<int32_t>{p.tp, 1} : std::vector<int32_t>{p.tp});
+    if (p.ep == 1) return either(space_.expert_tp, {p.tp});
+    return either(space_.expert_tp, space_.slices_experts ? std::vector<int32_t>{p.tp, 1} : std::vector<int32_t>{1});
   }
 
   bool has_axis(int bit) const { return in(space_.can.axes, bit); }
