@@ -1,5 +1,6 @@
-// Causal attention, one (sequence, kv head) at a time, four query rows at a time: a block of scores is [4, keys],
-// never [queries, keys].
+// Causal attention, one (sequence, kv head) at a time. Forward works on four query rows at a time: a block of scores is [4, keys],
+// never [queries, keys]. Backward works on up to 32 rows and 64 keys at a time: the rows share what each product reads of the keys
+// while it lies in the nearest cache, and the sums of dk and dv stay in registers over all rows.
 //
 // Scores put lanes along the keys (K transposed once a head), outputs and gradients along the head's depth. Of each leaf of keys a row
 // uses a run: up to itself, from where its document begins on, or its window. What the runs of four rows have in common is done together,
@@ -22,6 +23,12 @@ inline constexpr int kVectors = 1;
 /// Leaves of a sum over keys or queries, at most: 16 in canonical mode, else the parts of the sequence.
 inline constexpr int kMostLeaves = 512;
 inline constexpr int64_t kMostDepth = 1024;
+
+/// Keys that backward works on at a time, at most: a bit of a word for each.
+inline constexpr int64_t kTileKeys = 64;
+/// Groups of query rows that backward works on at a time, at most.
+inline constexpr int kMostGroups = 8;
+inline constexpr int kMostRows = kMostGroups * kQueryRows;
 
 /// Queries and keys of an attention, wherever they lie. Offsets count floats.
 struct View {
@@ -161,6 +168,7 @@ void copy_rows(const float* rows, int64_t stride, int64_t count, int64_t depth, 
 /// Sizes that the loops over scratch need.
 struct Head {
   int64_t depth, padded_tokens, padded_depth;
+  int64_t row;  ///< from one row of scores to the next
 };
 
 /// V vectors of out[r][key ...] = chain over d of rows[r][d] * transposed[d][key], for kQueryRows rows.
@@ -185,7 +193,7 @@ SHARDLAB_INLINE void dot_strip(const float* const* rows, const float* transposed
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) store(out + r * h.padded_tokens + j * kLanes, sum[r][j]);
+    for (int j = 0; j < V; ++j) store(out + r * h.row + j * kLanes, sum[r][j]);
 }
 
 /// Products of four rows with the keys (or values) [begin, end), and of those around them that make the vectors whole.
@@ -195,20 +203,22 @@ void dots(const float* const* rows, const float* transposed, int64_t begin, int6
   for (; key < end; key += kLanes) dot_strip<1>(rows, transposed + key, h, out + key);
 }
 
-/// V vectors of sums over the keys that row r of kQueryRows uses: weights[r][key] * matrix[key][d], keys ascending.
+/// V vectors of sums over the keys that row r of kQueryRows uses: weights[r][key] * matrix[key][d], keys ascending; with `more` from
+/// what out holds on.
 template <int V>
-SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, const Spans& keys, const Head& h, float* out) {
+SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, const Spans& keys, const Head& h, bool more,
+                                    float* out) {
   Floats sum[kQueryRows][V];
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r)
 #pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) sum[r][j] = zeros();
+    for (int j = 0; j < V; ++j) sum[r][j] = more ? load(out + r * h.padded_depth + j * kLanes) : zeros();
   const int64_t begin = keys.common_begin(kQueryRows), end = keys.common_end(kQueryRows);
   const auto alone = [&](int r, int64_t from, int64_t to) __attribute__((always_inline)) {
     for (int64_t key = from; key < to; ++key)
 #pragma GCC unroll 4
       for (int j = 0; j < V; ++j)
-        sum[r][j] = fma(floats(weights[r * h.padded_tokens + key]), load(matrix + key * h.padded_depth + j * kLanes), sum[r][j]);
+        sum[r][j] = fma(floats(weights[r * h.row + key]), load(matrix + key * h.padded_depth + j * kLanes), sum[r][j]);
   };
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r) alone(r, keys.first[r], begin < keys.end[r] ? begin : keys.end[r]);
@@ -218,7 +228,7 @@ SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, c
     for (int j = 0; j < V; ++j) v[j] = load(matrix + key * h.padded_depth + j * kLanes);
 #pragma GCC unroll 4
     for (int r = 0; r < kQueryRows; ++r) {
-      const Floats w = floats(weights[r * h.padded_tokens + key]);
+      const Floats w = floats(weights[r * h.row + key]);
 #pragma GCC unroll 4
       for (int j = 0; j < V; ++j) sum[r][j] = fma(w, v[j], sum[r][j]);
     }
@@ -231,60 +241,90 @@ SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, c
     for (int j = 0; j < V; ++j) store(out + r * h.padded_depth + j * kLanes, sum[r][j]);
 }
 
-/// out[r][d] = sum over the keys that row r uses of weights[r][key] * matrix[key][d]; out is [kQueryRows, padded_depth].
-void weighted_rows(const float* weights, const float* matrix, const Spans& keys, const Head& h, float* out) {
+/// out[r][d] = sum over the keys that row r uses of weights[r][key] * matrix[key][d]; out is [kQueryRows, padded_depth]. With `more`
+/// the sum goes on from what out holds.
+void weighted_rows(const float* weights, const float* matrix, const Spans& keys, const Head& h, bool more, float* out) {
   int64_t d = 0;
   for (; d + kVectors * kLanes <= h.padded_depth; d += kVectors * kLanes)
-    weighted_strip<kVectors>(weights, matrix + d, keys, h, out + d);
-  for (; d < h.padded_depth; d += kLanes) weighted_strip<1>(weights, matrix + d, keys, h, out + d);
+    weighted_strip<kVectors>(weights, matrix + d, keys, h, more, out + d);
+  for (; d < h.padded_depth; d += kLanes) weighted_strip<1>(weights, matrix + d, keys, h, more, out + d);
 }
 
-/// V vectors of matrix[key][d] = fma(weights[r][key], row_r[d], matrix[key][d]), r ascending, for the rows r that see the key.
-template <int V>
-SHARDLAB_INLINE void scatter_strip(const float* weights, const float* rows_of, const Spans& keys, int rows, const Head& h,
+/// Rows of queries or of dout, with vectors of the depth readable: row r lies at first + r * stride.
+struct Rows {
+  const float* first;
+  int64_t stride;
+  int count;
+};
+
+/// Which keys of a tile each row sees, key k as bit k.
+struct SeenBits {
+  uint64_t row[kMostRows];
+  uint64_t some, all;  ///< keys that some row sees, that every row sees
+};
+
+/// The keys [from, to) of a tile as bits.
+SHARDLAB_INLINE uint64_t bits_between(int64_t from, int64_t to) {
+  return to - from >= kTileKeys ? ~uint64_t{0} : ((uint64_t{1} << (to - from)) - 1) << from;
+}
+
+/// K keys from `key` on, V vectors: matrix[key][d] = fma(weights[r][key], row_r[d], matrix[key][d]), r ascending, for the rows r that
+/// see the key.
+template <int K, int V>
+SHARDLAB_INLINE void scatter_strip(const float* weights, const Rows& rows, const SeenBits& seen, int64_t key, const Head& h,
                                    float* matrix) {
-  Floats row[kQueryRows][V];
+  constexpr uint64_t kWhole = (uint64_t{1} << K) - 1;
+  Floats sum[K][V];
 #pragma GCC unroll 4
-  for (int r = 0; r < kQueryRows; ++r)
+  for (int k = 0; k < K; ++k)
 #pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) row[r][j] = load(rows_of + r * h.padded_depth + j * kLanes);
-  // Keys that all four rows use, and those that some do.
-  int64_t least = keys.first[0], most = keys.end[0];
-  for (int r = 1; r < rows; ++r) {
-    least = keys.first[r] < least ? keys.first[r] : least;
-    most = keys.end[r] > most ? keys.end[r] : most;
-  }
-  int64_t begin = keys.common_begin(rows), end = keys.common_end(rows);
-  if (rows < kQueryRows || begin > end) begin = end = least;
-  const auto some = [&](int64_t from, int64_t to) {
-    for (int64_t key = from; key < to; ++key)
-      for (int j = 0; j < V; ++j) {
-        float* at = matrix + key * h.padded_depth + j * kLanes;
-        Floats sum = load(at);
-        for (int64_t r = 0; r < rows; ++r)
-          if (key >= keys.first[r] && key < keys.end[r])
-            sum = fma(floats(weights[r * h.padded_tokens + key]), load(rows_of + r * h.padded_depth + j * kLanes), sum);
-        store(at, sum);
-      }
-  };
-  some(least, begin);
-  for (int64_t key = begin; key < end; ++key)
+    for (int j = 0; j < V; ++j) sum[k][j] = load(matrix + k * h.padded_depth + j * kLanes);
+  const auto add_row = [&](int r, uint64_t used) __attribute__((always_inline)) {
+    Floats row[V];
 #pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) {
-      float* to = matrix + key * h.padded_depth + j * kLanes;
-      Floats sum = load(to);
+    for (int j = 0; j < V; ++j) row[j] = load(rows.first + r * rows.stride + j * kLanes);
 #pragma GCC unroll 4
-      for (int r = 0; r < kQueryRows; ++r) sum = fma(floats(weights[r * h.padded_tokens + key]), row[r][j], sum);
-      store(to, sum);
+    for (int k = 0; k < K; ++k) {
+      if ((used >> k & 1) == 0) continue;
+      const Floats w = floats(weights[r * h.row + key + k]);
+#pragma GCC unroll 4
+      for (int j = 0; j < V; ++j) sum[k][j] = fma(w, row[j], sum[k][j]);
     }
-  some(end, most);
+  };
+  if ((seen.all >> key & kWhole) == kWhole) {
+    for (int r = 0; r < rows.count; ++r) add_row(r, kWhole);
+  } else {
+    for (int r = 0; r < rows.count; ++r) {
+      const uint64_t used = seen.row[r] >> key & kWhole;
+      if (used == kWhole)
+        add_row(r, kWhole);
+      else if (used != 0)
+        add_row(r, used);
+    }
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < K; ++k)
+#pragma GCC unroll 4
+    for (int j = 0; j < V; ++j) store(matrix + k * h.padded_depth + j * kLanes, sum[k][j]);
 }
 
-void scatter_rows(const float* weights, const float* rows_of, const Spans& keys, int rows, const Head& h, float* matrix) {
+template <int K>
+SHARDLAB_INLINE void scatter_keys(const float* weights, const Rows& rows, const SeenBits& seen, int64_t key, const Head& h,
+                                  float* matrix) {
   int64_t d = 0;
   for (; d + kVectors * kLanes <= h.padded_depth; d += kVectors * kLanes)
-    scatter_strip<kVectors>(weights, rows_of + d, keys, rows, h, matrix + d);
-  for (; d < h.padded_depth; d += kLanes) scatter_strip<1>(weights, rows_of + d, keys, rows, h, matrix + d);
+    scatter_strip<K, kVectors>(weights, {rows.first + d, rows.stride, rows.count}, seen, key, h, matrix + d);
+  for (; d < h.padded_depth; d += kLanes)
+    scatter_strip<K, 1>(weights, {rows.first + d, rows.stride, rows.count}, seen, key, h, matrix + d);
+}
+
+/// matrix[key][d] += sum over the rows that see the key of weights[r][key] * row_r[d], rows ascending, for the `keys` keys of a tile.
+void scatter_rows(const float* weights, const Rows& rows, const SeenBits& seen, int64_t keys, const Head& h, float* matrix) {
+  int64_t key = 0;
+  for (; key + 4 <= keys; key += 4)
+    if ((seen.some >> key & 15) != 0) scatter_keys<4>(weights, rows, seen, key, h, matrix + key * h.padded_depth);
+  for (; key < keys; ++key)
+    if ((seen.some >> key & 1) != 0) scatter_keys<1>(weights, rows, seen, key, h, matrix + key * h.padded_depth);
 }
 
 /// Scores of a row, which sees a key, become exponentials; gives the largest score and their sum.
@@ -440,7 +480,8 @@ void write_row(const ForwardResult& to, const float* from, float m, float l, int
 
 void forward(const View& v, const float* q, const float* kv, const ForwardResult& to, void* scratch) {
   check(v);
-  const Head h{v.depth, v.padded_keys(), v.padded_depth()}, of_values{v.values, v.padded_keys(), padded_to_lanes(v.values)};
+  const Head h{v.depth, v.padded_keys(), v.padded_depth(), v.padded_keys()};
+  const Head of_values{v.values, v.padded_keys(), padded_to_lanes(v.values), v.padded_keys()};
   float* keys = take<float>(scratch, v.depth * h.padded_tokens);
   float* values = take<float>(scratch, v.keys * of_values.padded_depth);
   float* scores = take<float>(scratch, kQueryRows * h.padded_tokens);
@@ -474,7 +515,7 @@ void forward(const View& v, const float* q, const float* kv, const ForwardResult
                 softmax_row(scores + r * h.padded_tokens + begin + keys_of.first[r], keys_of.keys(r), v.scale(), part.m[r],
                             part.l[r]);
             }
-            weighted_rows(scores + begin, values + begin * of_values.padded_depth, seen.keys[leaf], of_values, part.o);
+            weighted_rows(scores + begin, values + begin * of_values.padded_depth, seen.keys[leaf], of_values, false, part.o);
           }
           const bool any = tree.finish(join);
           if (!any) std::memset(stack[0].o, 0, sizeof(float) * static_cast<size_t>(kQueryRows * of_values.padded_depth));
@@ -495,11 +536,21 @@ struct Backward {
   int64_t dkv_stride;
 };
 
+/// Up to four query rows, of one document, in a block of rows.
+struct RowGroup {
+  int first, rows;  ///< in the block
+  Seen seen;
+  RowSums tree{false};
+  float* sums;   ///< kRowEntries of dq's
+  float* entry;  ///< that of the leaf of keys at hand
+};
+
 /// The scratch arrays of the backward pass of one kv head. `dkeys` is a stack of entries of keys * padded_depth, `dvalues` of as many
-/// of padded values.
+/// of padded values. p and ds are of a block of rows and a tile of keys.
 struct BackwardScratch {
   float *keys_transposed, *values_transposed, *keys, *p, *ds, *queries, *douts, *dkeys, *dvalues;
-  float* sums;  ///< kRowEntries of dq's
+  RowGroup* groups;
+  int most_groups;  ///< where 1, queries and dout of the rows are copied, and padded
 };
 
 /// to = x, or added to what is there.
@@ -515,58 +566,136 @@ void add_to(float* x, const float* y, int64_t n) {
   for (int64_t i = 0; i < n; i += kLanes) store(x + i, load(x + i) + (y == nullptr ? zeros() : load(y + i)));
 }
 
-/// One block of query rows: dq, and the block's terms of dk and dv.
-void backward_rows(const View& v, const Backward& a, const Head& h, const Head& of_values, const BackwardScratch& x,
-                   const Leaves& leaves, Seen& seen, int64_t b, int head, int64_t first, int rows, float* dkeys, float* dvalues) {
+/// The keys of a leaf that each row of four uses, of those of a tile [tile, end), from its begin on.
+SHARDLAB_INLINE Spans in_tile(const Seen& seen, int leaf, int64_t tile, int64_t end) {
+  const auto place = [&](int64_t key) { return static_cast<int32_t>((key < tile ? tile : key > end ? end : key) - tile); };
+  Spans keys;
+  for (int r = 0; r < kQueryRows; ++r) {
+    keys.first[r] = place(seen.begin[leaf] + seen.keys[leaf].first[r]);
+    keys.end[r] = place(seen.begin[leaf] + seen.keys[leaf].end[r]);
+  }
+  return keys;
+}
+
+/// The keys of `tile`, from its begin on, that the rows of a group see.
+SHARDLAB_INLINE uint64_t look_at_tile(const RowGroup& group, const Leaves& leaves, int leaf, int64_t tile, int64_t end,
+                                      uint64_t* rows) {
+  uint64_t some = 0;
+  for (int r = 0; r < group.rows; ++r) rows[r] = 0;
+  for (; leaf < leaves.count && leaves.begin[leaf] < end; ++leaf)
+    for (int r = 0; r < group.rows; ++r) {
+      int64_t from = group.seen.begin[leaf] + group.seen.keys[leaf].first[r],
+              to = group.seen.begin[leaf] + group.seen.keys[leaf].end[r];
+      from = from > tile ? from : tile;
+      to = to < end ? to : end;
+      if (from < to) rows[r] |= bits_between(from - tile, to - tile);
+    }
+  for (int r = 0; r < group.rows; ++r) some |= rows[r];
+  return some;
+}
+
+/// The block of query rows that begins at `first`: dq, and the block's terms of dk and dv. Gives how many rows it has.
+int backward_rows(const View& v, const Backward& a, const Head& h, const Head& of_values, const BackwardScratch& x,
+                  const Leaves& leaves, int64_t b, int head, int64_t first, int64_t end, float* dkeys, float* dvalues) {
+  int count = 0, all_rows = 0;
+  for (; count < x.most_groups && first + all_rows < end; ++count) {
+    RowGroup& group = x.groups[count];
+    group.first = all_rows;
+    group.rows = rows_from(v, b, first + all_rows, end);
+    group.seen.look(v, leaves, b, first + all_rows, group.rows);
+    group.tree = RowSums(v.canonical);
+    all_rows += group.rows;
+  }
   const int64_t at = v.query_at(head), out_width = v.out_width();
   const int64_t out_at = (b * v.queries + first) * out_width + head * v.values;
-  const float* lse = a.lse + (b * v.heads + head) * v.queries + first;
-  seen.look(v, leaves, b, first, rows);
-  copy_rows(a.q + (b * v.queries + first) * v.q_stride + at, v.q_stride, rows, v.depth, x.queries);
-  copy_rows(a.dout + out_at, out_width, rows, v.values, x.douts);
-  const float *query[kQueryRows], *dout[kQueryRows];
-  row_pointers(x.queries, h.padded_depth, 0, rows, query);
-  row_pointers(x.douts, of_values.padded_depth, 0, rows, dout);
-  for_seen(leaves, seen, [&](int64_t begin, int64_t end) {
-    dots(query, x.keys_transposed, begin, end, h, x.p);
-    dots(dout, x.values_transposed, begin, end, of_values, x.ds);
-  });
+  const float *o = a.o + out_at, *lse = a.lse + (b * v.heads + head) * v.queries + first;
+  Rows queries{a.q + (b * v.queries + first) * v.q_stride + at, v.q_stride, all_rows}, douts{a.dout + out_at, out_width, all_rows};
+  if (x.most_groups == 1) {
+    copy_rows(queries.first, queries.stride, all_rows, v.depth, x.queries);
+    copy_rows(douts.first, douts.stride, all_rows, v.values, x.douts);
+    queries = {x.queries, h.padded_depth, all_rows};
+    douts = {x.douts, of_values.padded_depth, all_rows};
+  }
+  float delta[kMostRows];
+  for (int r = 0; r < all_rows; ++r)
+    delta[r] = lanes(v.values, [&](int64_t d, int n) {
+      return load_some(douts.first + r * douts.stride + d, n) * load_some(o + r * out_width + d, n);
+    });
   const Floats scale = floats(v.scale());
-  for (int r = 0; r < rows; ++r) {
-    const float* o = a.o + out_at + r * out_width;
-    const Floats delta = floats(lanes(v.values, [&](int64_t d, int n) { return load_some(dout[r] + d, n) * load_some(o + d, n); }));
-    const Floats log_sum = floats(lse[r]);
-    for (int leaf = 0; leaf < leaves.count; ++leaf) {
-      const int64_t begin = seen.begin[leaf] + seen.keys[leaf].first[r];
-      float *p = x.p + r * h.padded_tokens + begin, *ds = x.ds + r * h.padded_tokens + begin;
-      for_vectors(seen.keys[leaf].keys(r), [&](int64_t j, int n) {
-        const Floats weight = exp_formula(load(p + j) * scale - log_sum);
-        store_some(p + j, weight, n);
-        store_some(ds + j, (weight * (load(ds + j) - delta)) * scale, n);
-      });
+  const int64_t entry = kQueryRows * h.padded_depth;
+  int first_leaf = 0;
+  for (int64_t tile = 0; tile < v.keys; tile += h.row) {
+    const int64_t tile_end = tile + h.row < v.keys ? tile + h.row : v.keys;
+    while (first_leaf < leaves.count && leaves.begin[first_leaf + 1] <= tile) ++first_leaf;
+    SeenBits seen;
+    seen.some = 0;
+    seen.all = ~uint64_t{0};
+    for (int g = 0; g < count; ++g) {
+      const RowGroup& group = x.groups[g];
+      uint64_t* of_rows = seen.row + group.first;
+      const uint64_t some = look_at_tile(group, leaves, first_leaf, tile, tile_end, of_rows);
+      for (int r = 0; r < group.rows; ++r) seen.all &= of_rows[r];
+      seen.some |= some;
+      if (some == 0) continue;
+      const int64_t begin = __builtin_ctzll(some), to = kTileKeys - __builtin_clzll(some);
+      const float* rows[kQueryRows];
+      row_pointers(queries.first, queries.stride, group.first, group.rows, rows);
+      dots(rows, x.keys_transposed + tile, begin, to, h, x.p + group.first * h.row);
+      row_pointers(douts.first, douts.stride, group.first, group.rows, rows);
+      dots(rows, x.values_transposed + tile, begin, to, of_values, x.ds + group.first * h.row);
+      for (int r = group.first; r < group.first + group.rows; ++r) {
+        const Floats log_sum = floats(lse[r]), of_row = floats(delta[r]);
+        for (int64_t j = begin / kLanes * kLanes; j < to; j += kLanes) {
+          // Whole vectors: nothing reads what a row does not see.
+          float *p = x.p + r * h.row + j, *ds = x.ds + r * h.row + j;
+          const Floats weight = exp_formula(load(p) * scale - log_sum);
+          store(p, weight);
+          store(ds, (weight * (load(ds) - of_row)) * scale);
+        }
+      }
+    }
+    if (seen.some == 0) continue;
+    scatter_rows(x.ds, queries, seen, tile_end - tile, h, dkeys + tile * h.padded_depth);
+    scatter_rows(x.p, douts, seen, tile_end - tile, of_values, dvalues + tile * of_values.padded_depth);
+    for (int g = 0; g < count; ++g) {
+      RowGroup& group = x.groups[g];
+      const auto join = [&](int i) { add_to(group.sums + i * entry, group.sums + (i + 1) * entry, entry); };
+      for (int leaf = first_leaf; leaf < leaves.count && leaves.begin[leaf] < tile_end; ++leaf) {
+        const int64_t begin = group.seen.begin[leaf], to = begin + group.seen.most[leaf];
+        if (begin == to || begin >= tile_end || to <= tile) continue;
+        if (begin >= tile) group.entry = group.sums + group.tree.push(leaf, join) * entry;
+        weighted_rows(x.ds + group.first * h.row, x.keys + tile * h.padded_depth, in_tile(group.seen, leaf, tile, tile_end), h,
+                      begin < tile, group.entry);
+        if (v.canonical && to <= tile_end) add_to(group.entry, nullptr, entry);
+      }
     }
   }
-  const int64_t entry = kQueryRows * h.padded_depth;
-  const auto join = [&](int i) { add_to(x.sums + i * entry, x.sums + (i + 1) * entry, entry); };
-  RowSums tree(v.canonical);
-  for (int leaf = 0; leaf < leaves.count; ++leaf) {
-    if (seen.most[leaf] == 0) continue;
-    const int64_t begin = seen.begin[leaf];
-    scatter_rows(x.ds + begin, x.queries, seen.keys[leaf], rows, h, dkeys + begin * h.padded_depth);
-    scatter_rows(x.p + begin, x.douts, seen.keys[leaf], rows, of_values, dvalues + begin * of_values.padded_depth);
-    float* sum = x.sums + tree.push(leaf, join) * entry;
-    weighted_rows(x.ds + begin, x.keys + begin * h.padded_depth, seen.keys[leaf], h, sum);
-    if (v.canonical) add_to(sum, nullptr, entry);
-  }
-  if (!tree.finish(join)) std::memset(x.sums, 0, sizeof(float) * static_cast<size_t>(entry));
   float* dq = a.dq + (b * v.queries + first) * v.q_stride + at;
-  for (int r = 0; r < rows; ++r) put_row(dq + r * v.q_stride, x.sums + r * h.padded_depth, v.depth, a.carry);
+  for (int g = 0; g < count; ++g) {
+    RowGroup& group = x.groups[g];
+    const auto join = [&](int i) { add_to(group.sums + i * entry, group.sums + (i + 1) * entry, entry); };
+    if (!group.tree.finish(join)) std::memset(group.sums, 0, sizeof(float) * static_cast<size_t>(entry));
+    for (int r = 0; r < group.rows; ++r)
+      put_row(dq + (group.first + r) * v.q_stride, group.sums + r * h.padded_depth, v.depth, a.carry);
+  }
+  return all_rows;
+}
+
+/// Groups of rows in a block: p and ds of a block fit in the scratch of four whole rows each, sums of dq in the stack of backward. Only
+/// rows whose vectors are whole can be read where they lie.
+int groups_of_block(const View& v, int64_t tile) {
+  if (v.depth % kLanes != 0 || v.values % kLanes != 0) return 1;
+  const int64_t by_scores = v.padded_keys() / tile, by_sums = kMostDepth / v.padded_depth();
+  const int64_t fits = by_scores < by_sums ? by_scores : by_sums;
+  return static_cast<int>(fits < kMostGroups ? fits : kMostGroups);
 }
 
 void backward(const View& v, const Backward& a, void* scratch) {
   check(v);
   expect(!a.by_head || v.canonical, "attention: gradients by query head are for canonical mode", a.by_head);
-  const Head h{v.depth, v.padded_keys(), v.padded_depth()}, of_values{v.values, v.padded_keys(), padded_to_lanes(v.values)};
+  const int64_t tile = v.padded_keys() < kTileKeys ? v.padded_keys() : kTileKeys;
+  const Head h{v.depth, v.padded_keys(), v.padded_depth(), tile};
+  const Head of_values{v.values, v.padded_keys(), padded_to_lanes(v.values), tile};
   const int64_t matrix = v.keys * h.padded_depth, value_matrix = v.keys * of_values.padded_depth;
   const int entries = key_gradient_entries(v.canonical, v.per_group());
   BackwardScratch x;
@@ -577,7 +706,10 @@ void backward(const View& v, const Backward& a, void* scratch) {
   x.queries = take<float>(scratch, kQueryRows * h.padded_depth);
   x.douts = take<float>(scratch, kQueryRows * of_values.padded_depth);
   alignas(64) float sums[kRowEntries * kQueryRows * kMostDepth];
-  x.sums = sums;
+  RowGroup groups[kMostGroups];
+  x.groups = groups;
+  x.most_groups = groups_of_block(v, tile);
+  for (int g = 0; g < x.most_groups; ++g) groups[g].sums = sums + g * kRowEntries * kQueryRows * h.padded_depth;
   x.dkeys = take<float>(scratch, entries * matrix);
   x.dvalues = take<float>(scratch, entries * value_matrix);
   const Leaves leaves(v, v.first_key, v.keys), queries(v, v.first_query, v.queries);
@@ -596,7 +728,6 @@ void backward(const View& v, const Backward& a, void* scratch) {
       put_row(row + v.depth, x.dvalues + t * of_values.padded_depth, v.values, a.carry_kv);
     }
   };
-  Seen seen;
   for (int64_t b = 0; b < v.sequences; ++b)
     for (int group = 0; group < v.kv_heads; ++group) {
       const float* key = a.kv + b * v.keys * v.kv_stride + group * v.kv_group;
@@ -612,12 +743,9 @@ void backward(const View& v, const Backward& a, void* scratch) {
           if (begin == end) continue;
           const int at = v.canonical ? tree.push(static_cast<uint32_t>(head * kContractionLeaves + leaf), join) : 0;
           if (v.canonical) clear(at);
-          for (int64_t first = begin; first < end;) {
-            const int rows = rows_from(v, b, first, end);
-            backward_rows(v, a, h, of_values, x, leaves, seen, b, all, first, rows, x.dkeys + at * matrix,
-                          x.dvalues + at * value_matrix);
-            first += rows;
-          }
+          for (int64_t first = begin; first < end;)
+            first += backward_rows(v, a, h, of_values, x, leaves, b, all, first, end, x.dkeys + at * matrix,
+                                   x.dvalues + at * value_matrix);
           if (v.canonical) add_to(x.dkeys + at * matrix, nullptr, matrix);
           if (v.canonical) add_to(x.dvalues + at * value_matrix, nullptr, value_matrix);
         }
