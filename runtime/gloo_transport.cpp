@@ -23,16 +23,19 @@ bool is_of_build(const std::string& file) {
 
 Result<GlooLibrary> GlooLibrary::open(const std::string& file) {
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays: Gloo keeps threads
-  if (library == nullptr) return Error{ExitCode::kEnvironment, fmt::format("Gloo cannot be used: {}", dlerror()),
-                 is_of_build(file) ? "apt-get install libgloo-dev and build again, or ./dev wires; or name the library with SHARDLAB_GLOO"
-                                   : "install Gloo and a shardlab that was built with it, or name its library with SHARDLAB_GLOO; "
-                                     "transport: tcp needs no Gloo",
+  if (library == nullptr)
+    return Error{ExitCode::kEnvironment, fmt::format("Gloo cannot be used: {}", dlerror()),
+                 is_of_build(file)
+                     ? "apt-get install libgloo-dev and build again, or ./dev wires; or name the library with SHARDLAB_GLOO"
+                     : "install Gloo and a shardlab that was built with it, or name its library with SHARDLAB_GLOO; "
+                       "transport: tcp needs no Gloo",
                  ""};
   auto* connect = reinterpret_cast<GlooConnect*>(dlsym(library, kGlooConnect));
   if (connect == nullptr)
-    return Error{ExitCode::kEnvironment, fmt::format("{} is of another version of this program", file),
-                 is_of_build(file) ? "build again" : "install program and library together, or name one of this version with SHARDLAB_GLOO",
-                 ""};
+    return Error{
+        ExitCode::kEnvironment, fmt::format("{} is of another version of this program", file),
+        is_of_build(file) ? "build again" : "install program and library together, or name one of this version with SHARDLAB_GLOO",
+        ""};
   return GlooLibrary(connect);
 }
 
