@@ -170,7 +170,7 @@ void overlap_experts(const Frame& f, const StageGroup& g, StageWork& w) {
 
 /// How often zero 3 gathers a layer's weights of a micro-batch: for forward, unless they are kept for backward, and, tensor by tensor,
 /// for a layer that is computed again. Of that layer backward finds the matrices whose next use comes before `reuse_elements` elements of
-/// others: from the last matrix back, each is used again after twice the matrices behind it.
+/// others: from the last matrix back, each is used again after twice the matrices behind it, which are taken to be of one size.
 double gathers_of(const Frame& f, const LayerCost& layer) {
   const FrameworkProfile::Overlap& o = f.in.profile.overlap;
   if (f.keeps_gathered) return 1;
