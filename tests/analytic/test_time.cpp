@@ -531,6 +531,33 @@ TEST_CASE("weights gathered tensor by tensor cost a latency each, the more so th
   CHECK(lost(128) > 2 * lost(16));
 }
 
+TEST_CASE("of a collective that takes a list, the host makes a view of each rank's part, matrix by matrix") {
+  FrameworkProfile once = testing::profile("deepspeed-2021"), twice = once;
+  twice.host.view_s = 2 * once.host.view_s;
+  constexpr int kNodes = 96, kRanks = 8 * kNodes, kLayers = 96, kMatrices = 4;
+  // Of 32 sequences the backward of a layer takes longer than the host takes for its reductions.
+  Point p{.dp = kRanks, .zero = 3, .precision = Precision::kFp16, .micro_batch = 32, .seq_len = 2048};
+  const auto of = [&](const FrameworkProfile& profile) {
+    return estimate(*prepare(gpt_175b(), testing::machine(kNodes), profile, {}), p);
+  };
+  const auto more = [&] { return of(twice).part(TimePart::kDataParallel) - of(once).part(TimePart::kDataParallel); };
+  const auto weights = [&] { return of(once).wire[static_cast<size_t>(WireUse::kWeights)]; };
+  const double view = kLayers * kMatrices * kRanks * once.host.view_s, sent = weights();
+  CHECK(more() == Approx(2 * view));
+  // A layer that is computed again keeps the last two of its matrices for backward: before the next use of the third from last, 1.8e9
+  // elements of others are used, which is over 1e9.
+  p.recompute = {Recompute::kLayer};
+  CHECK(more() == Approx(2.5 * view));
+  CHECK(weights() == Approx(1.25 * sent));
+  once.overlap.reuse_elements = twice.overlap.reuse_elements = 0;
+  CHECK(more() == Approx(3 * view));
+  once.overlap.reuse_elements = twice.overlap.reuse_elements = 1e12;
+  CHECK(more() == Approx(2 * view));
+  // With little compute the host's reductions of 4 matrices and 8 vectors are open too.
+  p.micro_batch = 1, p.seq_len = 128;
+  CHECK(more() == Approx(2 * view + 3 * view));
+}
+
 TEST_CASE("a framework that reduces whole under zero 1 sends twice as much, after the last backward") {
   FrameworkProfile whole = testing::profile("nanotron"), parts = whole;
   parts.overlap.zero = parts.overlap.zero_scatters = true;

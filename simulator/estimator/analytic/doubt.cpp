@@ -32,12 +32,13 @@ constexpr std::array<std::string_view, kDoubtTerms> kNames{"compute",
                                                            "unstated-settings",
                                                            "unseen-allocator"};
 
-/// The first shipped profile whose name begins this one: "megatron" of "megatron-bridge". Versions of one framework share it.
+/// The shipped profile with the shortest name that begins this one: "megatron" of "megatron-2021". Versions of one framework share it.
 std::string framework_of(const std::string& profile) {
-  for (const ShippedProfile& shipped : shipped_profiles())  // sorted: the shortest comes first
-    if (profile.starts_with(shipped.name) && (profile.size() == shipped.name.size() || profile[shipped.name.size()] == '-'))
-      return std::string(shipped.name);
-  return profile;
+  std::string_view framework = profile;
+  for (const ShippedProfile& shipped : shipped_profiles())
+    if (shipped.name.size() < framework.size() && profile.starts_with(shipped.name) && profile[shipped.name.size()] == '-')
+      framework = shipped.name;
+  return std::string(framework);
 }
 
 /// Ways to spread work and state that a scored run may have had none like.

@@ -309,8 +309,8 @@ namespace {
 /// The profile's host seconds on a host of the given speed.
 FrameworkProfile::Host on_host(FrameworkProfile::Host host, double speed) {
   using H = FrameworkProfile::Host;
-  for (double H::*seconds :
-       {&H::forward_s, &H::backward_s, &H::layer_s, &H::collective_s, &H::exchange_s, &H::step_s, &H::micro_batch_s, &H::send_s})
+  for (double H::*seconds : {&H::forward_s, &H::backward_s, &H::layer_s, &H::collective_s, &H::exchange_s, &H::step_s,
+                             &H::micro_batch_s, &H::send_s, &H::view_s})
     host.*seconds /= speed;
   return host;
 }

@@ -153,6 +153,7 @@ constexpr auto kHost = std::to_array<Field<P::Host>>({
     {"serial", &P::Host::serial},
     {"graphs", &P::Host::graphs},
     {"send_s", &P::Host::send_s},
+    {"view_s", &P::Host::view_s},
 });
 constexpr auto kAttention = std::to_array<Field<P::Attention>>({
     {"fused", &P::Attention::fused},
@@ -177,6 +178,7 @@ constexpr auto kOverlap = std::to_array<Field<P::Overlap>>({
     {"regathers", &P::Overlap::regathers},
     {"context", &P::Overlap::context},
     {"by_tensor", &P::Overlap::by_tensor},
+    {"reuse_elements", &P::Overlap::reuse_elements},
     {"unit_layers", &P::Overlap::unit_layers},
     {"prefetch", &P::Overlap::prefetch},
     {"keeps_gathered", &P::Overlap::keeps_gathered},

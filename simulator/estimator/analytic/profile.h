@@ -183,6 +183,8 @@ struct FrameworkProfile {
     bool serial = false;  ///< kernels are started one when the other is done, as under a profiler
     int64_t graphs = 0;   ///< CUDA graphs replay what the host would start: 1 attention and dense layers, 2 the whole step
     double send_s = 0;    ///< host time of a tensor that comes from another stage or goes there: what is said about it first
+    double view_s =
+        0;  ///< of a view of one rank's part, where a collective takes a list of parts; each part is then copied by itself
 
     friend bool operator==(const Host&, const Host&) = default;
   };
@@ -215,7 +217,8 @@ struct FrameworkProfile {
     double gather_hidden = 0.5;     ///< the same of gathers, which a framework may fail to fuse
     bool regathers = true;          ///< sequence parallelism: backward gathers the inputs of matmuls again, which were kept cut
     bool context = true;            ///< what context parallelism gathers and sends around runs beside its blocks of attention
-    bool by_tensor = false;         ///< zero 3 gathers tensor by tensor, none of a matrix before it is needed
+    bool by_tensor = false;         ///< zero 3 gathers matrix by matrix, none before it is needed, and nothing runs beside it
+    double reuse_elements = 0;      ///< by_tensor: a matrix is kept for a next use that fewer elements of weights are used before
     double unit_layers = 1;         ///< layers of one FSDP unit
     int64_t prefetch = 1;           ///< units gathered ahead
     bool keeps_gathered = true;     ///< zero 3 in a pipeline: gathered and reduced once a step, whole in between

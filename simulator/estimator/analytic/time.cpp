@@ -168,6 +168,28 @@ void overlap_experts(const Frame& f, const StageGroup& g, StageWork& w) {
   }
 }
 
+/// How often zero 3 gathers a layer's weights of a micro-batch: for forward, unless they are kept for backward, and, tensor by tensor,
+/// for a layer that is computed again. Of that layer backward finds the matrices whose next use comes before `reuse_elements` elements of
+/// others: from the last matrix back, each is used again after twice the matrices behind it, which are taken to be of one size.
+double gathers_of(const Frame& f, const LayerCost& layer) {
+  const FrameworkProfile::Overlap& o = f.in.profile.overlap;
+  if (f.keeps_gathered) return 1;
+  if (!o.by_tensor || !f.point.recompute.full()) return 2;
+  const double matrices = f.in.shape.swiglu ? 7 : 4, each = of(layer.dense_held() - layer.frozen) / matrices;
+  const double kept = each > 0 ? std::min(matrices, std::ceil(o.reuse_elements / (2 * each))) : matrices;
+  return 3 - kept / matrices;
+}
+
+/// Host seconds of a collective that takes a list with a part for each rank: a view of each part, and a copy of each part by itself.
+struct PartsHost {
+  double views_s = 0, copies_s = 0;
+};
+PartsHost parts_host(const Frame& f, const Group& group) {
+  if (f.in.host.view_s <= 0 || group.ranks() <= 1) return {};
+  const DeviceConstants& c = f.in.device.constants();
+  return {group.ranks() * f.in.host.view_s, group.ranks() * c.host_launch_s / c.host_speed};
+}
+
 /// Zero 3, one micro-batch: the weights of each unit are gathered beside the compute of the unit before, and its gradients reduced
 /// beside the compute of the next.
 void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
@@ -185,14 +207,7 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     return seconds(CollectiveUse::kReduceScatter, dense, f.bytes.gradient_wire, shard) +
            seconds(CollectiveUse::kReduceScatter, expert, f.bytes.gradient_wire, expert_shard);
   };
-  // Tensor by tensor, vectors (biases and norms) cost what a collective's latency is.
-  const bool by_tensor = f.in.profile.overlap.by_tensor;
-  const double matrices = f.in.shape.swiglu ? 7 : 4, vectors = f.in.shape.biases ? 8 : 2;
-  const auto gather_unit = [&](double dense, double expert) {
-    if (!by_tensor) return gather(dense, expert);
-    return matrices * gather(dense / matrices, expert / matrices) + vectors * gather(of(f.in.shape.hidden), 0);
-  };
-  const bool overlaps = f.overlap_gradients || f.overlap_weights;
+  const bool by_tensor = f.in.profile.overlap.by_tensor, overlaps = f.overlap_gradients || f.overlap_weights;
   double exposed = 0, hidden = 0;
   // A unit's collectives, a gather and a scatter, beside the compute of its neighbour.
   const auto pass = [&](double gathering, double scattering, const LayerCost& layer, double compute, double units) {
@@ -218,15 +233,28 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     // Frozen weights of experts are cut among those that share the experts, as trained ones are.
     const double frozen_gather = seconds(CollectiveUse::kAllGather, size * of(c.frozen), f.bytes.frozen, shard) +
                                  seconds(CollectiveUse::kAllGather, size * of(c.frozen_expert), f.bytes.frozen, expert_shard);
-    const double forward_gather = gather_unit(dense, expert) + frozen_gather, back_gather = f.keeps_gathered ? 0 : forward_gather;
-    if (by_tensor) exposed += units * (forward_gather + back_gather);
-    pass(by_tensor ? 0 : forward_gather, 0, c, size * c.forward.total_s(), units);
-    pass(by_tensor ? 0 : back_gather, scatter(dense, expert), c, size * back.total_s(), units);
+    if (by_tensor) {
+      // The device waits for the host before and after each gather. So nothing runs beside a collective, and the host's work on a gather
+      // has the copies alone to hide behind it, that on reductions the backward of the layer. Vectors are never cut, only reduced.
+      const double matrices = f.in.shape.swiglu ? 7 : 4, vectors = f.in.shape.biases ? 8 : 2;
+      const PartsHost host = parts_host(f, shard);
+      const double gathering = matrices * (host.views_s + std::max(host.copies_s, gather(dense / matrices, expert / matrices)));
+      const double scattering =
+          matrices * scatter(dense / matrices, expert / matrices) + vectors * scatter(of(f.in.shape.hidden), 0);
+      const double reducing = (matrices + vectors) * (host.views_s + host.copies_s),
+                   behind = size * (c.input.total_s() + c.weight.total_s());
+      exposed += units * (gathers_of(f, c) * (gathering + frozen_gather) + scattering + std::max(0.0, reducing - behind));
+      return;
+    }
+    const double forward_gather = gather(dense, expert) + frozen_gather, back_gather = f.keeps_gathered ? 0 : forward_gather;
+    pass(forward_gather, 0, c, size * c.forward.total_s(), units);
+    pass(back_gather, scatter(dense, expert), c, size * back.total_s(), units);
   };
   layers(of(g.dense), f.block.dense);
   layers(of(g.moe), f.block.moe);
   // Copies out of the buffers of all-gathers and into those of reduce-scatters run between the kernels of compute.
-  const double gathers = f.in.profile.passes.gathered * (f.keeps_gathered ? 1 : 2);
+  const LayerCost& layer = g.moe > g.dense ? f.block.moe : f.block.dense;
+  const double gathers = f.in.profile.passes.gathered * gathers_of(f, layer);
   const double trained = of(f.trained_dense(g) + f.trained_experts(g)), held = of(f.dense_parameters(g) + f.expert_parameters(g));
   exposed += f.in.device.memory_bound_seconds((gathers + f.in.profile.passes.reduced) * trained + gathers * (held - trained), 0,
                                               MemoryKernel::kBuffer);
@@ -558,7 +586,8 @@ void add_wires(const Frame& f, Estimate& e) {
                                          summed(f.replicas.expert, f.replicas.expert_shard, expert_elements));
   }
   const double still = sent(f.replicas.shard, frozen) + sent(f.replicas.expert_shard, frozen_expert);
-  if (p.zero == 3) wire(WireUse::kWeights) = each * (f.keeps_gathered ? 1 : 2) * (both(f.bytes.weight_wire) + still);
+  if (p.zero == 3)
+    wire(WireUse::kWeights) = each * gathers_of(f, dense > 0 ? b.dense : b.moe) * (both(f.bytes.weight_wire) + still);
   if (p.zero == 1 || p.zero == 2) wire(WireUse::kWeights) = both(f.bytes.weight_wire);
   if (p.pp > 1 && f.in.shape.tied_embeddings && !b.head.frozen)
     wire(WireUse::kEnds) = ranks * 2 * of(b.head.matrix) * f.bytes.gradient_wire / (p.zero > 0 ? of(f.replicas.shard) : 1);

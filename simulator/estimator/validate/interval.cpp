@@ -15,7 +15,7 @@ using analytic::Seen;
 using analytic::Spread;
 
 constexpr double kCovered = 0.9;      ///< of rows, by an interval
-constexpr double kMultiplier = 0.95;  ///< quantile that the multiplier is
+constexpr double kMultiplier = 0.96;  ///< quantile that the multiplier is
 constexpr double kFewestSources = 3;
 constexpr int kFewestBearers = 2;  ///< sources whose rows rest on a term, for its scale to be learnt
 constexpr double kDraw = 0.003;    ///< loss, in logarithms of the ratio, of a scale that is 1 off its prior

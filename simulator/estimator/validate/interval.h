@@ -31,7 +31,7 @@ std::vector<Observation> memory_observations(std::span<const ScoredRow> rows);
 ///   an unseen framework is what it cost each source to be the first of its framework. Each scale is drawn to a value that is set
 ///   in advance (`prior` in interval.cpp): what the sources say little of stays there.
 /// Multiplier: each source is predicted with the scales that the others give; the quantile of |log_ratio| over the spread, over
-///   all rows with equal weight for each source. It is that of 95 %, because a further source is wanted in, of a dozen.
+///   all rows with equal weight for each source. It is that of 96 %, because a further source is wanted in, of a dozen.
 /// Source of the form: conformal prediction with groups, Lee, Barber and Willett 2023, arXiv:2306.06342.
 /// Valid when: three sources are there at least; with fewer the spread has the priors.
 class Learner {
