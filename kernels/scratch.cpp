@@ -30,7 +30,7 @@ int64_t forward_bytes(int64_t keys, int64_t depth, int64_t values) {
 int64_t backward_bytes(int64_t keys, int64_t depth, int64_t values, bool canonical, int heads_of_group) {
   const int64_t row = padded_to_lanes(keys), padded = padded_to_lanes(depth), padded_values = padded_to_lanes(values);
   const int64_t entries = key_gradient_entries(canonical, heads_of_group);
-  // Keys and values transposed; keys; four rows each of p and ds, of q and do; sums of dk and dv.
+  // Keys and values transposed; keys; p and ds of a block, as large as four whole rows; four rows of q and do; sums of dk and dv.
   return floats_of_bytes(depth * row) + floats_of_bytes(values * row) + floats_of_bytes(keys * padded) +
          2 * floats_of_bytes(kQueryRows * row) + floats_of_bytes(kQueryRows * padded) +
          floats_of_bytes(kQueryRows * padded_values) + floats_of_bytes(entries * keys * padded) +

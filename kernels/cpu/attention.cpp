@@ -148,11 +148,41 @@ struct Seen {
   }
 };
 
+typedef float Quad __attribute__((vector_size(16)));
+typedef int32_t QuadPlaces __attribute__((vector_size(16)));
+
+/// to[j][i] = from[i][j] of a square of four.
+SHARDLAB_INLINE void transpose_square(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  Quad row[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) std::memcpy(&row[i], from + i * from_stride, sizeof(Quad));
+  const QuadPlaces low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, lower = {0, 1, 4, 5}, upper = {2, 3, 6, 7};
+  const Quad a = __builtin_shuffle(row[0], row[1], low), b = __builtin_shuffle(row[2], row[3], low);
+  const Quad c = __builtin_shuffle(row[0], row[1], high), d = __builtin_shuffle(row[2], row[3], high);
+  const Quad column[4] = {__builtin_shuffle(a, b, lower), __builtin_shuffle(a, b, upper), __builtin_shuffle(c, d, lower),
+                          __builtin_shuffle(c, d, upper)};
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) std::memcpy(to + j * to_stride, &column[j], sizeof(Quad));
+}
+
+/// Asks for `count` rows before their use.
+SHARDLAB_INLINE void fetch_rows(const float* rows, int64_t stride, int64_t count, int64_t depth) {
+  for (int64_t t = 0; t < count; ++t)
+    for (int64_t d = 0; d < depth; d += 16) __builtin_prefetch(rows + t * stride + d);
+}
+
 /// to[d][t] = rows[t][d], padded with +0 along t.
 void transpose(const float* rows, const View& v, int64_t depth, float* to) {
-  const int64_t padded = v.padded_keys();
+  const int64_t padded = v.padded_keys(), whole = v.keys / kLanes * kLanes, squares = depth / 4 * 4;
+  for (int64_t t = 0; t < whole; t += kLanes) {
+    if (t + kLanes < whole) fetch_rows(rows + (t + kLanes) * v.kv_stride, v.kv_stride, kLanes, depth);
+    for (int64_t d = 0; d < squares; d += 4)
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kLanes; i += 4)
+        transpose_square(rows + (t + i) * v.kv_stride + d, v.kv_stride, to + d * padded + t + i, padded);
+  }
   for (int64_t d = 0; d < depth; ++d) {
-    for (int64_t t = 0; t < v.keys; ++t) to[d * padded + t] = rows[t * v.kv_stride + d];
+    for (int64_t t = d < squares ? whole : 0; t < v.keys; ++t) to[d * padded + t] = rows[t * v.kv_stride + d];
     for (int64_t t = v.keys; t < padded; ++t) to[d * padded + t] = 0;
   }
 }
@@ -199,7 +229,13 @@ SHARDLAB_INLINE void dot_strip(const float* const* rows, const float* transposed
 /// Products of four rows with the keys (or values) [begin, end), and of those around them that make the vectors whole.
 void dots(const float* const* rows, const float* transposed, int64_t begin, int64_t end, const Head& h, float* out) {
   int64_t key = begin / kLanes * kLanes;
+  end = padded_to_lanes(end);
   for (; key + kVectors * kLanes <= end; key += kVectors * kLanes) dot_strip<kVectors>(rows, transposed + key, h, out + key);
+  if constexpr (kVectors == 4) {
+    // What is left in one strip: a single vector has too few sums to keep the processor busy.
+    if (key + 3 * kLanes == end) return dot_strip<3>(rows, transposed + key, h, out + key);
+    if (key + 2 * kLanes == end) return dot_strip<2>(rows, transposed + key, h, out + key);
+  }
   for (; key < end; key += kLanes) dot_strip<1>(rows, transposed + key, h, out + key);
 }
 
@@ -327,24 +363,31 @@ void scatter_rows(const float* weights, const Rows& rows, const SeenBits& seen, 
     if ((seen.some >> key & 1) != 0) scatter_keys<1>(weights, rows, seen, key, h, matrix + key * h.padded_depth);
 }
 
+/// -1 in the first n lanes, else 0.
+SHARDLAB_INLINE Ints lanes_before(int n) {
+  static constexpr int32_t kPlaces[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Ints r;
+  for (int i = 0; i < kPieces; ++i) {
+    std::memcpy(&r.piece[i], kPlaces + i * kPieceLanes, sizeof(IntPiece));
+    r.piece[i] = r.piece[i] < n;
+  }
+  return r;
+}
+
 /// Scores of a row, which sees a key, become exponentials; gives the largest score and their sum.
 void softmax_row(float* scores, int64_t keys, float scale, float& max, float& sum) {
-  const Floats factor = floats(scale);
-  max = -__builtin_inff();
-  Floats most = floats(max);
-  int64_t j = 0;
-  for (; j + kLanes <= keys; j += kLanes) {
-    const Floats s = load(scores + j) * factor;
-    store(scores + j, s);
-    most = larger(most, s);
-  }
-  for (; j < keys; ++j) {
-    scores[j] *= scale;
-    max = scores[j] > max ? scores[j] : max;
-  }
+  const Floats factor = floats(scale), least = floats(-__builtin_inff());
+  Floats most = least;
+  for_vectors(keys, [&](int64_t j, int n) {
+    const Floats s = load_some(scores + j, n) * factor;
+    store_some(scores + j, s, n);
+    most = larger(most, n == kLanes ? s : select(lanes_before(n), s, least));
+  });
   float v[kLanes];
   store(v, most);
-  for (int i = 0; i < kLanes; ++i) max = v[i] > max ? v[i] : max;
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) v[i] = v[i] > v[i + width] ? v[i] : v[i + width];
+  max = v[0];
   const Floats top = floats(max);
   sum = lanes(keys, [=](int64_t i, int n) {
     const Floats p = exp_formula(load_some(scores + i, n) - top);
@@ -616,6 +659,10 @@ int backward_rows(const View& v, const Backward& a, const Head& h, const Head& o
     queries = {x.queries, h.padded_depth, all_rows};
     douts = {x.douts, of_values.padded_depth, all_rows};
   }
+  const int64_t behind = first + all_rows + all_rows <= end ? all_rows : 0;  // rows of the next block
+  fetch_rows(o + all_rows * out_width, out_width, behind, v.values);
+  fetch_rows(a.dout + out_at + all_rows * out_width, out_width, behind, v.values);
+  fetch_rows(a.q + (b * v.queries + first + all_rows) * v.q_stride + at, v.q_stride, behind, v.depth);
   float delta[kMostRows];
   for (int r = 0; r < all_rows; ++r)
     delta[r] = lanes(v.values, [&](int64_t d, int n) {

@@ -1,3 +1,4 @@
+#include "kernels/elementary.h"
 #include "plan/base/documents.h"
 #include "tests/kernels/support.h"
 #include "tests/namespaces.h"
@@ -100,6 +101,57 @@ TEST_CASE("attention: F equals fp64, I equals finite differences, on every varia
     REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return backward(k, qkv, dout, s); }), want, kTolerance) ==
             "");
   }
+}
+
+namespace {
+
+/// dqkv of fast mode by docs/canonical-order.md, in scalar loops, from the o and lse that were saved.
+Floats backward_by_chains(const Floats& qkv, const Floats& dout, const Floats& saved, const AttentionShape& s) {
+  Floats dqkv(qkv.size(), 0.0f);
+  const int64_t d = s.head_dim, width = s.qkv_width(), out = s.out_width();
+  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+  for (int64_t b = 0; b < s.sequences; ++b)
+    for (int head = 0; head < s.heads; ++head)
+      for (int64_t i = 0; i < s.tokens; ++i) {
+        const int64_t row = (b * s.tokens + i) * width + query_at(s, head), at = (b * s.tokens + i) * out + head * d;
+        const float lse = saved[static_cast<size_t>(s.sequences * s.tokens * out + (b * s.heads + head) * s.tokens + i)];
+        float lane[16] = {};
+        for (int64_t e = 0; e < d; ++e) lane[e % 16] += dout[at + e] * saved[at + e];
+        for (int w = 8; w > 0; w /= 2)
+          for (int j = 0; j < w; ++j) lane[j] = lane[2 * j] + lane[2 * j + 1];
+        for (int64_t j = first_key(s, i); j <= i; ++j) {
+          const int64_t key = (b * s.tokens + j) * width + key_at(s, head), value = key + d;
+          float score = 0, dp = 0;
+          for (int64_t e = 0; e < d; ++e) score = std::fma(qkv[row + e], qkv[key + e], score);
+          for (int64_t e = 0; e < d; ++e) dp = std::fma(dout[at + e], qkv[value + e], dp);
+          const float p = elementary::exp(score * scale - lse), ds = (p * (dp - lane[0])) * scale;
+          for (int64_t e = 0; e < d; ++e) {
+            dqkv[row + e] = std::fma(ds, qkv[key + e], dqkv[row + e]);
+            dqkv[key + e] = std::fma(ds, qkv[row + e], dqkv[key + e]);
+            dqkv[value + e] = std::fma(p, dout[at + e], dqkv[value + e]);
+          }
+        }
+      }
+  return dqkv;
+}
+
+}  // namespace
+
+// As many tokens as several blocks of rows and tiles of keys have, with every remainder; heads whose vectors are whole, and others.
+TEST_CASE("attention: over many blocks of rows and keys F equals fp64 and I has the bits of its chains, on every variant") {
+  for (const AttentionShape& shape : {AttentionShape{1, 187, 1, 1, 16}, {1, 130, 4, 2, 32}, {1, 270, 1, 1, 48}, {1, 77, 2, 2, 10}})
+    for (const int64_t window : {0, 70}) {
+      AttentionShape s = shape;
+      s.window = window;
+      INFO("tokens " << s.tokens << " head_dim " << s.head_dim << " window " << s.window);
+      const Floats qkv = random_floats(s.tokens * s.qkv_width(), 1, 2.0f), dout = random_floats(s.tokens * s.out_width(), 2);
+      const Floats saved = on_every_variant([&](const kernels::Kernels& k) { return forward(k, qkv, s); });
+      REQUIRE(difference(saved, forward64(wide(qkv), s), kTolerance) == "");
+      const Floats want = backward_by_chains(qkv, dout, saved, s);
+      const Floats got = on_every_variant([&](const kernels::Kernels& k) { return backward(k, qkv, dout, s); });
+      for (size_t i = 0; i < want.size(); ++i)
+        if (got[i] != want[i]) FAIL("element " << i << ": " << got[i] << ", not " << want[i]);
+    }
 }
 
 TEST_CASE("attention: scores far from 0 neither overflow nor lose the sum") {
