@@ -254,9 +254,7 @@ void StageGroups::add(int32_t first, int32_t count, const ModelShape& shape, con
 }
 
 /// Blocks in their order: embedding, layers, head, cast, loss; only layers and head cost. A stage ends with the block that brings
-/// all up to it to the stage's share of the total. Where a share is a whole number of layers, the public code of nanotron
-/// (67c5ebb6) goes one layer further. The runs did not: their first stages hold the bytes of 10 and 5 of 16 layers
-/// (`mem_static_allocated_gib` of the playbook's table, pp 2 and 4).
+/// all up to it above the stage's share of the total.
 void StageGroups::balance(const ModelShape& shape, const Point& point) {
   const auto of = [](int64_t v) { return static_cast<double>(v); };
   const double layer = 4 * of(shape.heads) * of(shape.head_dim) * of(shape.hidden) + 3 * of(shape.ffn) * of(shape.hidden);
@@ -267,11 +265,11 @@ void StageGroups::balance(const ModelShape& shape, const Point& point) {
     StageGroup g{.first = stage, .count = 1};
     const double share = total * (of(stage + 1) / of(point.pp));
     const bool last = stage + 1 == point.pp;
-    const int64_t reaches = last ? shape.layers : std::min(shape.layers, static_cast<int64_t>(std::ceil(share / layer)));
+    const int64_t reaches = last ? shape.layers : std::min(shape.layers, static_cast<int64_t>(share / layer) + 1);
     g.dense = std::max<int64_t>(0, reaches - done);
     done += g.dense;
     g.holds_embedding = stage == 0, g.embedding = stage == 0 ? 1 : 0;
-    const bool room = last || of(done) * layer < share;  // the stage did not end with a layer
+    const bool room = last || of(done) * layer <= share;  // the stage did not end with a layer
     if (done == shape.layers && room && !loss) {
       const bool here = !head;
       if (here) g.holds_head = head = true, g.head = 1;
