@@ -603,8 +603,14 @@ Result<void> check_fp8_blocks(const Case& c) {
     widths.emplace_back("rows of the feed-forward", m.up_rows());
     widths.emplace_back("ffn", m.ffn);
   }
-  if (m.is_mixture() && !c.layout.folds_experts())
+  if (const int slices = c.layout.expert_slices(); m.is_mixture() && c.layout.folds_experts() && slices > 1) {
+    if (m.experts.ffn / slices % kBlock != 0)
+      return refusal(fmt::format("fp8_scaling=block with expert_tp={}: a rank's {} of the {} moe_ffn are no whole blocks of {}",
+                                 slices, m.experts.ffn / slices, m.experts.ffn, kBlock),
+                     "set expert_tp: 1, or use precision: bf16");
+  } else if (m.is_mixture() && slices > 1) {
     widths.emplace_back("moe_ffn", m.experts.ffn);  // and the rows of gate and up, twice as many
+  }
   if (m.is_mixture() && m.experts.shared > 0) widths.emplace_back("moe_ffn * shared_experts", m.experts.shared * m.experts.ffn);
   for (const auto& [what, width] : widths)
     if (width / c.layout.tp % kBlock != 0)
