@@ -114,7 +114,8 @@ struct Diloco {
 /// Where ranks go and how state is kept: the keys of the section `layout` of a sweep file.
 struct Layout {
   int dp = 1, tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1;
-  /// Ranks of tp that cut each expert: tp (0 too), or 1, where ranks of tp have whole experts and route their own tokens.
+  /// Ranks of tp that cut each expert: tp (0 too), or fewer. Groups of so many neighbours then route their own tokens, and share the experts
+  /// with the other groups; 1: experts are whole.
   int expert_tp = 0;
   int zero = 0;
   Schedule schedule = Schedule::kNone;  ///< kNone iff pp == 1
@@ -157,10 +158,11 @@ struct Layout {
   int replicas() const { return dp / shard_ranks(); }
   /// Ranks that cut each expert.
   int expert_slices() const { return expert_tp == 0 ? tp : expert_tp; }
-  /// Whether ranks of tp have whole experts of their own, where they have slices of all else.
-  bool whole_experts() const { return tp > 1 && expert_slices() == 1; }
-  /// Ranks among which the tokens of each sequence are divided when they are routed.
-  int routed_parts() const { return whole_experts() ? cp * tp : cp; }
+  /// Groups of ranks of tp that share the experts and have tokens of their own, where all else is cut by all ranks of tp. 1: no such groups.
+  int expert_groups() const { return std::max(1, tp / std::max(1, expert_slices())); }
+  bool folds_experts() const { return expert_groups() > 1; }
+  /// Ranks, or groups of those that cut each expert, among which the tokens of each sequence are divided when they are routed.
+  int routed_parts() const { return cp * expert_groups(); }
   /// Data-parallel ranks among the `ep` that share experts: ranks with parts of the same sequences, their neighbours, come first.
   int expert_shards_of_dp() const { return ep > 1 ? ep / routed_parts() : 1; }
 };

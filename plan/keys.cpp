@@ -459,7 +459,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
         .from(1).up_to(kRanks)
         .axis().estimated(),
     CaseKey{"layout.expert_tp", "expert_tp", Form::kInteger, "", "", FIELD_INT(layout.expert_tp),
-            "tensor-parallel ranks that cut each expert: 1 (experts are whole, and tokens are divided over tp) or tp; 0: tp"}
+            "tensor-parallel ranks that cut each expert: tp, or a divisor of it (1: experts are whole), whose groups divide tokens and share experts; 0: tp"}
         .from(0).up_to(kRanks)
         .axis().estimated(),
     CaseKey{"layout.zero", "zero", Form::kWord, "0 1 2 3", "", FIELD_INT(layout.zero),

@@ -21,11 +21,11 @@ double StepParts::*part_of(const Plan& plan, const Instruction& i) {
       return axis && axes.contains(*axis);
     };
     if (std::holds_alternative<Send>(i.op->work) || std::holds_alternative<Recv>(i.op->work))
-      return along("cp") ? &StepParts::context_s : along("tp") ? &StepParts::tensor_s : &StepParts::pipeline_s;
+      return along("cp") ? &StepParts::context_s : along("tp") || along("etp") ? &StepParts::tensor_s : &StepParts::pipeline_s;
     // Gradients and weights travel along dp, whatever other axes they are shared on.
     if (along("dp")) return i.micro_batch >= 0 && along("ep") ? &StepParts::expert_s : &StepParts::data_s;
     if (along("ep")) return &StepParts::expert_s;
-    if (along("tp")) return &StepParts::tensor_s;
+    if (along("tp") || along("etp")) return &StepParts::tensor_s;
     if (along("cp") || along("ulysses")) return &StepParts::context_s;
     return along("pp") ? &StepParts::pipeline_s : &StepParts::communication_s;
   }

@@ -271,8 +271,11 @@ Result<void> check_tensor_parallel(const Case& c) {
   SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
   if (m.kv_heads % l.tp != 0) SHARDLAB_TRY(check_shared_heads(c));
   SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
-  if (m.is_mixture() && !l.whole_experts()) SHARDLAB_TRY(divides("moe_ffn", m.experts.ffn, "tp", l.tp));
-  if (m.experts.shared > 0 && l.whole_experts())
+  if (m.is_mixture() && l.tp % std::max(1, l.expert_slices()) == 0) {  // else `check_expert_slices` says so
+    const char* by = l.folds_experts() ? "expert_tp" : "tp";
+    SHARDLAB_TRY(divides("moe_ffn", m.experts.ffn, by, l.expert_slices()));
+  }
+  if (m.experts.shared > 0 && l.folds_experts())
     SHARDLAB_TRY(divides("moe_ffn * shared_experts", m.experts.shared * m.experts.ffn, "tp", l.tp));
   if (m.vocab_rows() % l.tp != 0)
     return refusal(fmt::format("vocab {} of {} rows is not divisible by tp={}", m.vocab, m.vocab_rows(), l.tp),
@@ -306,14 +309,15 @@ Result<void> check_context_parallel(const Case& c) {
   return {};
 }
 
-/// Experts are whole, or cut as all else of a layer is.
+/// Experts are cut as all else of a layer is, or by ranks of tp that are equal groups of neighbours.
 Result<void> check_expert_slices(const Case& c) {
   const int slices = c.layout.expert_tp, tp = c.layout.tp;
   if (!c.model.is_mixture())
     return refusal(fmt::format("expert_tp={} of a model without experts", slices), "leave expert_tp out, or set model.experts");
-  if (slices == 1 || slices == tp) return {};
-  return refusal(fmt::format("expert_tp={} with tp={}: experts are whole, or cut by every rank of tp", slices, tp),
-                 tp == 1 ? "leave expert_tp out" : fmt::format("set expert_tp: 1, or leave it out, which is {}", tp));
+  if (slices >= 1 && tp % slices == 0) return {};
+  return refusal(
+      fmt::format("expert_tp={} with tp={}: the ranks of tp are divided into groups that cut each expert", slices, tp),
+      tp == 1 ? "leave expert_tp out" : fmt::format("set expert_tp to a divisor of tp, or leave it out, which is {}", tp));
 }
 
 /// Groups of `ep` neighbours among the ranks with other tokens share the experts, those that have parts of the same sequences first.
@@ -321,9 +325,10 @@ Result<void> check_expert_parallel(const Case& c) {
   const Layout& l = c.layout;
   const int ep = l.ep, parts = l.routed_parts();
   std::string cutting = l.cp > 1 ? "cp" : "", sizes = l.cp > 1 ? fmt::format("cp={}", l.cp) : "";
-  if (l.whole_experts()) {
-    sizes += fmt::format("{}tp={} and expert_tp=1", l.cp > 1 ? ", " : "", l.tp);
+  if (l.folds_experts()) {
+    sizes += fmt::format("{}tp={} and expert_tp={}", l.cp > 1 ? ", " : "", l.tp, l.expert_tp);
     cutting += l.cp > 1 ? "*tp" : "tp";
+    if (l.expert_tp > 1) cutting += "/expert_tp";
   }
   if (ep >= 1 && ep % parts != 0)
     return refusal(fmt::format("ep={} with {}: ranks that have the parts of a sequence share the experts together", ep, sizes),
@@ -331,7 +336,7 @@ Result<void> check_expert_parallel(const Case& c) {
   if (ep < 1 || l.dp * parts % ep != 0)
     return refusal(parts == 1 ? fmt::format("ep={} with dp={}: experts are shared by groups of data ranks", ep, l.dp)
                               : fmt::format("ep={} with dp={} and {}: experts are shared by groups of the dp*{} {}", ep, l.dp,
-                                            sizes, cutting, l.whole_experts() ? "ranks with other tokens" : "data ranks"),
+                                            sizes, cutting, l.folds_experts() ? "ranks with other tokens" : "data ranks"),
                    parts == 1 ? "set ep to a divisor of dp, or dp to a multiple of ep"
                               : fmt::format("set ep to a divisor of dp*{}, a multiple of {}", cutting, cutting));
   if (c.model.experts.count % ep != 0)
@@ -598,8 +603,14 @@ Result<void> check_fp8_blocks(const Case& c) {
     widths.emplace_back("rows of the feed-forward", m.up_rows());
     widths.emplace_back("ffn", m.ffn);
   }
-  if (m.is_mixture() && !c.layout.whole_experts())
+  if (const int slices = c.layout.expert_slices(); m.is_mixture() && c.layout.folds_experts() && slices > 1) {
+    if (m.experts.ffn / slices % kBlock != 0)
+      return refusal(fmt::format("fp8_scaling=block with expert_tp={}: a rank's {} of the {} moe_ffn are no whole blocks of {}",
+                                 slices, m.experts.ffn / slices, m.experts.ffn, kBlock),
+                     "set expert_tp: 1, or use precision: bf16");
+  } else if (m.is_mixture() && slices > 1) {
     widths.emplace_back("moe_ffn", m.experts.ffn);  // and the rows of gate and up, twice as many
+  }
   if (m.is_mixture() && m.experts.shared > 0) widths.emplace_back("moe_ffn * shared_experts", m.experts.shared * m.experts.ffn);
   for (const auto& [what, width] : widths)
     if (width / c.layout.tp % kBlock != 0)
@@ -684,11 +695,14 @@ Result<void> check_canonical(const Case& c) {
                    "every data-parallel rank must hold an aligned block of the tree over sequences");
   const int cp = c.layout.cp, parts = c.layout.routed_parts();
   if (parts > 1 && t.micro_batch != 1)
-    return refusal(fmt::format("canonical with {} and micro_batch={}",
-                               cp > 1 ? fmt::format("cp={}", cp) : fmt::format("tp={}, expert_tp=1", c.layout.tp), t.micro_batch),
-                   "the tree over sequences stands above that over parts of each: set micro_batch: 1 and raise grad_accumulation");
-  if (c.layout.whole_experts() && kContractionLeaves % parts != 0)
-    return refusal(fmt::format("canonical with expert_tp=1 and cp*tp={}, which does not divide {}", parts, kContractionLeaves),
+    return refusal(
+        fmt::format("canonical with {} and micro_batch={}",
+                    cp > 1 ? fmt::format("cp={}", cp) : fmt::format("tp={}, expert_tp={}", c.layout.tp, c.layout.expert_tp),
+                    t.micro_batch),
+        "the tree over sequences stands above that over parts of each: set micro_batch: 1 and raise grad_accumulation");
+  if (c.layout.folds_experts() && kContractionLeaves % (cp * c.layout.tp) != 0)
+    return refusal(fmt::format("canonical with expert_tp={} and cp*tp={}, which does not divide {}", c.layout.expert_tp,
+                               cp * c.layout.tp, kContractionLeaves),
                    "lower tp or cp");
   if (cp > 1) {
     if (kContractionLeaves % cp != 0)

@@ -847,7 +847,7 @@ constexpr std::array kTable{
               .choices = kWindowChoices},
     Technique{.id = "expert-slices", .on = [](const Case& c) { return c.layout.expert_tp != 0; }, .check = check_expert_slices},
     Technique{.id = "whole-experts",
-              .on = [](const Case& c) { return c.layout.whole_experts(); },
+              .on = [](const Case& c) { return c.layout.folds_experts(); },
               .text = [](const Case& c) { return fmt::format("expert_tp={}", c.layout.expert_tp); },
               .apart = kWholeExpertsApart,
               .choices = kWholeExpertChoices},

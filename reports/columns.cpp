@@ -477,7 +477,7 @@ std::string layout_text(const Case& config) {
   const auto add = [&](std::string_view part) { out += (out.empty() ? "" : " ") + std::string(part); };
   for (const auto& [key, size] : {std::pair{"dp", l.dp}, {"tp", l.tp}, {"pp", l.pp}, {"vpp", l.vpp}, {"cp", l.cp}, {"ep", l.ep}})
     if (size > 1) add(fmt::format("{}{}", key, size));
-  if (l.whole_experts()) add("expert-tp1");
+  if (l.folds_experts()) add(fmt::format("expert-tp{}", l.expert_tp));
   if (out.empty()) out = "1 rank";
   if (l.zero > 0) add(fmt::format("zero{}", l.zero));
   if (l.schedule != Schedule::kNone) add(schedule_words(config));

@@ -47,7 +47,7 @@ std::map<std::string, std::string> recipe_of(const Case& c) {
     recipe["blocks"] = fmt::format("dp{}:tp{}:pp{}:{}:vpp{}:cp{}:ep{}:zero{}:hybrid{}:bucket{}:fsdp{}:offload{}:servers{}", l.dp,
                                    l.tp, l.pp, name_of(l.schedule), l.vpp, l.cp, l.ep, l.zero, l.hybrid_shard, l.bucket_bytes,
                                    l.fsdp.unit, name_of(l.offload.optimizer), l.parameter_server.servers) +
-                       (l.whole_experts() ? ":expert_tp1" : "");
+                       (l.folds_experts() ? fmt::format(":expert_tp{}", l.expert_tp) : "");
   if (k.kind == CompressionKind::kNone) return recipe;
   // What a rank owes is of its own micro-batches, and lies as its buckets do.
   recipe["owed"] = fmt::format("{}:rank{}:k{}:bits{}:dp{}:tp{}:pp{}:zero{}:hybrid{}:bucket{}:micro{}", name_of(k.kind), k.rank, k.k,

@@ -189,7 +189,7 @@ size_t BackwardTimes::first(const Bucket& bucket, int micro_batch) const {
 }
 
 Type nobodys_shard(const Draft& draft, Type type) {
-  const AxisSet cutting = AxisSet::of(draft.plan.mesh.axis("tp")) | expert_axes(draft);
+  const AxisSet cutting = tensor_axes(draft.plan.mesh) | expert_axes(draft);
   for (int axis = 0; axis < kMaxAxes; ++axis)
     if (Placement& place = type.place[static_cast<size_t>(axis)]; cutting.contains(axis) && place.is_shard())
       place = Placement::local();

@@ -687,6 +687,10 @@ Draft build_step(const Case& config, bool training) {
   draft.plan.name = config.name;
   const Layout& l = config.layout;
   draft.plan.mesh.axes = {{"pp", l.pp}, {"dp", l.shard_ranks()}, {"cp", l.cp}, {"tp", l.tp}};
+  if (l.folds_experts() && l.expert_tp > 1) {  // "tp" counts groups that share experts then, within which neighbours cut them
+    draft.plan.mesh.axes[3].size = l.expert_groups();
+    draft.plan.mesh.axes.push_back({std::string(kSlicesAxis), l.expert_tp});
+  }
   if (l.cp > 1 && l.cp_kind == ContextKind::kUsp) {  // "cp" counts parts of sequences then, which neighbours share
     draft.plan.mesh.axes[2].size = l.ring_ranks();
     draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 3, {std::string(kHeadsAxis), l.head_ranks()});

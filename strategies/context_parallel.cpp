@@ -122,8 +122,8 @@ class Ulysses {
                              bool to_heads, int copies) {
     const Type &heads = segment.slot(both.heads).type, &tokens = segment.slot(both.tokens).type;
     const int64_t width = heads.shape[2];
-    const Type of_tokens = in_parts(tokens, ranks_, tokens.shape[1], width, axis_, Placement::shard(1)),
-               of_heads = in_parts(tokens, 1, heads.shape[1], width, axis_, Placement::shard(0));
+    const Type of_tokens = in_parts(tokens, ranks_, tokens.shape[1], width, AxisSet::of(axis_), Placement::shard(1)),
+               of_heads = in_parts(tokens, 1, heads.shape[1], width, AxisSet::of(axis_), Placement::shard(0));
     const SlotId by_tokens = segment.add(name + (to_heads ? ".sent" : ".came"), of_tokens, Use::kLocal, BufferClass::kTemporary),
                  by_heads = segment.add(name + (to_heads ? ".came" : ".sent"), of_heads, Use::kLocal, BufferClass::kTemporary);
     Regroup all{.parts = ranks_, .copies = copies};

@@ -180,10 +180,21 @@ AxisSet context_axes(const Mesh& mesh) {
   return heads ? cp | AxisSet::of(*heads) : cp;
 }
 
+AxisSet tensor_axes(const Mesh& mesh) {
+  const AxisSet tp = AxisSet::of(mesh.axis("tp"));
+  const auto slices = mesh.find(kSlicesAxis);
+  return slices ? tp | AxisSet::of(*slices) : tp;
+}
+
+AxisSet slice_axes(const Draft& draft) {
+  if (const auto slices = draft.plan.mesh.find(kSlicesAxis)) return AxisSet::of(*slices);
+  return draft.config.layout.folds_experts() ? AxisSet{} : AxisSet::of(draft.plan.mesh.axis("tp"));
+}
+
 AxisSet routed_axes(const Draft& draft) {
   const Layout& l = draft.config.layout;
   const AxisSet cp = l.cp > 1 ? context_axes(draft.plan.mesh) : AxisSet{};
-  return l.whole_experts() ? cp | AxisSet::of(draft.plan.mesh.axis("tp")) : cp;
+  return l.folds_experts() ? cp | AxisSet::of(draft.plan.mesh.axis("tp")) : cp;
 }
 
 int64_t even_rows_of_experts(const Case& c) {
@@ -206,7 +217,9 @@ AxisSet data_axes(const Mesh& mesh) {
 }
 
 AxisSet axes_of(const Mesh& mesh, std::string_view name) {
-  return name == "dp" ? data_axes(mesh) : name == "sequences" ? sequence_axes(mesh) : AxisSet::of(mesh.axis(name));
+  if (name == "dp") return data_axes(mesh);
+  if (name == "tp") return tensor_axes(mesh);
+  return name == "sequences" ? sequence_axes(mesh) : AxisSet::of(mesh.axis(name));
 }
 
 Call bind(SegmentId segment, std::vector<BufferId> binding, int layer, int micro_batch) {

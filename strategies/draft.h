@@ -289,8 +289,14 @@ AxisSet sequence_axes(const Mesh& mesh);
 inline constexpr std::string_view kHeadsAxis = "ulysses";
 /// The axes along which ranks have other parts of the same sequences: "cp", and within it `kHeadsAxis`.
 AxisSet context_axes(const Mesh& mesh);
+/// Within a tensor-parallel group the ranks that cut each expert, where fewer do than cut all else (expert_tp).
+inline constexpr std::string_view kSlicesAxis = "etp";
+/// The axes along which matrices are cut: "tp", and within it `kSlicesAxis`.
+AxisSet tensor_axes(const Mesh& mesh);
+/// Those along which each expert is cut. None where experts are whole.
+AxisSet slice_axes(const Draft& draft);
 /// The axes along which ranks have other tokens of the same sequences when these are routed: `context_axes`, and "tp" where its ranks have
-/// whole experts. None where ranks route whole sequences.
+/// other experts. None where ranks route whole sequences.
 AxisSet routed_axes(const Draft& draft);
 /// Of the axes along which gradients are summed those along which ranks share the experts of each layer: those of context parallelism, and
 /// "ep" where more ranks do. None where every rank has all experts, or ranks of "tp" alone share them.
@@ -298,7 +304,8 @@ AxisSet expert_axes(const Draft& draft);
 /// The axes along which ranks that share one set of shards have other tokens: `sequence_axes` and
 /// `context_axes`. Gradients are summed over them.
 AxisSet data_axes(const Mesh& mesh);
-/// The axes along which scalars over `name` are reduced: `data_axes` for "dp", `sequence_axes` for "sequences", else the axis called `name`.
+/// The axes along which scalars over `name` are reduced: `data_axes` for "dp", `sequence_axes` for "sequences", `tensor_axes` for "tp", else
+/// the axis called `name`.
 AxisSet axes_of(const Mesh& mesh, std::string_view name);
 /// A call whose slots are bound to `binding` in order.
 Call bind(SegmentId segment, std::vector<BufferId> binding, int layer = -1, int micro_batch = -1);

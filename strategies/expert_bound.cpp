@@ -114,7 +114,7 @@ void agree_on_overflow(Draft& draft) {
     stage.role.buffers[flag.index()].type = flag_type(draft);
     stage.named[std::string(kOverflowSlot)] = flag;
     stage.events.insert(stage.events.begin(), numbers.call("experts.overflow.begin", {flag}, Fill{0}, {}, {0}));
-    const bool over_tp = draft.config.layout.whole_experts();  // a communicator of other axes than the metrics' over dp
+    const bool over_tp = draft.config.layout.folds_experts();  // a communicator of other axes than the metrics' over dp
     flag = all_reduce_scalar(draft, stage, flag, over_tp ? "rows" : "dp", rows_axes(draft), ReduceOp::kMax);
     if (draft.config.layout.pp > 1) flag = all_reduce_scalar(draft, stage, flag, "pp", ReduceOp::kMax);
     const BufferId word = numbers.number(std::string(kOverflowed), DType::i32, true);

@@ -77,7 +77,8 @@ Scaling scaling_of(const Case& c) {
 /// Axes along which a tensor may be cut: its largest size is one rank's there.
 std::vector<int> cutting_axes(const Mesh& mesh) {
   std::vector<int> axes;
-  for (const std::string_view name : {"replica", "dp", "node", "tp"})
+  for (const std::string_view name :
+       {std::string_view("replica"), std::string_view("dp"), std::string_view("node"), std::string_view("tp"), kSlicesAxis})
     if (const auto axis = mesh.find(name); axis && mesh.size(name) > 1) axes.push_back(*axis);
   return axes;
 }

@@ -247,7 +247,7 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
 
 /// The parameters' gradients within a bucket in host memory, as views of it: each cut along tp by itself, as the bucket is not.
 std::vector<BufferId> members_of(const Draft& draft, StageDraft& stage, BufferId bucket) {
-  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp"));
+  const AxisSet tp = tensor_axes(draft.plan.mesh);
   const Buffer whole = stage.role.buffers[bucket.index()];
   std::vector<Buffer> members;
   for (const Buffer& b : stage.role.buffers) {
@@ -260,7 +260,8 @@ std::vector<BufferId> members_of(const Draft& draft, StageDraft& stage, BufferId
     member.view->base = bucket.value;
     member.type = whole.type;
     member.type.shape = b.type.shape;
-    member.type.place[tp] = b.type.place[tp];
+    for (size_t axis = 0; axis < kMaxAxes; ++axis)
+      if (tp.contains(static_cast<int>(axis))) member.type.place[axis] = b.type.place[axis];
     members.push_back(std::move(member));
   }
   std::vector<BufferId> ids;
@@ -322,7 +323,7 @@ Counted counted_gradients(const Draft& draft, const StageDraft& stage, bool slic
 
 /// Slices are summed over the axes that cut them, copies are counted once.
 BufferId gradient_norm(Draft& draft, StageDraft& stage) {
-  const AxisSet sharing = expert_axes(draft), tp = AxisSet::of(draft.plan.mesh.axis("tp"));
+  const AxisSet sharing = expert_axes(draft), tp = tensor_axes(draft.plan.mesh);
   const size_t pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
   const bool sliced_over_dp = updates_slices(draft.config.layout) && draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1;
   const Counted counted = counted_gradients(draft, stage, sliced_over_dp);

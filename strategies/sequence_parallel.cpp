@@ -70,9 +70,11 @@ class SequenceParallel {
  public:
   explicit SequenceParallel(Draft& draft)
       : draft_(draft),
-        axis_(draft.plan.mesh.axis("tp")),
-        size_(draft.config.layout.tp),
-        comm_(draft.comm("tp", AxisSet::of(axis_))) {}
+        axes_(tensor_axes(draft.plan.mesh)),
+        slices_(draft.config.layout.folds_experts() ? slice_axes(draft) : AxisSet{}),
+        size_(draft.config.layout.tp) {
+    comm_of(axes_);
+  }
 
   void run() {
     for (UnitTemplate& unit : draft_.templates) {
@@ -84,7 +86,7 @@ class SequenceParallel {
  private:
   void rewrite(DraftSegment& segment, bool backward) {
     routed_.clear();
-    for (const Slot& slot : segment.segment.slots) routed_.push_back(is_cut(slot.type));
+    for (const Slot& slot : segment.segment.slots) routed_.push_back(is_routed(slot.type));
     for (const std::string_view name : kBetween)
       for (const std::string& n : {std::string(name), "d." + std::string(name)})
         if (const auto slot = segment.find_if(n); slot && lies_between(segment, *slot)) cut(segment.slot(*slot).type);
@@ -104,17 +106,33 @@ class SequenceParallel {
   }
   void cut(Type& type) const {
     type.shape[kTokenDim] /= size_;
-    type.place[static_cast<size_t>(axis_)] = Placement::shard(kTokenDim);
+    type = placed(std::move(type), axes_, Placement::shard(kTokenDim));
   }
-  bool is_partial(const Type& type) const { return type.place[static_cast<size_t>(axis_)].is_partial(); }
+  template <class Is>
+  static bool along(const Type& type, AxisSet axes, const Is& is) {
+    for (int axis = 0; axis < kMaxAxes; ++axis)
+      if (axes.contains(axis) && !is(type.place[static_cast<size_t>(axis)])) return false;
+    return true;
+  }
+  bool is_partial(const Type& type) const {
+    return along(type, axes_, [](Placement p) { return p.is_partial(); });
+  }
+  /// Whether a rank has its own tokens of it.
   bool is_cut(const Type& type) const {
-    return type.micro == Micro::kSlice && type.place[static_cast<size_t>(axis_)] == Placement::shard(kTokenDim) &&
-           type.shape.rank == 3;
+    return type.micro == Micro::kSlice && type.shape.rank == 3 &&
+           along(type, axes_, [](Placement p) { return p == Placement::shard(kTokenDim); });
+  }
+  /// Whether it is of the tokens that a rank routes, before this pass cuts anything.
+  bool is_routed(const Type& type) const {
+    return type.micro == Micro::kSlice && type.shape.rank == 3 &&
+           type.place[static_cast<size_t>(draft_.plan.mesh.axis("tp"))] == Placement::shard(kTokenDim);
   }
 
-  Op collective(CollectiveKind kind, SlotId from, SlotId to, std::string label) const {
+  CommId comm_of(AxisSet axes) const { return draft_.comm(axes == axes_ ? "tp" : kSlicesAxis, axes); }
+
+  Op collective(CollectiveKind kind, SlotId from, SlotId to, std::string label, AxisSet axes) const {
     Op op;
-    op.work = Collective{kind, ReduceOp::kSum, comm_, draft_.algorithm()};
+    op.work = Collective{kind, ReduceOp::kSum, comm_of(axes), draft_.algorithm()};
     op.reads = {from};
     op.writes = {to};
     op.label = std::move(label);
@@ -141,15 +159,18 @@ class SequenceParallel {
     }
   }
 
-  /// Whether an op routes the rank's own tokens, or works with their rows.
+  /// The axes over which an op takes tokens of other ranks: of routed tokens those of the ranks that cut each expert, who route alike.
+  AxisSet gathered(const Op& op) const { return routes_own_tokens(op) ? slices_ : axes_; }
+
+  /// Whether an op routes the tokens of the rank, or of its group, or works with their rows.
   bool routes_own_tokens(const Op& op) const {
     const auto is_routed = [&](SlotId slot) { return slot.index() < routed_.size() && routed_[slot.index()]; };
     return std::ranges::any_of(op.reads, is_routed) || std::ranges::any_of(op.writes, is_routed);
   }
 
-  /// Matrix products, the gradients of the embedding's tables, and what deals tokens out to experts take all tokens.
+  /// Matrix products, the gradients of the embedding's tables, and what deals tokens out to experts take all tokens, or those of a group.
   bool takes_all_tokens(const Op& op) const {
-    if (routes_own_tokens(op)) return false;
+    if (gathered(op).empty()) return false;
     const Work& work = op.work;
     const bool table = std::holds_alternative<Embed>(work) || std::holds_alternative<Positions>(work);
     return std::holds_alternative<Linear>(work) || std::holds_alternative<Dispatch>(work) ||
@@ -170,7 +191,8 @@ class SequenceParallel {
       for (SlotId& write : op.writes) {
         if (!takes_all_tokens(op) || !is_cut(segment.slot(write).type)) continue;
         const SlotId own = write;
-        write = segment.add(segment.slot(own).name + ".whole", whole(segment.slot(own).type), Use::kLocal, BufferClass::kTemporary);
+        write = segment.add(segment.slot(own).name + ".whole", whole(segment.slot(own).type, gathered(op)), Use::kLocal,
+                            BufferClass::kTemporary);
         Op copy;
         copy.work = Copy{};
         copy.reads = {write};
@@ -189,17 +211,17 @@ class SequenceParallel {
     std::vector<Step> steps;
     for (Step& step : std::exchange(segment.segment.steps, {})) {
       Op op = std::move(std::get<Op>(step));
-      if (takes_all_tokens(op) || gates_all_tokens(segment, op))
+      if (const AxisSet over = gathered(op); takes_all_tokens(op) || gates_all_tokens(segment, op))
         for (SlotId& read : op.reads) {
           if (!is_cut(segment.slot(read).type)) continue;
-          const std::string name = segment.slot(read).name + ".all";
+          const std::string name = segment.slot(read).name + (over == axes_ ? ".all" : ".group");
           auto all = segment.find_if(name);
           if (!all) {
-            all = segment.add(name, whole(segment.slot(read).type), Use::kLocal, BufferClass::kTemporary);
+            all = segment.add(name, whole(segment.slot(read).type, over), Use::kLocal, BufferClass::kTemporary);
             const bool again = backward && segment.uses[read.index()].use == Use::kSaved;
-            Op gather = collective(CollectiveKind::kAllGather, read, *all, op.label + ".gather");
+            Op gather = collective(CollectiveKind::kAllGather, read, *all, op.label + ".gather", over);
             if (again)
-              steps.insert(beside_gradient_of_input(steps, op), again_of(std::move(gather)));
+              steps.insert(beside_gradient_of_input(steps, op), again_of(std::move(gather), over));
             else
               steps.emplace_back(std::move(gather));
           }
@@ -210,10 +232,10 @@ class SequenceParallel {
     segment.segment.steps = std::move(steps);
   }
   /// The second gather needs nothing of backward: it runs beside the gradient of the product's input, on a stream of its own.
-  Op again_of(Op gather) {
+  Op again_of(Op gather, AxisSet over) {
     gather.label += ".again";
     if (!draft_.config.layout.overlap) return gather;
-    std::get<Collective>(gather.work).comm = draft_.comm("tp.again", AxisSet::of(axis_));
+    std::get<Collective>(gather.work).comm = draft_.comm(over == axes_ ? "tp.again" : "etp.again", over);
     gather.stream = draft_.stream("tp.again");
     return gather;
   }
@@ -224,9 +246,9 @@ class SequenceParallel {
       return op.label == weight.label && std::holds_alternative<Linear>(op.work) && phase_of(op.work) == Phase::kI;
     });
   }
-  Type whole(Type type) const {
-    type.shape[kTokenDim] *= size_;
-    return placed(std::move(type), axis_, Placement::replicate());
+  Type whole(Type type, AxisSet axes) const {
+    type.shape[kTokenDim] *= draft_.plan.mesh.size(axes);
+    return placed(std::move(type), axes, Placement::replicate());
   }
 
   void reduce_gradients(DraftSegment& segment) {
@@ -249,10 +271,10 @@ class SequenceParallel {
         const std::string gradient = segment.slot(op.writes[i]).name;
         const Type sums = sums_of(segment, op, op.writes[i]);
         const SlotId sum = segment.add(gradient + ".tokens", sums, Use::kLocal, BufferClass::kTemporary);
-        const SlotId part = segment.add_view(gradient + ".tokens.part", sum, placed(sums, axis_, Placement::partial()));
+        const SlotId part = segment.add_view(gradient + ".tokens.part", sum, placed(sums, axes_, Placement::partial()));
         tokens.writes[i] = part;
         sequences.reads.push_back(sum);
-        reductions.emplace_back(collective(CollectiveKind::kAllReduce, part, sum, gradient.substr(2) + ".all"));
+        reductions.emplace_back(collective(CollectiveKind::kAllReduce, part, sum, gradient.substr(2) + ".all", axes_));
       }
       steps.emplace_back(std::move(tokens));
       steps.insert(steps.end(), std::make_move_iterator(reductions.begin()), std::make_move_iterator(reductions.end()));
@@ -271,13 +293,13 @@ class SequenceParallel {
     type.shape = {type.shape[0], 1, segment.slot(gradient).type.shape.last()};
     for (Placement& place : type.place)
       if (place == Placement::shard(kTokenDim)) place = Placement::partial();
-    return placed(std::move(type), axis_, Placement::replicate());
+    return placed(std::move(type), axes_, Placement::replicate());
   }
 
   Draft& draft_;
-  int axis_;
+  AxisSet axes_;    ///< along which ranks have other tokens between the products ...
+  AxisSet slices_;  ///< ... and of these along which they cut each expert together, where fewer do than cut all else
   int size_;
-  CommId comm_;
   std::vector<bool> routed_;  ///< by slot of the segment: of tokens that were cut before this pass
 };
 

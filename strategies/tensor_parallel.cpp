@@ -66,15 +66,15 @@ constexpr SlicedSlot kHeadNormSlices[] = {{"qkv.raw", 2}, {"attn.qk_norm.stats",
 constexpr SlicedSlot kLatentSlices[] = {{"attn.wq", 0}, {"attn.wq_b", 0}, {"attn.wkv_b", 0}, {"latent.q", 2}, {"latent.kv", 2}};
 constexpr SlicedSlot kHeadSlices[] = {{"embed.tokens", 0}, {"head.weight", 0}, {"logits", 2}};
 
-void slice(Type& type, int axis, int size, int dim) {
+void slice(Type& type, AxisSet axes, int size, int dim) {
   type.shape[dim] /= size;
-  type.place[static_cast<size_t>(axis)] = Placement::shard(dim);
+  type = placed(std::move(type), axes, Placement::shard(dim));
 }
 
-void slice_slots(DraftSegment& segment, std::span<const SlicedSlot> slices, int axis, int size) {
+void slice_slots(DraftSegment& segment, std::span<const SlicedSlot> slices, AxisSet axes, int size) {
   for (const SlicedSlot& s : slices)
     for (const std::string& name : {std::string(s.name), "d." + std::string(s.name)})
-      if (const auto slot = segment.find_if(name)) slice(segment.slot(*slot).type, axis, size, s.dim);
+      if (const auto slot = segment.find_if(name)) slice(segment.slot(*slot).type, axes, size, s.dim);
 }
 
 /// Attention and RoPE work on this rank's heads.
@@ -91,10 +91,7 @@ void slice_heads(DraftSegment& segment, int size) {
 class TensorParallel {
  public:
   explicit TensorParallel(Draft& draft)
-      : draft_(draft),
-        axis_(draft.plan.mesh.axis("tp")),
-        size_(draft.config.layout.tp),
-        comm_(draft.comm("tp", AxisSet::of(axis_))) {}
+      : draft_(draft), axes_(tensor_axes(draft.plan.mesh)), size_(draft.config.layout.tp), comm_(draft.comm("tp", axes_)) {}
 
   void run() {
     slice_unit(UnitKind::kEmbed, {kEmbedSlices});
@@ -106,6 +103,12 @@ class TensorParallel {
   }
 
  private:
+  /// What ranks a partial sum is over, and how they meet.
+  struct Over {
+    AxisSet axes;
+    CommId comm;
+  };
+
   void layer(UnitKind kind) {
     UnitTemplate& layer = draft_.of(kind);
     slice_heads(layer.forward, size_);
@@ -136,16 +139,29 @@ class TensorParallel {
 
   void experts(UnitKind kind) {
     UnitTemplate& layer = draft_.of(kind);
-    if (draft_.config.layout.whole_experts()) return sum_shared(layer);
-    slice_unit(kind, {kExpertSlices});
-    draft_.config.canonical ? sum_rows(layer) : sum_tokens(layer);
+    if (const AxisSet slices = slice_axes(draft_); !slices.empty()) {
+      slice_unit(kind, {kExpertSlices}, slices);
+      if (!draft_.config.canonical && slices == axes_) return sum_tokens(layer);
+      const Over over{slices, slices == axes_ ? comm_ : draft_.comm(kSlicesAxis, slices)};
+      draft_.config.canonical ? sum_rows(layer, over) : sum_routed_tokens(layer, over);
+    }
+    sum_shared(layer);
   }
 
-  /// Rows of experts are summed, and what shared experts make of tokens.
-  void sum_rows(UnitTemplate& layer) {
-    sum(layer.forward, "rows.out", "moe.g");
-    sum(layer.backward, "d.rows.in", "moe.f");
-    sum_shared(layer);
+  void sum_rows(UnitTemplate& layer, const Over& over) {
+    sum(layer.forward, "rows.out", "moe.g", over);
+    sum(layer.backward, "d.rows.in", "moe.f", over);
+  }
+
+  /// Partial sums of the rows of a group's own tokens are added up apart from those of shared experts, which are of all tokens.
+  void sum_routed_tokens(UnitTemplate& layer, const Over& over) {
+    for (const auto& [segment, rows] : {std::pair{&layer.forward, "rows.out"}, {&layer.backward, "d.rows.in"}})
+      segment->slot(segment->find(rows)).type = partial(segment->slot(segment->find(rows)).type, over.axes);
+    Slot& kept = layer.backward.slot(layer.backward.find("rows.out"));
+    kept.type = partial(kept.type, over.axes);
+    sum(layer.forward, "mlp.z", "moe.g", over);
+    sum(layer.backward, "d.mlp.norm.y", "moe.f", over);
+    sum(layer.backward, "d.moe.weights", "moe.weights.f", over);
   }
 
   void sum_shared(UnitTemplate& layer) {
@@ -169,7 +185,8 @@ class TensorParallel {
     if (layer.backward.find_if("d.shared.gate")) sum(layer.backward, "d.shared.gate", "moe.shared.gate.f");
   }
 
-  Type partial(Type type) const { return placed(std::move(type), axis_, Placement::partial()); }
+  Type partial(Type type) const { return partial(std::move(type), axes_); }
+  static Type partial(Type type, AxisSet axes) { return placed(std::move(type), axes, Placement::partial()); }
 
   /// Gradients of the gammas: sums over the rank's heads are added up over the ranks, leaf by leaf, and then over leaves and sequences.
   void sum_head_norms(DraftSegment& segment) {
@@ -194,7 +211,7 @@ class TensorParallel {
       type.shape = {type.shape[0], draft_.config.canonical ? kContractionLeaves / draft_.config.layout.cp : 1,
                     segment.slot(write).type.shape.last()};
       type.dtype = DType::f32;  // parts of a sum, whatever the gradient that they are of
-      type = placed(std::move(type), axis_, Placement::replicate());
+      type = placed(std::move(type), axes_, Placement::replicate());
       const SlotId whole = segment.add(gradient + ".tokens", type, Use::kLocal, BufferClass::kTemporary);
       write = segment.add_view(gradient + ".tokens.part", whole, partial(type));
       sequences.reads.push_back(whole);
@@ -205,14 +222,16 @@ class TensorParallel {
     steps.insert(at + 1, std::make_move_iterator(sums.begin()), std::make_move_iterator(sums.end()));
   }
 
-  void slice_unit(UnitKind kind, std::initializer_list<std::span<const SlicedSlot>> lists) {
+  void slice_unit(UnitKind kind, std::initializer_list<std::span<const SlicedSlot>> lists) { slice_unit(kind, lists, axes_); }
+  void slice_unit(UnitKind kind, std::initializer_list<std::span<const SlicedSlot>> lists, AxisSet axes) {
     UnitTemplate& unit = draft_.of(kind);
+    const int size = draft_.plan.mesh.size(axes);
     for (const std::span<const SlicedSlot> slices : lists) {
-      slice_slots(unit.forward, slices, axis_, size_);
-      slice_slots(unit.backward, slices, axis_, size_);
+      slice_slots(unit.forward, slices, axes, size);
+      slice_slots(unit.backward, slices, axes, size);
       for (UnitParameter& p : unit.parameters)
         for (const SlicedSlot& s : slices)
-          if (p.name == s.name) slice(p.type, axis_, size_, s.dim);
+          if (p.name == s.name) slice(p.type, axes, size, s.dim);
     }
     for (const Unit& u : draft_.units)
       if (u.kind == kind)
@@ -234,7 +253,7 @@ class TensorParallel {
   void share_kv_heads(UnitTemplate& layer) {
     const Model& m = draft_.config.model;
     const Type rows = layer.forward.slot(layer.forward.find("qkv")).type;  // even slices
-    Type heads = rows, all = placed(rows, axis_, Placement::replicate());
+    Type heads = rows, all = placed(rows, axes_, Placement::replicate());
     heads.shape[2] = (m.heads / size_ + 2) * m.head_dim;
     all.shape[2] *= size_;
     for (DraftSegment* segment : {&layer.forward, &layer.backward}) segment->slot(segment->find("qkv")).type = heads;
@@ -256,17 +275,17 @@ class TensorParallel {
     };
     /// All ranks' parts of rows, and this rank's own among them.
     const auto parts = [&](DraftSegment& segment, const std::string& name, int64_t part_width) {
-      const SlotId of_all = local(segment, name, in_parts(all, size_, s, part_width, axis_, Placement::replicate()));
-      const SlotId own = segment.add_view(name + ".own", of_all, in_parts(all, 1, s, part_width, axis_, Placement::shard(0)));
-      segment.slot(own).view->shard_axes = AxisSet::of(axis_);
+      const SlotId of_all = local(segment, name, in_parts(all, size_, s, part_width, axes_, Placement::replicate()));
+      const SlotId own = segment.add_view(name + ".own", of_all, in_parts(all, 1, s, part_width, axes_, Placement::shard(0)));
+      segment.slot(own).view->shard_axes = axes_;
       return std::pair{of_all, own};
     };
 
     // Parts of rows lie one behind the other, so that a gather is one piece of memory a rank.
     DraftSegment& forward = layer.forward;
     const SlotId qkv = forward.find("qkv"), part = local(forward, "qkv.part", rows), whole = local(forward, "qkv.all", all);
-    const SlotId own = local(forward, "qkv.own", in_parts(all, 1, s, rows.shape[2], axis_, Placement::shard(0))),
-                 by_rows = local(forward, "qkv.rows", in_parts(all, size_, s, rows.shape[2], axis_, Placement::replicate()));
+    const SlotId own = local(forward, "qkv.own", in_parts(all, 1, s, rows.shape[2], axes_, Placement::shard(0))),
+                 by_rows = local(forward, "qkv.rows", in_parts(all, size_, s, rows.shape[2], axes_, Placement::replicate()));
     const auto [by_heads, mine] = parts(forward, "qkv.heads", width);
     rewrite_rows(forward, qkv, part, whole,
                  {between(even, part, own, "attn.rows.split"), between(gather, own, by_rows, "attn.rows"),
@@ -276,8 +295,8 @@ class TensorParallel {
     DraftSegment& backward = layer.backward;
     const SlotId d_qkv = backward.find("d.qkv"), d_part = local(backward, "d.qkv.part", rows),
                  d_whole = local(backward, "d.qkv.all", all);
-    const SlotId d_own = local(backward, "d.qkv.own", in_parts(all, 1, s, width, axis_, Placement::shard(0))),
-                 d_by_heads = local(backward, "d.qkv.heads", in_parts(all, size_, s, width, axis_, Placement::replicate()));
+    const SlotId d_own = local(backward, "d.qkv.own", in_parts(all, 1, s, width, axes_, Placement::shard(0))),
+                 d_by_heads = local(backward, "d.qkv.heads", in_parts(all, size_, s, width, axes_, Placement::replicate()));
     const auto [d_by_rows, d_mine] = parts(backward, "d.qkv.rows", rows.shape[2]);
     rewrite_rows(
         backward, d_qkv, d_part, d_whole,
@@ -314,8 +333,11 @@ class TensorParallel {
   }
 
   Op all_reduce(SlotId from, SlotId to, std::string label, ReduceOp reduce = ReduceOp::kSum) const {
+    return all_reduce(from, to, std::move(label), reduce, comm_);
+  }
+  Op all_reduce(SlotId from, SlotId to, std::string label, ReduceOp reduce, CommId comm) const {
     Op op;
-    op.work = Collective{CollectiveKind::kAllReduce, reduce, comm_, draft_.algorithm()};
+    op.work = Collective{CollectiveKind::kAllReduce, reduce, comm, draft_.algorithm()};
     op.reads = {from};
     op.writes = {to};
     op.label = std::move(label);
@@ -326,8 +348,11 @@ class TensorParallel {
   /// Makes the result of the first `writers` writers of `name` a partial sum, and adds an all-reduce right after the last. The slot itself
   /// keeps the whole type, since other segments see that; the partial sum is a view of it.
   void sum(DraftSegment& segment, std::string_view name, std::string label, int writers = 1) {
+    sum(segment, name, std::move(label), {axes_, comm_}, writers);
+  }
+  void sum(DraftSegment& segment, std::string_view name, std::string label, const Over& over, int writers = 1) {
     const SlotId whole = segment.find(name);
-    const SlotId part = segment.add_view(std::string(name) + ".part", whole, partial(segment.slot(whole).type));
+    const SlotId part = segment.add_view(std::string(name) + ".part", whole, partial(segment.slot(whole).type, over.axes));
     for (size_t i = 0; i < segment.segment.steps.size(); ++i) {
       Op& op = std::get<Op>(segment.segment.steps[i]);
       const auto write = std::ranges::find(op.writes, whole);
@@ -336,7 +361,7 @@ class TensorParallel {
       std::ranges::replace(op.reads, whole, part);  // what the writers before left
       if (--writers > 0) continue;
       segment.segment.steps.insert(segment.segment.steps.begin() + static_cast<std::ptrdiff_t>(i) + 1,
-                                   all_reduce(part, whole, std::move(label)));
+                                   all_reduce(part, whole, std::move(label), ReduceOp::kSum, over.comm));
       return;
     }
     SHARDLAB_CHECK(false, "too few ops of {} write {}", segment.segment.name, name);
@@ -358,8 +383,8 @@ class TensorParallel {
     const Placement partial = Placement::partial();
     const SlotId max = head.add("loss.max", one, Use::kLocal, BufferClass::kTemporary);
     const SlotId sums = head.add("loss.sums", two, Use::kLocal, BufferClass::kTemporary);
-    const SlotId max_part = head.add_view("loss.max.part", max, placed(one, axis_, partial));
-    const SlotId sums_part = head.add_view("loss.sums.part", sums, placed(two, axis_, partial));
+    const SlotId max_part = head.add_view("loss.max.part", max, placed(one, axes_, partial));
+    const SlotId sums_part = head.add_view("loss.sums.part", sums, placed(two, axes_, partial));
     const auto part = [&](CrossEntropy::Part p, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label) {
       Op op = loss;
       op.work = fused;
@@ -380,7 +405,7 @@ class TensorParallel {
   }
 
   Draft& draft_;
-  int axis_;
+  AxisSet axes_;
   int size_;
   CommId comm_;
 };

@@ -1,6 +1,10 @@
-// Whole experts beside tensor parallelism (expert_tp 1): attention, the feed-forwards of dense layers and shared experts are cut by the t ranks
-// of a `tp` group, and experts are not. The ranks share them instead, as ranks with other sequences do. So experts have a mesh of their own, whose
-// expert-parallel groups lie along tp first, then cp, then dp ("parallel folding").
+// Experts that groups of tensor-parallel ranks share (expert_tp below tp): attention, the feed-forwards of dense layers and shared experts are cut
+// by the t ranks of a `tp` group, and experts by x of them, or by none (expert_tp 1: whole). The t/x groups share the experts instead, as ranks with
+// other sequences do. So experts have a mesh of their own, whose expert-parallel groups lie along tp first, then cp, then dp ("parallel folding").
+//
+// With x above 1 the mesh has two axes in place of one: `tp` counts groups, and `etp` the ranks of one. All else is cut along both. Along etp an
+// expert is cut as tensor parallelism cuts it (tensor_parallel.cpp), and tokens are gathered and scattered as sequence parallelism does
+// (sequence_parallel.cpp); along tp the following holds, of groups in place of ranks.
 //
 // To a router the ranks of tp are what ranks of context parallelism are: each has a part of every sequence, which sequence parallelism leaves it,
 // and routes the tokens of that part. Nothing is gathered before the router, and nothing is scattered behind the experts. An expert is computed
@@ -39,7 +43,7 @@ constexpr std::string_view kWholeExpertsName = "whole-experts";
 class WholeExperts {
  public:
   WholeExperts(Draft& draft, UnitTemplate& layer)
-      : draft_(draft), layer_(layer), axis_(draft.plan.mesh.axis("tp")), size_(draft.config.layout.tp) {}
+      : draft_(draft), layer_(layer), axis_(draft.plan.mesh.axis("tp")), size_(draft.config.layout.expert_groups()) {}
 
   void run() {
     for (DraftSegment* segment : {&layer_.forward, &layer_.backward})
@@ -56,7 +60,9 @@ class WholeExperts {
   void cut(Slot& slot) const {
     std::string_view name = slot.name;
     if (name.starts_with("d.")) name.remove_prefix(2);
-    const bool routed = name == "moe.logits" || name == "moe.weights" || name == "moe.choice";
+    // What the ranks of a group make of its tokens' rows is a partial sum, before they scatter it.
+    const bool summed = name == "mlp.z.part" || name == "mlp.norm.y.part" || name == "moe.weights.part";
+    const bool routed = name == "moe.logits" || name == "moe.weights" || name == "moe.choice" || summed;
     if (!routed && !is_rows_of_experts(slot)) return;
     if (name != "rows.counts" || draft_.config.canonical) slot.type.shape[1] /= size_;
     slot.type = placed(slot.type, axis_, Placement::shard(1));
@@ -76,10 +82,13 @@ class WholeExperts {
     const SlotId sum = backward.add("d.moe.router.sum", type, Use::kLocal, BufferClass::kTemporary);
     const SlotId part = backward.add_view("d.moe.router.part", sum, placed(type, axis_, Placement::partial()));
     write = part;
-    const Collective all{CollectiveKind::kAllReduce, ReduceOp::kSum, draft_.comm("tp", AxisSet::of(axis_)), draft_.algorithm()};
+    const Collective all{CollectiveKind::kAllReduce, ReduceOp::kSum, comm_of_groups(), draft_.algorithm()};
     steps.insert(at + 1, {make_op(all, {part}, {sum}, "moe.router.all", kWholeExpertsName),
                           make_op(Copy{}, {sum}, {gradient}, "moe.router.sum", kWholeExpertsName)});
   }
+
+  /// Of the ranks of tp that have other tokens.
+  CommId comm_of_groups() const { return draft_.comm(draft_.plan.mesh.find(kSlicesAxis) ? "tp.groups" : "tp", AxisSet::of(axis_)); }
 
   Draft& draft_;
   UnitTemplate& layer_;

@@ -53,8 +53,8 @@ TEST_CASE("slices of experts and whole experts are two points, and each is the c
     const auto point = point_of(said);
     REQUIRE(prepared.ok());
     REQUIRE(point.ok());
-    CHECK(point->expert_tp == (said.layout.whole_experts() ? 1 : 4));
-    CHECK(point->cuts_experts_apart() == said.layout.whole_experts());
+    CHECK(point->expert_tp == (said.layout.folds_experts() ? said.layout.expert_tp : 4));
+    CHECK(point->cuts_experts_apart() == said.layout.folds_experts());
     Estimator estimator(*prepared);
     const Estimate e = estimator(*point);
     REQUIRE(e.legal());

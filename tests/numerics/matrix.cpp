@@ -538,7 +538,7 @@ std::string layout_name(const Case& config) {
   if (l.pp > 1) name += fmt::format(" {}", name_of(l.schedule));
   if (l.cp > 1) name += fmt::format(" cp{} {}", l.cp, name_of(l.cp_kind));
   if (l.ep > 1) name += fmt::format(" ep{}", l.ep);
-  if (l.whole_experts()) name += " whole-experts";
+  if (l.folds_experts()) name += l.expert_tp == 1 ? " whole-experts" : fmt::format(" expert-tp{}", l.expert_tp);
   name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
   if (l.hybrid_shard > 0) name += fmt::format(" hybrid{}", l.hybrid_shard);

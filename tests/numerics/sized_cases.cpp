@@ -26,10 +26,11 @@ Case case_of(const Subject& subject, const Sizes& sizes, bool canonical) {
   c.train.grad_accumulation = sizes.accumulation;
   c.train.micro_batch = subject.sequences / (sizes.accumulation * sizes.dp);
   c.train.grad_norm = true;
+  const std::string folded = sizes.expert_tp > 1 ? fmt::format(" expert-tp{}", sizes.expert_tp) : " whole-experts";
   c.name = fmt::format("{} dp{} ep{} pp{} zero{} ga{} cp{} {} tp{}{}", subject.name, sizes.dp, sizes.ep, sizes.pp, sizes.zero,
                        sizes.accumulation, sizes.cp, name_of(c.layout.cp_kind), sizes.tp,
-                       sizes.expert_tp == 1      ? " whole-experts"
-                       : sizes.sequence_parallel ? " sequence-parallel"
+                       c.layout.folds_experts()  ? folded
+                       : sizes.sequence_parallel ? std::string(" sequence-parallel")
                                                  : "");
   return c;
 }

@@ -18,11 +18,12 @@ struct Sizes {
   int expert_tp = 0;
 };
 
-/// The sizes with experts whole on ranks of tp, which share them.
-inline Sizes with_whole_experts(Sizes sizes) {
-  sizes.sequence_parallel = true, sizes.expert_tp = 1;
+/// The sizes with experts cut by fewer ranks than tp has, in groups that share them; by one: whole.
+inline Sizes with_expert_slices(Sizes sizes, int ranks) {
+  sizes.sequence_parallel = true, sizes.expert_tp = ranks;
   return sizes;
 }
+inline Sizes with_whole_experts(Sizes sizes) { return with_expert_slices(sizes, 1); }
 
 /// The subject under that layout, its sequences dealt to data ranks and micro-batches.
 Case case_of(const Subject& subject, const Sizes& sizes, bool canonical);

@@ -540,6 +540,36 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "slices of experts over some ranks of tp, canonical: groups of them share the experts, and they train to the bits of the "
+    "reference") {
+  constexpr Sizes kSizes[] = {{.ep = 2, .accumulation = 8, .tp = 4},
+                              {.dp = 2, .ep = 2, .accumulation = 4, .tp = 4},
+                              {.dp = 2, .ep = 4, .accumulation = 4, .tp = 4},
+                              {.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .tp = 4},
+                              {.dp = 2, .ep = 2, .zero = 3, .accumulation = 4, .tp = 4},
+                              {.dp = 8, .ep = 4, .zero = 1, .tp = 4},
+                              {.ep = 2, .pp = 2, .accumulation = 8, .schedule = Schedule::kZbH1, .tp = 4},
+                              // Parts of sequences too.
+                              {.ep = 4, .zero = 2, .accumulation = 8, .cp = 2, .tp = 4},
+                              {.dp = 2, .ep = 8, .accumulation = 4, .cp = 2, .kind = ContextKind::kZigzag, .tp = 4}};
+  for (Subject subject : {subject_of(kSoftmax, Optimizer::kSgd), subject_of(kFullGroups, Optimizer::kAdamW, 0.25f, 0.5f),
+                          layered(false, Optimizer::kAdamW), gated(true, Optimizer::kAdamW, 0.25f, 0.5f)}) {
+    subject.train.seq_len = 24;
+    subject.sequences = 8;
+    subject.model.qk_norm = false;  // whose kv heads tp divides
+    std::vector<Case> cases;
+    for (const Sizes& sizes : kSizes)
+      if (sizes.pp == 1 || subject.model.layers == 2) cases.push_back(case_of(subject, with_expert_slices(sizes, 2), true));
+    for (const ExpertOverlap overlap : {ExpertOverlap::kLayer, ExpertOverlap::kMicroBatches}) {
+      cases.push_back(cases[2]);
+      cases.back().layout.expert_overlap = overlap;
+      cases.back().layout.recompute = Recompute::kFull;
+    }
+    train_all(subject, cases);
+  }
+}
+
 TEST_CASE("biases of routers, canonical: every layout chooses experts as the reference does, and trains to its bits") {
   constexpr Sizes kSizes[] = {{},
                               {.accumulation = 4},
@@ -1307,7 +1337,8 @@ TEST_CASE("experts, fast: no layout is further from fp64 than 1.5 times one rank
                              with_whole_experts({.ep = 2, .tp = 2}),
                              with_whole_experts({.dp = 2, .ep = 4, .zero = 1, .accumulation = 2, .tp = 2}),
                              with_whole_experts({.dp = 2, .ep = 2, .zero = 3, .accumulation = 2, .tp = 2}),
-                             with_whole_experts({.ep = 4, .accumulation = 2, .cp = 2, .tp = 2})}) {
+                             with_whole_experts({.ep = 4, .accumulation = 2, .cp = 2, .tp = 2}),
+                             with_expert_slices({.dp = 2, .ep = 4, .accumulation = 2, .tp = 4}, 2)}) {
     INFO(sizes.dp << " " << sizes.ep << " " << sizes.cp << " " << sizes.expert_tp);
     const auto trained = train(case_of(subject, sizes, false));
     REQUIRE(trained.ok());
@@ -1326,7 +1357,8 @@ TEST_CASE("gated shared experts, fast: no layout is further from fp64 than 1.5 t
                              {.dp = 2, .ep = 2, .zero = 3, .tp = 2, .sequence_parallel = true},
                              {.dp = 2, .ep = 2, .accumulation = 2, .cp = 2, .tp = 2},
                              with_whole_experts({.ep = 2, .accumulation = 2, .tp = 2}),
-                             with_whole_experts({.dp = 2, .ep = 4, .zero = 3, .tp = 2})}) {
+                             with_whole_experts({.dp = 2, .ep = 4, .zero = 3, .tp = 2}),
+                             with_expert_slices({.dp = 2, .ep = 2, .zero = 3, .tp = 4}, 2)}) {
     INFO(sizes.dp << " " << sizes.ep << " " << sizes.cp << " " << sizes.sequence_parallel << " " << sizes.expert_tp);
     const auto trained = train(case_of(subject, sizes, false));
     INFO((trained.ok() ? "" : to_string(trained.error())));
@@ -1349,7 +1381,8 @@ TEST_CASE("rows of experts are counted as routers choose, under every layout and
                              {.dp = 2, .accumulation = 4, .cp = 2},
                              {.pp = 2, .accumulation = 4, .schedule = Schedule::kZbH1},
                              with_whole_experts({.dp = 2, .ep = 2, .accumulation = 4, .tp = 2}),
-                             with_whole_experts({.dp = 2, .ep = 8, .accumulation = 4, .cp = 2, .tp = 2})})
+                             with_whole_experts({.dp = 2, .ep = 8, .accumulation = 4, .cp = 2, .tp = 2}),
+                             with_expert_slices({.dp = 2, .ep = 4, .accumulation = 4, .tp = 4}, 2)})
     cases.push_back(case_of(subject, sizes, true));
   cases.push_back(cases[2]);
   cases.back().layout.recompute = Recompute::kFull;
@@ -1436,7 +1469,8 @@ TEST_CASE(
                                {.dp = 4, .ep = 4, .accumulation = 2},
                                {.dp = 4, .ep = 2, .accumulation = 2},
                                {.dp = 2, .ep = 2, .accumulation = 2, .tp = 2},
-                               with_whole_experts({.dp = 2, .ep = 4, .accumulation = 4, .tp = 2})})
+                               with_whole_experts({.dp = 2, .ep = 4, .accumulation = 4, .tp = 2}),
+                               with_expert_slices({.dp = 2, .ep = 4, .accumulation = 4, .tp = 4}, 2)})
       for (const bool canonical : {false, true}) {
         subject.model.experts.capacity_factor = factor;
         const Case config = case_of(subject, sizes, canonical);
@@ -1445,7 +1479,7 @@ TEST_CASE(
         const Layout& l = config.layout;
         const int64_t h = config.model.hidden, experts = config.model.experts.count, calls = 2 * config.train.grad_accumulation;
         const int64_t leaves = canonical ? config.train.micro_batch * kContractionLeaves / l.routed_parts() : 1;
-        const int64_t copies = l.whole_experts() ? 1 : l.tp;  // slices of experts, each with rows of its own
+        const int64_t copies = l.expert_slices();  // slices of experts, each with rows of its own
         // Each rank's counts of the experts of others; rows go out and come back, and their gradients do.
         const int64_t counts = calls * l.world_size() * 4 * leaves * experts / l.ep * (l.ep - 1);
         for (int64_t step = 0; step < 24; ++step) {
@@ -1559,8 +1593,17 @@ TEST_CASE("experts: what cannot be shared or cut is refused, and says what to se
   CHECK(whole({.dp = 2, .ep = 8, .tp = 2}) ==
         "ep=8 with dp=2 and tp=2 and expert_tp=1: experts are shared by groups of the dp*tp ranks with other tokens | set ep to a "
         "divisor of dp*tp, a multiple of tp");
-  CHECK(refused(case_of(subject, {.dp = 2, .ep = 2, .tp = 4, .sequence_parallel = true, .expert_tp = 2}, false)) ==
-        "expert_tp=2 with tp=4: experts are whole, or cut by every rank of tp | set expert_tp: 1, or leave it out, which is 4");
+  CHECK(
+      refused(case_of(subject, with_expert_slices({.dp = 2, .ep = 2, .tp = 4}, 3), false)) ==
+      "expert_tp=3 with tp=4: the ranks of tp are divided into groups that cut each expert | set expert_tp to a divisor of tp, or "
+      "leave it out, which is 4");
+  CHECK(refused(case_of(subject, with_expert_slices({.dp = 2, .ep = 1, .tp = 4}, 2), false))
+            .starts_with("expert_tp=2 with ep=1: every rank of tp would have"));
+  CHECK(refused(case_of(subject, with_expert_slices({.dp = 2, .ep = 2, .tp = 4}, 2), false)) == "accepted");
+  CHECK(
+      refused(case_of(subject, with_expert_slices({.dp = 2, .ep = 8, .tp = 4}, 2), false)) ==
+      "ep=8 with dp=2 and tp=4 and expert_tp=2: experts are shared by groups of the dp*tp/expert_tp ranks with other tokens | set "
+      "ep to a divisor of dp*tp/expert_tp, a multiple of tp/expert_tp");
   CHECK(refused(case_of(subject, {.dp = 2, .ep = 2, .tp = 2, .expert_tp = 2}, false)) == "accepted");
   CHECK(whole({.ep = 2, .accumulation = 4, .tp = 2}, true) ==
         "canonical with tp=2, expert_tp=1 and micro_batch=2 | the tree over sequences stands above that over parts of each: set "
@@ -1612,7 +1655,8 @@ TEST_CASE(
                           {.dp = 2, .ep = 2, .zero = 3, .tp = 2, .sequence_parallel = true},
                           {.dp = 2, .accumulation = 2, .tp = 2, .sequence_parallel = true},
                           with_whole_experts({.dp = 2, .ep = 2, .accumulation = 4, .tp = 2}),
-                          with_whole_experts({.dp = 2, .ep = 8, .zero = 2, .accumulation = 4, .cp = 2, .tp = 2})};
+                          with_whole_experts({.dp = 2, .ep = 8, .zero = 2, .accumulation = 4, .cp = 2, .tp = 2}),
+                          with_expert_slices({.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .tp = 4}, 2)};
   Subject layers = layered(false, Optimizer::kAdamW, 0, 0.5f), one_gated = gated(false, Optimizer::kAdamW);
   layers.train.seq_len = 24;
   one_gated.model.experts.every = 2;  // of one layer, as the count below
@@ -2025,6 +2069,59 @@ TEST_CASE("experts beside slices: a missing sum, a sum too many or another's tok
                      {"layer.B", "moe.norm.y", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, "gradient"},
                      {"layer.F", "moe.shared", Phase::kNone, [](Segment&, Op& op) { op.reads[1] = op.reads[0]; }, ""},
                      {"layer.F", "mlp.g", Phase::kNone, [](Segment&, Op& op) { op.work = Copy{}; }, ""}});
+}
+
+TEST_CASE("slices over some ranks of tp: a sum over too few ranks, over the wrong group and another group's tokens are refused") {
+  Subject subject = layered(false, Optimizer::kSgd);
+  subject.train.seq_len = 24, subject.sequences = 8, subject.model.qk_norm = false;
+  const Sizes sizes = with_expert_slices({.dp = 2, .ep = 4, .accumulation = 4, .tp = 4}, 2);
+  const auto fast = lower(case_of(subject, sizes, false)), canonical = lower(case_of(subject, sizes, true));
+  REQUIRE(fast.ok());
+  REQUIRE(canonical.ok());
+  for (const auto* plan : {&*fast, &*canonical}) {
+    const auto over = [&](std::string_view comm) {
+      const auto at = std::ranges::find(plan->comms, comm, &Comm::name);
+      SHARDLAB_CHECK(at != plan->comms.end(), "no communicator {}", comm);
+      return [id = CommId(static_cast<int32_t>(at - plan->comms.begin()))](Segment&, Op& op) {
+        std::get<Collective>(op.work).comm = id;
+      };
+    };
+    refuse_all(*plan,
+               {// A router's gradient of one group's tokens, or summed over the ranks that route alike.
+                {"layer.B", "moe.router", Phase::kW, [](Segment& s, Op& op) { op.writes[0] = slot(s, "d.moe.router"); },
+                 "it must be reduced before it is read as replicated"},
+                {"layer.B", "moe.router.all", Phase::kNone, over("etp"), ""},
+                {"layer.B", "moe.router.all", Phase::kNone, over("tp"), ""},
+                {"layer.B", "moe.load.all", Phase::kNone, over("etp"), ""},
+                // What slices make of rows is summed over the ranks that cut an expert, and over no others.
+                {"layer.F", "moe.g", Phase::kNone, over("tp.groups"), ""},
+                {"layer.F", "moe.g", Phase::kNone, over("tp"), ""},
+                {"layer.B", "moe.f", Phase::kNone, over("tp.groups"), ""},
+                // What shared experts make, over all.
+                {"layer.F", "moe.shared.g", Phase::kNone, over("etp"), ""},
+                {"layer.F", "moe.shared.g", Phase::kNone, over("tp.groups"), ""},
+                {"layer.F", "moe.router.gather", Phase::kNone, over("tp"), ""},
+                {"layer.F", "moe.router.gather", Phase::kNone, over("tp.groups"), ""},
+                {"layer.F", "moe.router", Phase::kF, [](Segment& s, Op& op) { op.reads[0] = slot(s, "mlp.norm.y.all"); }, ""}});
+    // An expert's gradient summed over groups, which have other experts.
+    Plan summed = *plan;
+    const auto groups = std::ranges::find(summed.comms, "tp.groups", &Comm::name);
+    bool done = false;
+    for (Segment& s : summed.segments)
+      for (size_t i = 0; i < s.slots.size() && !done; ++i)
+        if (s.slots[i].name == "d.moe.wup") {
+          const SlotId gradient(static_cast<int32_t>(i));
+          Op all;
+          all.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum,
+                                CommId(static_cast<int32_t>(groups - summed.comms.begin())), Algorithm::kDirect};
+          all.reads = all.writes = {gradient};
+          all.label = "moe.up.all";
+          s.steps.emplace_back(std::move(all));
+          done = true;
+        }
+    REQUIRE(done);
+    CHECK(verdict(summed) != "accepted");
+  }
 }
 
 TEST_CASE("whole experts: a router's gradient of one rank's tokens, an expert's summed over tp and a load of a part are refused") {
