@@ -412,7 +412,7 @@ TEST_CASE("experts that no ranks share are cut by tp, as a layout that does not 
   }
 }
 
-TEST_CASE("the estimate of shardlab's memory has room for the rows that experts may get") {
+TEST_CASE("the estimate of shardlab's memory has room for the rows that experts may get, and of its wire what slices gather") {
   const Lower lower = [](const Case& c) { return strategies::lower(c, {.after = {}, .verify = false}); };
   struct Layout {
     int ep = 1, tp = 1, cp = 1, expert_tp = 1;
@@ -422,6 +422,7 @@ TEST_CASE("the estimate of shardlab's memory has room for the rows that experts 
                           {.ep = 8, .capacity = 1.25},
                           {.ep = 4, .tp = 2, .expert_tp = 2},
                           {.ep = 8, .tp = 2},
+                          {.ep = 4, .tp = 4, .expert_tp = 2},
                           {.ep = 4, .cp = 2},
                           {.ep = 4, .cp = 2, .capacity = 1}}) {
     analytic::ModelShape shape = small(mixtral_8x7b(), 16);
@@ -437,6 +438,14 @@ TEST_CASE("the estimate of shardlab's memory has room for the rows that experts 
                  estimated = static_cast<double>(estimator(p).memory.device());
     INFO("ep " << l.ep << " tp " << l.tp << " cp " << l.cp << " capacity " << l.capacity << ": " << estimated / planned);
     CHECK(std::abs(estimated / planned - 1) < 0.01);
+    // What crosses for experts and slices, whichever of its ranks it is counted under.
+    const analytic::Estimate said = estimator(p);
+    analytic::Estimate told = said;
+    analytic::tell_bytes(*analytic::profile_named("shardlab"), *CasePlan::of(*executed, lower), told);
+    const auto crosses = [](const analytic::Estimate& e) {
+      return e.wire[static_cast<size_t>(analytic::WireUse::kTensor)] + e.wire[static_cast<size_t>(analytic::WireUse::kExpert)];
+    };
+    CHECK(std::abs(crosses(said) / crosses(told) - 1) < 0.01);
   }
 }
 

@@ -50,7 +50,7 @@ std::optional<Model> model_of(const ModelShape& s) {
 bool sayable(const Point& p) {
   constexpr uint16_t kNamed = Recompute::kAttentionCore | Recompute::kActivation;
   const bool recompute = p.recompute.full() || p.recompute.modules == Recompute::kSelective || (p.recompute.modules & ~kNamed) == 0;
-  return recompute && (p.expert_tp == 1 || p.expert_tp == p.tp) && p.tensor_overlap == 0 && p.precision != Precision::kFp4;
+  return recompute && p.tp % p.expert_tp == 0 && p.tensor_overlap == 0 && p.precision != Precision::kFp4;
 }
 
 OffloadTo place_of(Medium m) {
@@ -172,7 +172,7 @@ MemoryBytes memory_of(const FrameworkProfile& profile, const MemoryByClass& at_p
 /// What a communicator of a plan is for, by its name.
 WireUse use_of(std::string_view comm) {
   if (comm.starts_with("tp")) return WireUse::kTensor;
-  if (comm == "ep") return WireUse::kExpert;
+  if (comm == "ep" || comm.starts_with("etp")) return WireUse::kExpert;
   if (comm == "cp.grads") return WireUse::kGradients;
   if (comm.starts_with("cp")) return WireUse::kContext;
   if (comm == "dp.parameters" || comm == "dp.secondary") return WireUse::kWeights;

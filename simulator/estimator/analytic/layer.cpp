@@ -223,13 +223,15 @@ void Pricer::add_experts(LayerCost& cost) const {
   }
   if (key_.expert_tp > 1 && !slices_take_all_tokens()) {
     const Group group = group_of(key_.expert_tp, 1, fabric_.devices_per_node());
-    const double bytes = e_ * received * n_.h;
+    const double bytes = e_ * (slices_route_alike() ? own_tokens : received) * n_.h;
     const double gather = collective_s(CollectiveUse::kAllGather, bytes, group);
     const double scatter = collective_s(CollectiveUse::kReduceScatter, bytes, group);
+    // Tokens that were kept cut are gathered again for the router's gradient.
+    const int regathers = slices_route_alike() && p_.overlap.regathers ? 1 : 0;
     cost.forward.expert_s += gather + scatter;
-    cost.input.expert_s += gather + scatter;
+    cost.input.expert_s += (1 + regathers) * gather + scatter;
     if (again) cost.recompute.expert_s += gather + scatter;
-    cost.wire.expert += (again ? 6 : 4) * ring_bytes(bytes, key_.expert_tp);
+    cost.wire.expert += ((again ? 6 : 4) + regathers) * ring_bytes(bytes, key_.expert_tp);
   }
 }
 

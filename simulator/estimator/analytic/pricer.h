@@ -241,17 +241,19 @@ class Pricer {
     const double taken = shape_.capacity_factor > 0 ? std::min(1.0, shape_.capacity_factor) : 1;
     return tokens * static_cast<double>(shape_.top_k) * taken;
   }
-  /// Whether experts are cut by tp as a feed-forward is: each rank routes all tokens, and has its slice's rows of them. shardlab's executor does so;
-  /// others gather the rows that ranks received for a part of the tokens each.
-  bool slices_take_all_tokens() const { return p_.model.own_collectives && key_.expert_tp > 1; }
+  /// Whether the ranks that cut an expert route the same tokens, those of all of them, and have their slice's rows of these. shardlab's executor
+  /// does so; others gather the rows that ranks received for a part of the tokens each.
+  bool slices_route_alike() const { return p_.model.own_collectives && key_.expert_tp > 1; }
+  /// Whether these are the tokens of all ranks of tp, which a feed-forward takes too: experts are cut as it is.
+  bool slices_take_all_tokens() const { return slices_route_alike() && key_.expert_tp == key_.tp; }
   /// Of a rank, a layer and a micro-batch: tokens that it routes, rows that they make, and rows that its experts work at.
   struct Routed {
     double tokens = 0, sent = 0, received = 0;
   };
   Routed routed() const {
-    const double tokens = key_.sequence_parallel && !slices_take_all_tokens() ? n_.tokens / n_.t : n_.tokens,
-                 sent = rows_of(tokens);
-    return {tokens, sent, sent * skew() * (slices_take_all_tokens() ? 1 : key_.expert_tp)};
+    const double own = key_.sequence_parallel ? n_.tokens / n_.t : n_.tokens, whole = std::min(n_.tokens, own * key_.expert_tp);
+    const double tokens = slices_route_alike() ? whole : own, sent = rows_of(tokens);
+    return {tokens, sent, sent * skew() * (slices_route_alike() ? 1 : key_.expert_tp)};
   }
   /// Rows that a rank's experts have room for, of a layer and a micro-batch. Frameworks allocate what comes. Buffers of shardlab's plans have
   /// room for all rows of all ranks that share the experts, or for what a capacity lets in (docs/experts.md, "Room for rows").

@@ -90,7 +90,7 @@ class Cuts {
   std::vector<int32_t> slices_of(const Point& p) const {
     if (!shape_.moe() || p.tp == 1) return {1};
     if (p.ep == 1) return either(space_.expert_tp, {p.tp});
-    return either(space_.expert_tp, space_.slices_experts ? std::vector<int32_t>{p.tp, 1} : std::vector<int32_t>{1});
+    return either(space_.expert_tp, space_.slices_experts ? divisors(p.tp) : std::vector<int32_t>{1});
   }
 
   bool has_axis(int bit) const { return in(space_.can.axes, bit); }

@@ -31,8 +31,8 @@ struct Offload {
 /// only if they are listed; an empty list is the framework's own size, and `auto`.
 struct Space {
   bool slices_experts =
-      false;                ///< whether experts that ranks share are also cut by tp; else whole, where `expert_tp` lists nothing
-  analytic::Abilities can;  ///< the framework's; a technique that it lacks is not in the space, unless a list below names it
+      false;  ///< whether experts that ranks share are also cut by ranks of tp; else whole, where `expert_tp` lists nothing
+  analytic::Abilities can;       ///< the framework's; a technique that it lacks is not in the space, unless a list below names it
   std::vector<int32_t> devices;  ///< numbers of ranks; at least one
   int64_t seq_len = 0;
   int64_t sequences = 0;  ///< of a step over all ranks
