@@ -51,6 +51,7 @@ Routed add_router(Bench& b, int64_t tokens, int64_t experts) {
   b.op(route, {logits}, {{r.weights}, {r.choice}, {r.counts}});
   route.phase = Phase::kI;
   b.op(route, {dweights, logits, r.choice}, {{b.state(scores)}});
+  b.op(ChooseExperts{}, {logits}, {{b.state(by_choice(b, tokens, DType::i32))}});
   b.op(ExpertLoad{true}, {r.choice, b.state(tensor({experts}))}, {{{}, 1}});
   return r;
 }

@@ -199,9 +199,7 @@ std::vector<std::pair<std::string, Case>> expert_layouts(const Case& subject) {
   const auto shared = [](Case& c, int dp, int ep, int zero = 0, int micro_batches = 1) {
     c.layout.dp = dp, c.layout.ep = ep, c.layout.zero = zero, c.train.grad_accumulation = micro_batches;
   };
-  const auto place = [](Case& c) {
-    c.layout.expert_placement = c.model.experts.count == 4 ? "1:3,0,2,1" : "1:6,0,3,1,7,2,4,5";
-  };
+  const auto place = [](Case& c) { c.layout.expert_placement = c.model.experts.count == 4 ? "1:3,0,2,1" : "1:6,0,3,1,7,2,4,5"; };
   add("dp2 ep2", [&](Case& c) { shared(c, 2, 2); });
   add("dp4 ep2 zero2", [&](Case& c) { shared(c, 4, 2, 2, 2); });
   add("dp4 ep4 zero2", [&](Case& c) { shared(c, 4, 4, 2); });
@@ -265,6 +263,10 @@ std::vector<std::pair<std::string, Case>> expert_layouts(const Case& subject) {
     whole(c, 1, 4, 0, 8);
     c.layout.cp = 2, c.layout.cp_kind = ContextKind::kUlysses;
     c.layout.expert_overlap = ExpertOverlap::kLayer;
+  });
+  add("dp2 tp4 ep4 slices over two ranks zero2", [&](Case& c) {
+    shared(c, 2, 4, 2, 4);
+    c.layout.tp = 4, c.layout.sequence_parallel = true, c.layout.expert_tp = 2;
   });
   return all;
 }
