@@ -895,8 +895,8 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Route& w) {
                                 .dweights = op.reads[0].as<const float>(),
                                 .logits = logits.as<const float>(),
                                 .choice = choice.as<const int32_t>(),
-                                 .by_place = placed.experts,
-                                 .load = w.reads_load() ? op.reads[3].as<const float>() : nullptr,
+                                .by_place = placed.experts,
+                                .load = w.reads_load() ? op.reads[3].as<const float>() : nullptr,
                                 .whole_tokens = w.sequence,
                                 .dlogits = op.writes[0].as<float>(),
                                 .scratch = lent(op).data});
