@@ -1658,6 +1658,7 @@ TEST_CASE(
                           with_whole_experts({.dp = 2, .ep = 8, .zero = 2, .accumulation = 4, .cp = 2, .tp = 2}),
                           with_expert_slices({.dp = 2, .ep = 4, .zero = 2, .accumulation = 4, .tp = 4}, 2)};
   Subject layers = layered(false, Optimizer::kAdamW, 0, 0.5f), one_gated = gated(false, Optimizer::kAdamW);
+  layers.model.kv_heads = layers.model.heads;  // norms of heads: no two ranks share a kv head
   layers.train.seq_len = 24;
   one_gated.model.experts.every = 2;  // of one layer, as the count below
   Subject full = layers, narrow = one_gated, scaled = full;
