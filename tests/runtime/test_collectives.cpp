@@ -241,15 +241,20 @@ struct ByNode {
   std::vector<std::byte> stage;
 };
 
+/// The task's end of a communicator of ranks 0 to g-1.
+auto join_all(ThreadTransport& transport, const Task& task, int g) {
+  std::vector<int> members(static_cast<size_t>(g));
+  std::iota(members.begin(), members.end(), 0);
+  return transport.join(task.rank(), CommId(0), members);
+}
+
 /// Sends rows by `routes` random routes among `g` ranks and back, and holds rows and bytes to a fold over the counts.
 void exchange_routes(int g, int per_node, uint32_t routes) {
   constexpr int64_t kWidth = 3, kParts = 2, kRows = 12;  // rows of a rank, each to some rank
   ThreadTransport transport(kernels::kernels_for_this_processor());
   std::vector<std::string> faults(static_cast<size_t>(g));
   run_tasks(g, 1, [&](Task& task) {
-    std::vector<int> members;
-    for (int r = 0; r < g; ++r) members.push_back(r);
-    const auto comm = transport.join(task.rank(), CommId(0), members);
+    const auto comm = join_all(transport, task, g);
     std::string& fault = faults[static_cast<size_t>(task.rank())];
     ByNode by_node(g, per_node, kRows, kWidth * 4);
     for (uint32_t route = 0; route < routes; ++route) {
@@ -356,9 +361,7 @@ void send_tokens(int g, int per_node, bool weighed, uint32_t routes) {
   ThreadTransport transport(kernels::kernels_for_this_processor());
   std::vector<std::string> faults(static_cast<size_t>(g));
   run_tasks(g, 1, [&](Task& task) {
-    std::vector<int> members;
-    for (int r = 0; r < g; ++r) members.push_back(r);
-    const auto comm = transport.join(task.rank(), CommId(0), members);
+    const auto comm = join_all(transport, task, g);
     const int rank = task.rank(), node = rank / per_node, place = rank % per_node;
     ByNode by_node(g, per_node, kRows, kBytes);
     // A rehearsal sends the bytes of an even route, there and back.
