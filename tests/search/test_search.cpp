@@ -422,7 +422,9 @@ TEST_CASE("the estimate of shardlab's memory has room for the rows that experts 
                           {.ep = 8, .capacity = 1.25},
                           {.ep = 4, .tp = 2, .expert_tp = 2},
                           {.ep = 8, .tp = 2},
+                          {.ep = 8, .tp = 2, .capacity = 1.25},
                           {.ep = 4, .tp = 4, .expert_tp = 2},
+                          {.ep = 4, .tp = 4, .expert_tp = 2, .capacity = 2},
                           {.ep = 4, .cp = 2},
                           {.ep = 4, .cp = 2, .capacity = 1}}) {
     analytic::ModelShape shape = small(mixtral_8x7b(), 16);

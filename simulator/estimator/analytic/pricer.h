@@ -263,7 +263,8 @@ class Pricer {
     const int64_t here = std::max<int64_t>(1, shape_.experts / key_.ep);
     const Experts experts{
         .count = shape_.experts, .top_k = shape_.top_k, .capacity_factor = static_cast<float>(shape_.capacity_factor)};
-    return static_cast<double>(key_.ep) / n_.c * static_cast<double>(key_.micro_batch) *
+    const double parts = n_.c * static_cast<double>(key_.tp / key_.expert_tp);  // of a sequence, one with each rank or group
+    return static_cast<double>(key_.ep) / parts * static_cast<double>(key_.micro_batch) *
            static_cast<double>(experts.most_rows(key_.seq_len, here));
   }
   /// Rows of the busiest expert-parallel rank over the mean: its experts take no more than their capacity.
